@@ -74,16 +74,12 @@ class CentralStorageStrategy(Strategy):
 
 
 def default_parameter_device(devices: Sequence[str]) -> str:
-    """Return where variables go if nobody says so. Spec: CS-2, PS1-1.
-
-    Args:
-        devices: Full names of the replicas' devices.
-    """
+    """Return the device of variables, given those of replicas. Spec: CS-2, PS1-1."""
     return devices[0] if len(devices) == 1 else "/device:CPU:0"
 
 
 class HomeHosting(LocalHosting):
-    """Keeps the variables of parameters on one device; replicas' parameters follow.
+    """Keeps the variables of parameters on one device, which the parameters follow.
 
     Args:
         extended: The strategy's `extended`.

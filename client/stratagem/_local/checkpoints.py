@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 class LocalCheckpoints:
     """Saves and restores what a strategy holds.
 
-    These are the variables that still live, those of modules included, the buffers
-    that `state_dict()` of the modules would have, and the optimizers' state. A value
-    is what it amounts to over all replicas, so that it fits under any strategy. What
-    is made after a checkpoint was restored starts with its value there.
-
-    Args:
-        hosting: The strategy's.
+    A checkpoint has the variables that still live, those of modules included, the
+    buffers that `state_dict()` of the modules would have, and the optimizers' state.
+    Values are reduced over all replicas, so that they fit under any strategy. What is
+    made after a checkpoint was restored starts with its value there.
     """
 
     def __init__(self, hosting: LocalHosting) -> None:
@@ -79,10 +76,10 @@ class LocalCheckpoints:
             self._deferred.restore(entry)
         for variable in self._hosting.variables():
             if variable.name in state:
-                # State that was not saved was not there yet.
+                # An optimizer without saved state had none yet.
                 stateful = self._hosting.stateful_optimizers()
                 self._restore_slots(variable, stateful)
-        # The parameters of modules are to have the values at once.
+        # The parameters of modules follow at once, not when replicas run next.
         self._hosting.extended._before_replicas()
         return Restoration(self._deferred)
 

@@ -21,11 +21,11 @@ from stratagem._strategies.extended import StrategyExtended
 
 
 class CopyOperations(NamedTuple):
-    """What is done with copies, one per replica.
+    """What is done with copies, of which each replica of this process has one.
 
     Attributes:
         cross_device_ops: Brings values of several devices together.
-        unite: Returns the variable that copies are.
+        unite: Returns the variable that consists of these copies.
     """
 
     cross_device_ops: CrossDeviceOps
@@ -33,16 +33,10 @@ class CopyOperations(NamedTuple):
 
 
 class CopiesHosting(LocalHosting):
-    """A leaf of each parameter on each replica's device.
+    """Keeps a leaf of each parameter on each replica's device.
 
-    Leaves have storage of their own, and optimizers work on them in place. Where the
-    user writes a parameter, the first replica's leaf is the one that counts.
-
-    Args:
-        extended: The strategy's `extended`.
-        names: Full names of the replicas' devices.
-        operations: What is done with copies.
-        elsewhere: As for `Hosting`.
+    Leaves have storage of their own, and optimizers work on them in place. When the
+    user writes a parameter, the first replica's leaf counts.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class CopiesExtended(StrategyExtended):
 
     @property
     def _first_replica_id(self) -> int:
-        return self._replicas.rank * self._num_local_replicas
+        return self._replicas.rank * len(self._devices)
 
     def _replica_devices(self) -> Sequence[Any]:
         return [[device_names.current()]]

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 class LocalHosting(Hosting):
     """Hosts modules in this process, and steps torch's optimizers in it.
 
-    Args:
-        extended: The strategy's `extended`.
-        devices: The device of each replica of this process.
-        elsewhere: As for `Hosting`.
-
     Attributes:
         optimizers: Torch's optimizers.
     """

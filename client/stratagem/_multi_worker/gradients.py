@@ -19,12 +19,8 @@ from stratagem_proto.errors import InvalidArgumentError
 class StepsTogether:
     """Makes all workers take the same steps.
 
-    A worker without a gradient for a variable, for instance because it had no data,
-    takes part with zeros, where another worker has one.
-
-    Args:
-        group: The workers.
-        across: Brings their tensors together.
+    If only some workers have a gradient for a variable, for instance because the
+    others had no data, these take part with zeros.
     """
 
     def __init__(self, group: WorkerGroup, across: AcrossWorkers) -> None:
@@ -34,17 +30,16 @@ class StepsTogether:
     def joined(
         self, step: OptimizerStep, written: str, find: Callable[[str], Variable]
     ) -> OptimizerStep:
-        """Return the step for which any worker has gradients.
+        """Return the step of all workers.
+
+        Its variables are those for which any worker has a gradient, and its replicas
+        those of all workers that took part.
 
         Args:
             step: The step as this worker alone would take it.
-            written: Stands for what the user has written into
-                parameters, "" for nothing.
+            written: A digest of what the user has written into parameters; "" if
+                nothing.
             find: Returns a variable by its name.
-
-        Returns:
-            The step with the variables of all workers, the same on all, and the
-            replicas of all workers that took part.
 
         Raises:
             InvalidArgumentError: The workers' optimizers, hyperparameters or writes
@@ -65,12 +60,8 @@ class StepsTogether:
         return step._replace(groups=tuple(groups), replicas=replicas)
 
     def summed(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Add up over workers what each has added up over its replicas.
-
-        Args:
-            totals: One for each variable of what `joined` returned.
-        """
-        # Of rows it is not known yet how many each worker has.
+        """Add up over workers the totals of each, one for each variable of `joined`."""
+        # Sparse totals go apart: workers may have different numbers of rows.
         rows = self._across.summed(
             [IndexedSlices.from_sparse(total) for total in totals if total.is_sparse]
         )
@@ -83,7 +74,7 @@ class StepsTogether:
 
 
 def mean(step: OptimizerStep, total: torch.Tensor) -> torch.Tensor:
-    """Return what a step applies, given the sum over the replicas that took part."""
+    """Return the sum over replicas, divided by their number if the step wants that."""
     return total / step.replicas if step.reduce_op is ReduceOp.MEAN else total
 
 

@@ -20,14 +20,14 @@ _DIGEST_BYTES = 32
 class WorkerGroup:
     """The workers that train together, as one of them sees them.
 
-    All of them call the same methods in the same order. Each operation begins with
-    an `exchange`, by which workers notice that they are at different ones. Nothing
-    is connected before the first. A worker that is alone never connects.
+    All workers call the same methods in the same order. Each operation begins with
+    an `exchange`, in which workers notice that they are at different operations. The
+    first operation connects the workers; a worker that is alone never connects.
 
     Args:
-        place: Who this process is.
+        place: The place of this process among the workers.
         timeout: Longest time that a worker waits for the others, in seconds.
-        facts: What has to be equal on all workers.
+        facts: What has to be equal on all workers, as JSON can carry it.
     """
 
     def __init__(self, place: WorkerPlace, timeout: float, facts: Any) -> None:
@@ -42,16 +42,13 @@ class WorkerGroup:
         return self.place.size
 
     def exchange(self, operation: str, details: Any) -> list[Any]:
-        """Tell all workers something, and hear it from them.
+        """Send details to all workers, and return those of each worker, by rank.
 
-        It is cheap where all say the same.
+        This is cheap where the details of all workers are the same.
 
         Args:
-            operation: What this is for; other workers must be at the same.
-            details: What JSON can carry.
-
-        Returns:
-            The details of each worker, by rank.
+            operation: What this is for. All workers must be at the same operation.
+            details: Anything that JSON can carry.
 
         Raises:
             AbortedError: Workers are at different operations.
@@ -69,19 +66,18 @@ class WorkerGroup:
         return [details for _, details in heard]
 
     def agree(self, what: str, details: Any, beside: Any = None) -> list[Any]:
-        """Check that something is equal on all workers.
+        """Check that details are equal on all workers.
 
         Args:
-            what: What it is, for the message.
-            details: It, as JSON can carry it.
+            what: What the details are of, for the message.
+            details: Anything that JSON can carry.
             beside: What may differ between workers.
 
         Returns:
-            What each worker has beside it, by rank.
+            The `beside` of each worker, by rank.
 
         Raises:
-            InvalidArgumentError: It is not equal; shows the first difference.
-            AbortedError: As `exchange`; so are the others.
+            InvalidArgumentError: The details differ; shows the first difference.
         """
         heard = self.exchange(what, [details, beside])
         for rank, (other, _) in enumerate(heard):
@@ -103,9 +99,8 @@ class WorkerGroup:
         The workers have agreed on shapes and dtypes.
 
         Args:
-            tensors: Dense, of any dtype.
-            pack_bytes: Send tensors together, up to about so many bytes; 0 is no
-                bound.
+            tensors: Dense tensors of any dtype.
+            pack_bytes: About how many bytes are sent together; 0 is no bound.
         """
         if self.size == 1:
             return list(tensors)
@@ -117,15 +112,15 @@ class WorkerGroup:
         """Return the tensors of all workers, by rank.
 
         Args:
-            tensor: Dense, of any dtype; shapes may differ in the first dimension.
-            lengths: That dimension, by rank.
+            tensor: A dense tensor of any dtype. The first dimension may differ.
+            lengths: The first dimension, by rank.
         """
         if self.size == 1:
             return [tensor]
         return self._connected().joined(tensor, lengths)
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors of the chief, in place of those of the same form here."""
+        """Return the chief's tensors, which have the shapes and dtypes of these."""
         if self.size == 1:
             return list(tensors)
         return self._connected().spread(tensors)
@@ -164,16 +159,16 @@ class WorkerGroup:
         return self._links
 
     def leave(self) -> None:
-        """Give up the connections; whoever still needs this worker fails."""
+        """Close the connections; workers that still need this one fail."""
         self._links = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WorkerGroup:
-        """Return a group of its own, not yet connected."""
+        """Return a group that is not connected yet."""
         return WorkerGroup(self.place, self._timeout, self._facts)
 
 
 def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
-    """Return those elements of two lists that differ, the first ones."""
+    """Return the first elements in which two lists differ."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return one, other
     pairs = zip_longest(one, other, fillvalue="nothing more")

@@ -25,16 +25,7 @@ from stratagem_proto.errors import VariableNotFoundError
 
 
 class WorkersHosting(CopiesHosting):
-    """Copies on the devices of all workers, which start as the chief's.
-
-    Args:
-        extended: The strategy's `extended`.
-        names: Full names of the devices of this worker's replicas.
-        operations: How values of this worker's devices are brought together.
-        group: The workers.
-        across: Reduces values of all workers.
-        elsewhere: As for `Hosting`.
-    """
+    """Keeps copies on the devices of all workers, which start as the chief's."""
 
     def __init__(
         self,

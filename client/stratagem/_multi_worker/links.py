@@ -25,7 +25,7 @@ from stratagem_proto.errors import (
 
 _Result = TypeVar("_Result")
 
-# What both of gloo and NCCL add; others are joined and added here.
+# The dtypes that both gloo and NCCL add. Others are joined and added here.
 _SUMMABLE = {
     torch.float16,
     torch.bfloat16,
@@ -39,14 +39,14 @@ _SUMMABLE = {
 
 
 class Links:
-    """One process's connections with all other workers.
+    """The connections of one process with all other workers.
 
     Args:
-        place: Who this process is.
+        place: The place of this process among the workers.
         timeout: Longest time to wait for the others, in seconds.
 
     Raises:
-        UnavailableError: They cannot be connected.
+        UnavailableError: The workers cannot be connected.
         DeadlineExceededError: Not all workers came in time.
     """
 
@@ -57,9 +57,9 @@ class Links:
         self._failure: StratagemError | None = None
         self._meeting = Meeting(place, timeout)
         self._meeting.wait_for_all()
-        # By the type of the devices whose tensors they carry.
+        # The keys are the types of the devices whose tensors the groups carry.
         self._groups: dict[str, ProcessGroup] = {}
-        # Their threads have to end before the interpreter does.
+        # The groups' threads have to end before the interpreter does.
         finalize(self, self._groups.clear)
         self._group_for(torch.device("cpu"))
 
@@ -70,7 +70,7 @@ class Links:
         found: dict[int, torch.Tensor] = {}
         for pack in _packs(tensors, pack_bytes):
             parts = [tensors[number] for number in pack]
-            # What is flattened may still be the memory of the only tensor in it.
+            # Of a single tensor, `flat` may be the tensor's own memory.
             flat = _flatten_dense_tensors([part.detach() for part in parts])
             total = self._sum(flat if len(parts) > 1 else flat.clone())
             found |= zip(pack, _unflatten_dense_tensors(total, parts), strict=True)
@@ -101,7 +101,7 @@ class Links:
     def _joined(
         self, tensor: torch.Tensor, lengths: Sequence[int], device: torch.device
     ) -> list[torch.Tensor]:
-        # As bytes any dtype can be sent, but all have to send equally many.
+        # Any dtype can be sent as bytes, but all workers send equally many.
         width = tensor.shape[1:].numel() * tensor.element_size()
         own = _bytes_of(tensor)
         mine = torch.zeros(max(lengths) * width, dtype=torch.uint8, device=device)
@@ -148,7 +148,7 @@ class Links:
         return self._groups[device.type]
 
     def _carried_out(self, operation: Callable[[], _Result]) -> _Result:
-        """Do what takes all workers; once it has failed nothing works any more."""
+        """Carry out an operation; once one has failed, all later ones fail too."""
         if self._failure is not None:
             raise self._failure
         self._operations += 1
@@ -184,7 +184,7 @@ def _tensor_of(
 
 
 def _packs(tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[list[int]]:
-    """Return the numbers of those tensors that are sent together."""
+    """Return lists of the numbers of tensors that are sent together."""
     packs: list[list[int]] = []
     latest: dict[object, list[int]] = {}
     sizes: Counter[object] = Counter()

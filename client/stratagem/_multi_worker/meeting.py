@@ -1,7 +1,7 @@
-"""How workers find each other, and what they know of each other without collectives.
+"""How workers find each other, and which of them are missing after a failure.
 
-They meet in a key-value store of torch that the chief serves. In it each group of
-workers has keys of its own, by the order in which their programs make groups.
+The workers meet in a key-value store of torch that the chief serves. Each group of
+workers has its own keys there, by the order in which the programs make groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _REPORT_SECONDS = 2.0
 _STORES = 16
 """How many connections are kept; a worker server may meet others again and again."""
 
-# By meeting point, attempt and rank: workers may be threads of one process.
+# The keys are meeting point, attempt and rank, since workers may be threads of one
+# process.
 _numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(
     itertools.count
 )
@@ -38,7 +39,7 @@ class Meeting:
     """The part of the store that belongs to one group of workers.
 
     Args:
-        place: Who this process is.
+        place: The place of this process among the workers.
         timeout: Longest time to wait for the others, in seconds.
 
     Raises:
@@ -65,11 +66,7 @@ class Meeting:
         self.store.set(f"here/{self._place.rank}", "")
 
     def wait_for_all(self) -> None:
-        """Wait until all workers are here.
-
-        Raises:
-            DeadlineExceededError: Some are not; it names them.
-        """
+        """Wait until all workers are here; DeadlineExceededError names the missing."""
         give_up_at = time.monotonic() + self._timeout
         name, where = self._place.name, self._place.meeting_point
         with Wait(name, f"the other workers, at {where}", self._timeout) as wait:
@@ -77,7 +74,7 @@ class Meeting:
                 wait.whom = f"{self._missing('here')}, at {where}"
 
     def _are_here(self, give_up_at: float) -> bool:
-        """Wait for all for a while, at the end of which somebody may be missing."""
+        """Wait a while for all workers, and return whether they are here."""
         left = max(give_up_at - time.monotonic(), 0.0)
         is_last = left <= _REPORT_SECONDS
         try:
@@ -96,9 +93,9 @@ class Meeting:
         return True
 
     def missing_after_failure(self, operation: int) -> str:
-        """Return who did not take part in an operation that failed for this worker.
+        """Return the workers that did not take part in an operation that failed.
 
-        Every worker to which it happens calls this, so that the others are known.
+        Every worker for which it failed calls this, so that the others are known.
         """
         topic = f"failed/{operation}"
         try:
@@ -124,8 +121,8 @@ class Meeting:
         return ", ".join(missing)
 
 
-# It stays while later groups may use it: the chief serves them too. Each group holds
-# its own for as long as it lives.
+# A store is kept because later groups may use it, and the chief serves them too. Each
+# group keeps the store that it uses.
 @lru_cache(maxsize=_STORES)
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
     whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"

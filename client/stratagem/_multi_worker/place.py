@@ -1,4 +1,4 @@
-"""Which of the workers that train together this process is."""
+"""The place of this process among the workers that train together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WorkerPlace:
     """A process among the workers that train together.
 
     Attributes:
-        tasks: Their names by rank, as in "/job:worker/replica:0/task:1"; one name if
-            this process is alone.
+        tasks: The names of the workers by rank, as in "/job:worker/replica:0/task:1";
+            one name if this process is alone.
         rank: The number of this process among them; the chief's is 0.
-        meeting_point: Address where they find each other, as "host:port"; "" if this
-            process is alone.
-        hosts_meeting: Whether this process listens there.
-        attempt: Which start of the same workers this is, if that is known.
+        meeting_point: Address where the workers find each other, as "host:port"; "" if
+            this process is alone.
+        hosts_meeting: Whether this process listens at the meeting point.
+        attempt: The number of the start of these workers, if that is known.
         local_rank: The number of this process on its machine, if it is to use
             only the GPU of that number.
     """
@@ -55,7 +55,7 @@ _ALONE = WorkerPlace(("/job:localhost/replica:0/task:0",))
 
 
 def place_in_cluster(resolver: ClusterResolver) -> WorkerPlace:
-    """Return the place that a resolver describes; without a cluster it is alone.
+    """Return the place that a resolver describes; without a cluster, a single place.
 
     Raises:
         InvalidArgumentError: The task is not given, or does not train.
@@ -78,7 +78,7 @@ def place_in_cluster(resolver: ClusterResolver) -> WorkerPlace:
 
 
 def _training_tasks(cluster: ClusterSpec) -> dict[str, str]:
-    """Return the addresses of the chief and the workers, by name, in their order."""
+    """Return the addresses of the chief and the workers by name, by rank."""
     return {
         _task_name(job, index): cluster.task_address(job, index)
         for job in ("chief", "worker")

@@ -1,8 +1,8 @@
 """The process groups of torch that carry tensors between workers.
 
-gloo carries what is in the memory of hosts, and what workers tell each other; NCCL
-carries tensors on GPUs. The groups are made directly, so that a program's own
-`torch.distributed.init_process_group` is none of their business.
+gloo carries tensors in the memory of hosts, and what workers tell each other; NCCL
+carries tensors on GPUs. The groups are independent of the program's own
+`torch.distributed.init_process_group`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TURN = timedelta(seconds=0.5)
 
 
 class ProcessGroup(Protocol):
-    """What is used of torch's process groups, whatever carries them."""
+    """The methods of torch's process groups that are used."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work:
         """Add up tensors in place."""
@@ -30,7 +30,7 @@ class ProcessGroup(Protocol):
     def allgather(
         self, found: list[list[torch.Tensor]], own: list[torch.Tensor]
     ) -> distributed.Work:
-        """Copy the tensors of all to where each of them is to be found."""
+        """Copy each worker's tensor to its place in `found`."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> distributed.Work:
         """Overwrite a tensor by that of the worker `root`."""
@@ -40,12 +40,12 @@ def gloo(store: Store, place: WorkerPlace, timeout: timedelta) -> ProcessGroup:
     """Connect with all workers, for tensors in the memory of hosts.
 
     Args:
-        store: Keys of its own, by which the workers find each other.
-        place: Who this process is.
+        store: Where the workers find each other, under keys of this group alone.
+        place: The place of this process among the workers.
         timeout: Longest time that an operation waits.
 
     Raises:
-        RuntimeError: That took longer, or a worker ended.
+        RuntimeError: A worker ended, or did not come in time.
     """
     group: object = distributed.ProcessGroupGloo(store, place.rank, place.size, timeout)
     return cast("ProcessGroup", group)
@@ -54,7 +54,7 @@ def gloo(store: Store, place: WorkerPlace, timeout: timedelta) -> ProcessGroup:
 def nccl(
     store: Store, place: WorkerPlace, timeout: timedelta, device: torch.device
 ) -> ProcessGroup:
-    """Prepare for tensors on GPUs; connects with the first of them.
+    """Prepare for tensors on GPUs; the first operation connects the workers.
 
     Raises:
         UnimplementedError: This torch has no NCCL.
@@ -75,12 +75,12 @@ def nccl(
 
 
 def wait(work: distributed.Work, device: torch.device) -> None:
-    """Wait for an operation, on a GPU only until it is queued there.
+    """Wait for an operation; on a GPU, only until it is queued there.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: The operation failed.
     """
-    # In turns, because nothing can be interrupted from the keyboard meanwhile.
+    # The wait is short and repeated, since the keyboard cannot interrupt it.
     while device.type == "cpu" and not work.is_completed():
         with suppress(RuntimeError):
             work.wait(_TURN)

@@ -1,7 +1,7 @@
 """Sums, means and concatenations over the replicas of all workers.
 
-Each worker first brings its own replicas together; then all do so with what they
-have. Every worker gets the same bits.
+Each worker first reduces the values of its own replicas, and then all workers reduce
+these. Every worker gets the same bits.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class AcrossWorkers(AcrossReplicas):
         return total
 
     def _components(self, leaf: Any) -> tuple[Any, ...] | None:
-        """Return what each replica of this worker has; None for a plain value.
+        """Return the component of each replica of this worker; None for a plain value.
 
-        The values of a single replica are not wrapped, so any value is one.
+        A single replica's values are not wrapped, so each counts as a component.
         """
         found = components(leaf)
         return (leaf,) if found is None and self._local == 1 else found
@@ -103,7 +103,7 @@ class AcrossWorkers(AcrossReplicas):
         return finished(op, total, count)
 
     def summed(self, own: Sequence[Reduced], pack_bytes: int = 0) -> list[Reduced]:
-        """Add up what the workers have of each value; of rows the sum is all rows."""
+        """Add up the workers' values; of `IndexedSlices`, concatenate the rows."""
         if not own:
             return []
         forms = [_form(value) for value in own]
@@ -144,7 +144,7 @@ class AcrossWorkers(AcrossReplicas):
         ]
 
     def _joined(self, tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
-        # The axis comes first, where lengths may differ.
+        # Lengths may differ only in the first dimension.
         dims = [dimensions(tensor, axis)[0] for tensor in tensors]
         moved = [each.movedim(dim, 0) for each, dim in zip(tensors, dims, strict=True)]
         forms = [_form_of_row(each) for each in moved]
@@ -178,7 +178,7 @@ def _require_components(values: Sequence[Any], parts: Sequence[Any]) -> None:
 
 
 def _form(value: Reduced) -> list[Any]:
-    """Return what of a value has to be equal on all workers."""
+    """Return the dtype and the shape, which have to be equal on all workers."""
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape)]
     return ["IndexedSlices", *_form_of_row(value.values), value.dense_shape]
@@ -189,5 +189,5 @@ def _form_of_row(rows: torch.Tensor) -> list[Any]:
 
 
 def _rows(value: Reduced) -> int:
-    """Return what of a value may differ: how many rows of `IndexedSlices` it has."""
+    """Return the number of rows of `IndexedSlices`, which may differ; 0 for tensors."""
     return len(value.values) if isinstance(value, IndexedSlices) else 0

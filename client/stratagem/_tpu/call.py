@@ -1,4 +1,4 @@
-"""What a host carries out in one call, and how that has ended."""
+"""What a host does in one call, and how the call has ended."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
 
 @dataclass(frozen=True)
 class Writes:
-    """What the program has changed since the hosts heard of it last.
+    """What the program has changed since the previous call.
 
     Attributes:
         values: New values, by position in the call's `state`.
-        slots: New states of optimizers: name, position of what is trained, state.
+        slots: New states of optimizers: the optimizer's name, the position of the
+            variable in `state`, and the tensors by key.
     """
 
     values: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -49,12 +50,14 @@ class HostAnswer:
     """How a call has ended on one host.
 
     Attributes:
-        result: What its work has returned, pickled.
-        error: What it has raised instead.
-        traceback: Where, as Python prints it.
+        result: What the work returned, pickled.
+        error: What the work raised instead.
+        traceback: Where it was raised, as Python prints it.
         in_step: Whether the host can go on with the others.
-        values: What has changed, by position in the call's `state`; of the first host.
-        buffers: Buffers of modules, by position in its `modules` and key; likewise.
+        values: The values that have changed, by position in the call's `state`. Only
+            the first host returns them.
+        buffers: The buffers of modules, by position in the call's `modules` and by
+            key. Only the first host returns them.
     """
 
     result: bytes
@@ -65,7 +68,7 @@ class HostAnswer:
     buffers: Mapping[tuple[int, str], torch.Tensor]
 
     def load(self) -> Any:
-        """Return what its work has returned."""
+        """Return what the work returned."""
         return load_result(self.result)
 
 
@@ -76,13 +79,13 @@ def carry_out(
     writes: Writes,
     work: Callable[[], Any],
 ) -> HostAnswer:
-    """Do what a call is for, in the strategy's cross-replica context.
+    """Do the work of a call, in the strategy's cross-replica context.
 
     Args:
-        strategy: The strategy, as this host has it; so are the others.
+        strategy: The strategy on this host.
         state: All variables and parameters.
         modules: All modules that have buffers.
-        writes: What is new of the state.
+        writes: What the program has changed.
         work: What to do.
     """
     host = host_of(strategy)
@@ -126,7 +129,7 @@ def _buffers_of(modules: Sequence[nn.Module]) -> dict[tuple[int, str], torch.Ten
 
 
 def _end_together(group: WorkerGroup, error: BaseException | None) -> bool:
-    """Return whether all hosts have come to the end of their work, however."""
+    """Return whether all hosts have ended their work, with or without an error."""
     if isinstance(error, OUT_OF_STEP):
         return False
     try:
@@ -150,9 +153,9 @@ def _portable(error: BaseException) -> BaseException:
 def raised_by(
     answers: Sequence[HostAnswer], tasks: Sequence[int]
 ) -> BaseException | None:
-    """Return the error of a call, with where it was raised; None if there is none.
+    """Return the error of a call, caused by its traceback; None if all went well.
 
-    It is the first one that is not about another host.
+    An error of a host itself comes before one that tells of another host.
 
     Args:
         answers: How the call has ended on each host.
@@ -176,7 +179,7 @@ def raised_by(
 
 
 def nothing() -> None:
-    """Do no work: for a call that is only to bring what is new."""
+    """Do no work, in a call that only carries what has changed."""
 
 
 def loop(
@@ -185,7 +188,7 @@ def loop(
     inputs: HostInput,
     iterations: int,
 ) -> LoopOutputs:
-    """Call a step for so many inputs, which this host reads."""
+    """Call a step once for each input, which this host reads."""
     context = run_steps(strategy, step, StaticShapes(inputs), iterations, None)
     return LoopOutputs.of(strategy, context)
 
@@ -196,7 +199,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """Call a replica function for each core of this host; return what each returns."""
+    """Call a function once for each core of this host, and return all results."""
     result = strategy.run(function, args, kwargs)
     return strategy.experimental_local_results(result)
 

@@ -14,7 +14,7 @@ from stratagem._tpu.inputs import Recipe, StaticShapes
 from stratagem._tpu.topology import HostPlan, Topology
 from stratagem_proto.errors import UnimplementedError
 
-Step = Callable[[MultiStepContext, Any], Any]
+LoopStep = Callable[[MultiStepContext, Any], Any]
 """What a loop calls, with its context and one input."""
 
 
@@ -53,12 +53,10 @@ class Cores(ABC):
     def plan(self) -> HostPlan:
         """Return what hosts are told of the strategy."""
 
-    @abstractmethod
-    def connect(self) -> None:
+    def connect(self) -> None:  # noqa: B027 - only hosts elsewhere need it
         """Connect to the hosts, if they are elsewhere."""
 
-    @abstractmethod
-    def disconnect(self) -> None:
+    def disconnect(self) -> None:  # noqa: B027 - as above
         """End the session with the hosts, if they are elsewhere."""
 
     @abstractmethod
@@ -69,7 +67,7 @@ class Cores(ABC):
 
     @abstractmethod
     def loop(
-        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
+        self, step: LoopStep, iterator: Any, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         """Call a step for several inputs, one after the other."""
 
@@ -119,19 +117,13 @@ class LocalCores(Cores):
     def plan(self) -> HostPlan:
         raise UnimplementedError("The cores of this process have no hosts to be told")
 
-    def connect(self) -> None:
-        """Do nothing: the cores are here."""
-
-    def disconnect(self) -> None:
-        """Do nothing: the cores are here."""
-
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         return self.extended._run_replicas(self.devices, fn, args, kwargs)
 
     def loop(
-        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
+        self, step: LoopStep, iterator: Any, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         inputs = StaticShapes(iterator)
         return self.extended._run_steps(step, inputs, iterations, initial_loop_values)

@@ -37,13 +37,7 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 
 @dataclass(frozen=True)
 class VariableForm:
-    """A variable without its value.
-
-    Attributes:
-        traits: What it is called and used for.
-        dtype: Its element type.
-        shape: Its shape.
-    """
+    """A variable without its value."""
 
     traits: VariableTraits
     dtype: torch.dtype
@@ -51,7 +45,7 @@ class VariableForm:
 
     @classmethod
     def of(cls, variable: Variable) -> VariableForm:
-        """Return that of a variable."""
+        """Return the form of a variable."""
         return cls(variable._traits, variable.dtype, tuple(variable.shape))
 
     def blank(self, device: str) -> torch.Tensor:
@@ -60,7 +54,7 @@ class VariableForm:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients with respect to it are wanted, and exist."""
+        """Whether the variable is trained and its dtype is differentiable."""
         differentiable = self.dtype.is_floating_point or self.dtype.is_complex
         return self.traits.trainable and differentiable
 
@@ -87,7 +81,7 @@ class HostCores(LocalCores):
         replicas = WorkersReplicas(devices, self.group, options, elsewhere)
         super().__init__(extended, plan.topology, replicas)
         self._marks = Marks()
-        # Others meet there while it lives.
+        # The other hosts find each other there as long as this object lives.
         self._meeting_point = take_meeting_point(plan.meeting_point)
 
     @property
@@ -125,15 +119,16 @@ class HostCores(LocalCores):
     # What the program is told, and tells.
 
     def write(self, valued: Valued, value: torch.Tensor) -> None:
-        """Give all copies here a value."""
+        """Write all copies on this host."""
         write(valued, value)
         variable = variable_of(valued)
         self._marks.mark(variable, variable.values[0].value())
 
     def changed_values(self, state: Sequence[Valued]) -> dict[int, torch.Tensor]:
-        """Return what has changed since the program has heard of it, by position.
+        """Return the values that the program does not know, by position in `state`.
 
-        All hosts have to call it; the first one returns something.
+        All hosts have to call this, since they read variables together; the values
+        are those of the first host.
         """
         variables = enumerate(map(variable_of, state))
         values = {position: self._changed(each) for position, each in variables}
@@ -155,25 +150,19 @@ class HostCores(LocalCores):
         return value
 
     def close(self) -> None:
-        """Leave the other hosts."""
+        """Leave the group of hosts."""
         self.group.leave()
         self._meeting_point = None
 
 
 def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresStrategy:
-    """Return a program's strategy as one of its hosts has it.
-
-    Args:
-        cls: The class of the program's strategy.
-        plan: What all hosts know.
-        task: Which of them this is.
-    """
+    """Return what a program's strategy, of class `cls`, is on one of its hosts."""
     made = cls.__new__(cls)
     resolver = SimpleClusterResolver(
         ClusterSpec(plan.cluster), task_type=plan.topology.job, task_id=task
     )
     cores = partial(HostCores, plan=plan, task=task)
-    # Not as the class does: its arguments describe hosts.
+    # The constructor of `cls` takes arguments that describe hosts.
     CoresStrategy.__init__(
         made, CoresExtended(made, cores, resolver, plan.steps_per_run)
     )
@@ -181,14 +170,14 @@ def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresS
 
 
 def host_of(strategy: Strategy) -> HostCores:
-    """Return the cores of a strategy on this host."""
+    """Return what a strategy owns on this host."""
     extended = strategy.extended
     assert isinstance(extended, CoresExtended)
     assert isinstance(extended._cores, HostCores)
     return extended._cores
 
 
-# Where hosts find each other: a store that the first one serves.
+# Hosts find each other in a store that the first one serves.
 
 _open: dict[int, TCPStore] = {}
 
@@ -196,7 +185,7 @@ _open: dict[int, TCPStore] = {}
 def open_meeting_point() -> int:
     """Serve a store on a free port of this host, and return the port.
 
-    It is served until `take_meeting_point` and the end of what that returned.
+    The store is served as long as what `take_meeting_point` returns is alive.
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     _open[store.port] = store

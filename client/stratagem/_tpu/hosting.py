@@ -18,37 +18,33 @@ from stratagem._tpu.valued import Marks, Valued, variable_of, write
 
 
 class Memory:
-    """Tells what is new to the hosts, and takes over what is new from them.
+    """Tells what the hosts do not know yet, and takes over what they have changed.
 
     Args:
-        optimizers: The state of optimizers, as far as it is known here.
+        optimizers: The state of optimizers, as far as the program knows it.
     """
 
     def __init__(self, optimizers: LocalOptimizers) -> None:
         self._optimizers = optimizers
         self._marks = Marks()
-        # By name of the optimizer and of the variable.
+        # The name of the optimizer and that of the variable.
         self._new_slots: set[tuple[str, str]] = set()
 
     @property
     def has_new_slots(self) -> bool:
-        """Whether there is state of optimizers that hosts have not heard of."""
+        """Whether there is state of optimizers that the hosts do not know."""
         return bool(self._new_slots)
 
     def set_slots(
         self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
-        """Replace an optimizer's state for variables, here and then on the hosts."""
+        """Replace an optimizer's state here, and on the hosts with the next call."""
         for variable, state in slots.items():
             self._optimizers.replace_slots(optimizer, variable, state)
             self._new_slots.add((optimizer, variable.name))
 
     def writes(self, state: Sequence[Valued]) -> Writes:
-        """Return what hosts have to be told.
-
-        Args:
-            state: All variables and parameters.
-        """
+        """Return what the hosts do not know of all variables and parameters."""
         variables = [*map(variable_of, state)]
         values = {
             position: tensor.detach()
@@ -64,7 +60,7 @@ class Memory:
         return Writes(values, slots)
 
     def told(self, state: Sequence[Valued], writes: Writes) -> None:
-        """Note that the hosts have been told."""
+        """Note that the hosts know what they were told."""
         variables = [*map(variable_of, state)]
         for position in writes.values:
             self._mark(variables[position])

@@ -1,4 +1,4 @@
-"""Datasets that hosts read themselves, and what their loops take of them."""
+"""Datasets that hosts read themselves, and the input of their loops."""
 
 from __future__ import annotations
 
@@ -31,16 +31,12 @@ class HostsDataset:
 
 
 class HostsIterator:
-    """Stands for an iterator of each host, for loops of steps.
-
-    Args:
-        strategy: The strategy.
-        recipe: Opens the dataset.
+    """Stands, in the program, for the iterators of all hosts.
 
     Attributes:
         strategy: The strategy.
         recipe: Opens the dataset.
-        passes: How often it was started again.
+        passes: How often the iterator was started again.
     """
 
     def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
@@ -66,11 +62,7 @@ class HostsIterator:
         return self
 
     def __next__(self) -> NoReturn:
-        """Raise an error: the data are on the hosts.
-
-        Raises:
-            InvalidArgumentError: Always.
-        """
+        """Raise InvalidArgumentError: the data are on the hosts."""
         raise InvalidArgumentError(
             "Hosts read their data themselves, so there is no input to be had here; "
             "pass the iterator to experimental_run_steps_on_iterator, or "
@@ -78,17 +70,12 @@ class HostsIterator:
         )
 
     def get_next(self) -> NoReturn:
-        """As `next`."""
+        """Raise the error of `next`."""
         next(self)
 
 
 class HostInput:
-    """A host's own iterator.
-
-    Args:
-        strategy: The strategy there.
-        recipe: Opens the dataset.
-    """
+    """A host's own iterator, which is opened when a step first asks for input."""
 
     def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
         self._strategy = strategy
@@ -96,22 +83,18 @@ class HostInput:
         self._iterator: DistributedIterator | None = None
 
     def restart(self) -> None:
-        """Let the next input be the first one again."""
+        """Begin again with the first input."""
         self._iterator = None
 
     def get_next(self) -> Any:
-        """Return the input of the next step, for the cores of this host.
-
-        Raises:
-            OutOfRangeError: The data of all hosts have ended.
-        """
+        """Return the input of the next step, for the cores of this host."""
         if self._iterator is None:
             self._iterator = self._recipe(self._strategy)
         return self._iterator.get_next()
 
 
 class StaticShapes:
-    """An iterator that lets inputs of one shape pass. Spec: TPU-9."""
+    """Checks that all inputs of an iterator have the same shapes. Spec: TPU-9."""
 
     def __init__(self, iterator: GivesInputs) -> None:
         self._iterator = iterator
@@ -123,7 +106,6 @@ class StaticShapes:
         Raises:
             InvalidArgumentError: A tensor has another shape than that of another core,
                 or of the step before.
-            OutOfRangeError: The data have ended.
         """
         inputs = self._iterator.get_next()
         for core in zip(*map(_parts, leaves(inputs)), strict=True):

@@ -1,4 +1,4 @@
-"""How what belongs to a strategy with hosts travels to them."""
+"""How the objects of a strategy travel to its hosts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HostStrategyKind(SessionKind):
 
 
 class CopiedVariableKind(ObjectKind):
-    """A `Variable`. Its value is written where it was changed in the program."""
+    """A `Variable`. Calls bring its value when the program has changed it."""
 
     name = "copied variable"
     types = (CopiedVariable, LocalVariable)
@@ -86,7 +86,7 @@ class CopiedVariableKind(ObjectKind):
 
 
 class HostParameterKind(HostedKind):
-    """A parameter of a module; values as for a variable."""
+    """A parameter of a module. Calls bring its value, as that of a variable."""
 
     name = "parameter of hosts"
 
@@ -99,7 +99,7 @@ class HostParameterKind(HostedKind):
 
 
 class HostInputKind(ChangingKind):
-    """An iterator. Each host has its own."""
+    """An iterator in the program, for which each host has its own."""
 
     name = "input of hosts"
     types = (HostsIterator,)
@@ -141,4 +141,4 @@ HOST_KINDS = KindTable(
     OptimizerKind(),
     HostInputKind(),
 )
-"""What stays on hosts."""
+"""The kinds of objects that stay on hosts."""

@@ -1,4 +1,4 @@
-"""Values of all cores, and the parts of them that each host has."""
+"""Values of all cores, and the part of them that each host has."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _ATOMS = frozenset((bool, int, float, str, bytes))
 
 @dataclass(frozen=True)
 class LoopOutputs:
-    """What the last step has set on one host.
+    """The outputs of the last step on one host, by name.
 
     Attributes:
-        reduced: What is the same for all cores, by name.
-        of_cores: What each core of this host has, by name.
-        others: What is no tensor, by name.
-        others_of_cores: Likewise, a list or tuple of what each core of this host has.
+        reduced: Tensors that are the same on all cores.
+        of_cores: The tensors of each core of this host.
+        others: Outputs that are no tensors.
+        others_of_cores: Lists or tuples of such outputs, one for each core.
     """
 
     reduced: Mapping[str, Any]
@@ -34,7 +34,7 @@ class LoopOutputs:
 
     @classmethod
     def of(cls, strategy: Strategy, context: MultiStepContext) -> LoopOutputs:
-        """Return those of a loop that has run."""
+        """Return the outputs of a loop that has run."""
         last, others = context.last_step_outputs, context.non_tensor_outputs
         local = strategy.experimental_local_results
         return cls(
@@ -63,9 +63,9 @@ def context_of(hosts: Sequence[LoopOutputs]) -> MultiStepContext:
 
 
 def of_all_cores(results: Sequence[Any]) -> Any:
-    """Merge what all cores have, one nest for each, as `run` does.
+    """Merge one nest of each core, as `run` does.
 
-    Numbers and strings that are equal on all of them stay what they are.
+    Numbers and strings that are equal on all cores stay what they are.
     """
     if len(results) == 1:
         return results[0]
@@ -79,7 +79,7 @@ def of_all_cores(results: Sequence[Any]) -> Any:
 
 
 def share_of(nest: Any, cores: range) -> Any:
-    """Return a nest with the components of some cores in place of those of all."""
+    """Return a nest whose distributed values have the components of some cores only."""
 
     def of_cores(leaf: Any) -> Any:
         if not isinstance(leaf, DistributedValues):

@@ -29,7 +29,7 @@ from stratagem._tpu.call import (
     read_slots,
     run,
 )
-from stratagem._tpu.cores import Cores, Step
+from stratagem._tpu.cores import Cores, LoopStep
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.hosting import HostsHosting
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
@@ -42,7 +42,7 @@ from stratagem_proto.errors import InvalidTypeError
 
 
 def _there(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """Return a call of a function by a host, where what is named here is its own."""
+    """Return a call for a host, which gets its own counterpart of each argument."""
     return partial(function, *args)
 
 
@@ -78,8 +78,8 @@ class RemoteCores(Cores):
     """The cores of a `TPUStrategy` that are on hosts.
 
     The program has one copy of each variable and parameter. What it writes goes to the
-    hosts with the next call; what a call changes there comes back at its end. Nothing
-    is connected before the hosts are needed.
+    hosts with the next call, and what a call changes there comes back at its end.
+    Nothing is connected before the hosts are needed.
 
     Args:
         extended: The strategy's `extended`, which owns this.
@@ -159,11 +159,7 @@ class RemoteCores(Cores):
     # Calls.
 
     def _on_hosts(self, *works: Callable[[], Any]) -> list[Any]:
-        """Let each host do something; return what they have returned.
-
-        Args:
-            works: What each of them is to do; one for all if it is the same.
-        """
+        """Have each host do its work, or all the same work; return the results."""
         self.extended._before_replicas()
         state, modules = self._state(), self._hosting.adopter.buffers.modules()
         memory = self._hosting.memory
@@ -203,7 +199,7 @@ class RemoteCores(Cores):
         return of_all_cores([*chain.from_iterable(self._on_hosts(*works))])
 
     def loop(
-        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
+        self, step: LoopStep, iterator: Any, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         if not isinstance(iterator, HostsIterator):
             raise InvalidTypeError(

@@ -7,9 +7,9 @@ from typing import Any
 
 from stratagem._hosting.hosting import hosting_of
 from stratagem._shipping.closure_pickler import ClosurePickler
-from stratagem._tpu.crew import Crew, connected
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.host import open_meeting_point
+from stratagem._tpu.host_group import HostGroup, connected
 from stratagem._tpu.kinds import HOST_KINDS
 from stratagem._tpu.topology import HostPlan, Topology, cores_here
 from stratagem.cluster_resolver import ClusterResolver
@@ -17,7 +17,7 @@ from stratagem_proto.errors import CancelledError, InvalidArgumentError
 
 
 class HostsSession:
-    """Worker servers that are the hosts of a strategy.
+    """A session with all worker servers that are the hosts of a strategy.
 
     Args:
         strategy: The strategy.
@@ -27,12 +27,13 @@ class HostsSession:
 
     Attributes:
         topology: The hosts and their cores.
+        plan: What hosts are told of the strategy.
         calls: How many calls each host was sent by `call`.
 
     Raises:
         UnavailableError: A host cannot be reached.
-        UnauthenticatedError: It has another cluster token.
-        FailedPreconditionError: It runs other versions of Python or libraries.
+        UnauthenticatedError: A host has another cluster token.
+        FailedPreconditionError: A host runs other versions of Python or libraries.
         InvalidArgumentError: Hosts have different cores, or fewer than are wanted.
     """
 
@@ -50,7 +51,7 @@ class HostsSession:
         addresses = {task: cluster.task_address(job, task) for task in tasks}
         found = sorted(addresses.items(), key=_name)
         self._workers = connected(found, job, resolver._secret())
-        self._crew = Crew(self._workers)
+        self._group = HostGroup(self._workers)
         try:
             cores = self._same_cores()
             self.topology = Topology.of(job, tasks, cores, num_cores)
@@ -79,57 +80,52 @@ class HostsSession:
         used = self.topology.used_tasks
         if len(used) == 1:
             return ""
-        (port,) = self._crew.call([self._closure_pickler.dump(open_meeting_point)])
+        (port,) = self._group.call([self._closure_pickler.dump(open_meeting_point)])
         host = addresses[used[0]].rpartition(":")[0]
         return f"{host}:{port}"
 
     def _on_all(self, function: Callable[[], Any]) -> list[Any]:
-        return self._crew.call(
+        return self._group.call(
             [self._closure_pickler.dump(function)] * len(self._workers)
         )
 
     def call(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Let each host that is used do something, all at the same time.
+        """Have each host that is used do its work, all at the same time.
 
         Args:
-            works: What each of them is to do; one for all if it is the same.
+            works: The work of each host, or one for all of them.
 
         Returns:
-            What they have returned, in their order.
-
-        Raises:
-            WorkerLostError: A host was lost.
-            InvalidTypeError: Something cannot be sent.
-            Exception: What could not be loaded on a host.
+            The results, in the order of the hosts.
         """
-        self._crew.release(self._closure_pickler.gone())
+        self._group.release(self._closure_pickler.gone())
         parcels = [
             self._closure_pickler.dump(work, "what hosts are to do") for work in works
         ]
         used = len(self.topology.used_tasks)
         self.calls += 1
-        return self._crew.call(parcels * used if len(parcels) == 1 else parcels)
+        return self._group.call(parcels * used if len(parcels) == 1 else parcels)
 
     def ask(self, question: Callable[[], Any]) -> Any:
-        """Let the first host alone do something; otherwise as `call`."""
-        (answer,) = self._crew.call([self._closure_pickler.dump(question)])
+        """Have the first host alone do something, and return its result."""
+        (answer,) = self._group.call([self._closure_pickler.dump(question)])
         return answer
 
     @property
     def failed(self) -> bool:
-        """Whether the hosts were given up, or one was lost."""
-        return self._crew.failed
+        """Whether every later call fails."""
+        return self._group.failed
 
     def fail(self, why: str) -> None:
-        """Give the hosts up, because they cannot go on together."""
-        self._crew.fail(why)
+        """End the session, because the hosts cannot go on together."""
+        self._group.fail(why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Return nothing: a copy of a strategy connects for itself."""
 
     def close(self) -> None:
-        """End it; the hosts forget everything."""
-        self._crew.close(CancelledError("The session with the hosts has ended"))
+        """End the session; the hosts forget everything."""
+        self._group.close(CancelledError("The session with the hosts has ended"))
 
 
 def _name(host: tuple[int, str]) -> str:

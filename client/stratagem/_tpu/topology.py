@@ -1,4 +1,4 @@
-"""Hosts, the accelerators of each, and what hosts are told of their strategy."""
+"""Hosts and their accelerators, and what hosts are told of their strategy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Topology:
 
     Attributes:
         job: The job of the hosts; "localhost" for this process.
-        tasks: Their tasks.
-        cores: Those that each of them has, as in "GPU:0".
-        num_cores: How many are used, the first ones.
+        tasks: The indices of the hosts.
+        cores: The cores of each host, as in "GPU:0".
+        num_cores: How many cores are used, the first ones.
 
     Raises:
-        InvalidArgumentError: There are not as many, or hosts would have different
-            numbers of those that are used.
+        InvalidArgumentError: There are fewer cores, or hosts would use different
+            numbers of them.
     """
 
     job: str
@@ -78,24 +78,17 @@ class Topology:
 
     @property
     def used_tasks(self) -> tuple[int, ...]:
-        """The hosts whose cores are used, in the order of these."""
+        """The indices of the hosts whose cores are used, in order."""
         return self.tasks[: -(-self.num_cores // len(self.cores))]
 
     @property
     def used_cores(self) -> tuple[str, ...]:
-        """The cores of each such host that are used."""
+        """The cores that are used of each of these hosts."""
         return self.cores[: self.num_cores]
 
 
 def host_cpu(job: str, host_id: int) -> str:
-    """Return the name of the CPU of a host.
-
-    Args:
-        job: The job of the hosts.
-        host_id: Index of its task.
-
-    Spec: TPU-24.
-    """
+    """Return the name of the CPU of a host. Spec: TPU-24."""
     if job == THIS_PROCESS:
         return "/replica:0/task:0/device:CPU:0"
     return f"/job:{job}/task:{host_id}/device:CPU:0"
@@ -110,14 +103,14 @@ def cores_here() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """A strategy, as all its hosts know it.
+    """What all hosts are told of their strategy.
 
     Attributes:
         topology: The hosts and their cores.
         steps_per_run: How many steps a loop is to have.
         cluster: The addresses of all tasks, by job.
-        meeting_point: Where the hosts find each other, as "host:port"; "" for a host
-            that is alone.
+        meeting_point: Where the hosts find each other, as "host:port"; "" if there is
+            one host alone.
     """
 
     topology: Topology

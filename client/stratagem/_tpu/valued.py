@@ -1,4 +1,4 @@
-"""What has a value in the program and on its hosts."""
+"""Variables and parameters, which have a value in the program and on its hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Valued = Variable | Parameter
 
 
 def variable_of(valued: Valued) -> Variable:
-    """Return the variable that something is, or follows."""
+    """Return the variable itself, or the one that a parameter follows."""
     if isinstance(valued, Variable):
         return valued
     hosted = hosted_parameter(valued)
@@ -26,7 +26,7 @@ def variable_of(valued: Valued) -> Variable:
 
 
 def write(valued: Valued, value: torch.Tensor) -> None:
-    """Give all copies in this process a value, in cross-replica context."""
+    """Write all copies in this process, in cross-replica context."""
     variable = variable_of(valued)
     if isinstance(variable, SyncOnReadVariable):
         variable.assign(value, read_value=False)
@@ -43,16 +43,16 @@ class Marks:
     """Tells which tensors were written since they were marked."""
 
     def __init__(self) -> None:
-        # By id: what has the tensors may define equality.
+        # The keys are ids, since the owners of tensors may define equality.
         self._marked: dict[int, tuple[ref[object], tuple[int, int]]] = {}
 
     def is_new(self, owner: object, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of `owner` was written, or never marked."""
+        """Return whether `owner`'s tensor was written since, or never marked."""
         known = self._marked.get(id(owner))
         return known is None or known[0]() is not owner or known[1] != _stamp(tensor)
 
     def mark(self, owner: object, tensor: torch.Tensor) -> None:
-        """Note that the tensor of `owner` is known as it is."""
+        """Note that `owner`'s tensor is known as it is now."""
         self._marked[id(owner)] = ref(owner), _stamp(tensor)
 
 

@@ -25,7 +25,7 @@ from stratagem import (
     config,
 )
 from stratagem._shipping.parcel import Parcel
-from stratagem._tpu.crew import connected
+from stratagem._tpu.host_group import connected
 from stratagem._tpu.remote import RemoteCores
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
@@ -131,7 +131,7 @@ def test_a_program_that_is_interrupted_as_it_calls_leaves_the_hosts_free(
     session = cast(RemoteCores, strategy.extended._cores).session
     endless = session._closure_pickler.dump(_for_ever)
     with pytest.raises(KeyboardInterrupt):
-        session._crew.call(_InterruptedAfterOne([endless, endless]))
+        session._group.call(_InterruptedAfterOne([endless, endless]))
     with pytest.raises(UnavailableError, match="the program was interrupted"):
         strategy.run(lambda: 1)
     strategy.extended.connect()

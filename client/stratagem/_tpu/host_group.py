@@ -21,11 +21,11 @@ from stratagem_proto.wire.channel import Deadlines
 _GRACE_SECONDS = 5.0
 
 
-class Crew:
-    """Connections to hosts, which all get the same calls at the same time.
+class HostGroup:
+    """Sends calls to all hosts at the same time.
 
-    A host that is lost, or ends a call alone, leaves the others waiting for it. Then
-    all connections are closed, and every later call fails.
+    When a host is lost, or alone fails in a call, the others wait for it in vain. All
+    connections are then closed, and every later call fails.
     """
 
     def __init__(self, workers: Sequence[RemoteWorker]) -> None:
@@ -33,14 +33,11 @@ class Crew:
         self._failure: StratagemError | None = None
 
     def call(self, parcels: Sequence[Parcel]) -> list[object]:
-        """Let each host call what it is sent; returns what they have returned.
-
-        Args:
-            parcels: One for each of the first hosts.
+        """Have the first hosts call one parcel each, and return their results.
 
         Raises:
             WorkerLostError: A host was lost, now or before.
-            Exception: What could not be loaded on a host, or what it has raised.
+            Exception: A parcel could not be loaded, or the call raised this.
         """
         if self._failure is not None:
             raise self._failure
@@ -56,12 +53,12 @@ class Crew:
         return self._failure is not None
 
     def release(self, handles: Sequence[int]) -> None:
-        """Let the hosts forget objects."""
+        """Tell the hosts to forget objects."""
         for worker in self._workers:
             worker.release(handles)
 
     def fail(self, why: str) -> None:
-        """Give the hosts up, because they cannot go on together."""
+        """Close all connections, because the hosts cannot go on together."""
         self.close(_broken(why))
 
     def close(self, failure: StratagemError) -> None:
@@ -77,15 +74,19 @@ class Crew:
     def _carried_out(
         self, parcels: Sequence[Parcel]
     ) -> tuple[Sequence[Future[ClosureAnswer]], Collection[Future[ClosureAnswer]]]:
-        """Let hosts end a call; returns how they did, and who waits for a failed one.
+        """Have hosts carry out a call.
 
-        Whoever does not wait for the end gives them up: nothing else would end them.
+        If the wait is interrupted, the connections are closed: nothing else would end
+        the call on the hosts.
+
+        Returns:
+            The answers, and those among them that still wait for a host that failed.
         """
         pairs = zip(self._workers, parcels, strict=False)
         try:
             futures = [worker.call(parcel) for worker, parcel in pairs]
             _, rest = wait(futures, return_when=FIRST_EXCEPTION)
-            # They may all fail alike; who does not is waiting for those who have.
+            # All hosts may fail alike. One that does not waits for those that have.
             _, waiting = wait(rest, timeout=_GRACE_SECONDS)
         except Exception as error:
             self.fail(f"one of them was not called: {error}")
@@ -124,15 +125,10 @@ def connected(
     """Connect to worker servers.
 
     Args:
-        addresses: Index and "host:port" of each of them.
-        job: Their job.
+        addresses: The index and the "host:port" of each server.
+        job: The job of the servers.
         token: The cluster's secret.
-        deadlines: How long they may take to answer; the defaults if not given.
-
-    Raises:
-        UnavailableError: One cannot be reached.
-        UnauthenticatedError: It has another cluster token.
-        FailedPreconditionError: It runs other versions, or is another task.
+        deadlines: How long a server may take to answer; None for the defaults.
     """
     identity, found = Identity(ROLE_CLIENT, token=token), list[RemoteWorker]()
     try:
