@@ -14,7 +14,7 @@ class MadeElsewhere:
     What they use comes from the program that sends them.
 
     Args:
-        place: What errors call this worker.
+        place: The name of this worker in errors.
     """
 
     def __init__(self, place: str) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy does with modules built in its scope, and with their optimizers."""
+"""Hosting of modules that are built in a strategy's scope, and of their optimizers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Slots = Mapping[str, torch.Tensor]
 
 
 class LivingHostings:
-    """Those of this process's strategies that were used and still live."""
+    """The hostings of this process that were used and still live."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: WeakSet[Hosting] = WeakSet()
 
     def add(self, hosting: Hosting) -> None:
-        """Take one in."""
+        """Note that a hosting was used."""
         with self._lock:
             self._found.add(hosting)
 
@@ -54,18 +54,19 @@ class LivingHostings:
 class Hosting(ABC):
     """Makes variables of the parameters of modules, and steps optimizers.
 
-    A strategy's `extended` owns one. A subclass says where the variables are, and is
-    called in the order in which a program meets its methods:
+    A strategy's `extended` owns one. A subclass says where the variables are. Its
+    methods are called in this order:
 
-    - `host(adoptions)`: when a scope closes, or before what it built is needed.
-    - `before_replicas()`: calls this class's; then carries local writes to the
-      variables (`parameters.written_locally()`), and newer values of the variables
-      into the parameters (`HostedParameter.write`).
+    - `host(adoptions)`: when a scope closes, or earlier if its modules are used.
+    - `before_replicas()`: before replicas run. It calls the method of this class,
+      carries local writes to the variables (`parameters.written_locally()`), and newer
+      values of the variables into the parameters (`HostedParameter.write`).
     - `apply_gradients(step)`: when the replicas meet in an optimizer's step.
     - `slots`, `set_slots`: for `state_dict` and `load_state_dict`.
 
     Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each replica
-    has its own, and those of each process's first replica last (`BufferRegistry`).
+    has its own, and only those of each process's first replica are kept
+    (`BufferRegistry`).
 
     Args:
         extended: The strategy's `extended`.
@@ -109,13 +110,13 @@ class Hosting(ABC):
         """Return a context that adopts the modules that are built in it.
 
         Args:
-            name: Put in front of the names of their parameters.
+            name: A prefix of the names of their parameters.
         """
         living_hostings.add(self)
         return self.adopter.watching(name)
 
     def before_replicas(self) -> None:
-        """Make parameters and buffers what they are to be when replicas run."""
+        """Prepare parameters and buffers for replicas to run."""
         living_hostings.add(self)
         self.adopter.adopt()
         self.buffers.follow_first()
@@ -126,10 +127,10 @@ class Hosting(ABC):
         return self._extended._num_replicas_in_sync == 1
 
     def step_outside_of_runs(self, step: Callable[[], None]) -> None:
-        """Take an optimizer's step for the loop of a program that does without `run`.
+        """Take an optimizer's step for a program that does not call `run`.
 
         Args:
-            step: What the only replica of this process does.
+            step: The function to call in the only replica of this process.
         """
         with entered(self._extended._container_strategy()):
             self.before_lone_step()
@@ -147,7 +148,7 @@ class Hosting(ABC):
         self.buffers.add(part for root in roots for part in root.modules())
 
     def prepare(self, adoption: Adoption) -> None:  # noqa: B027 - few have to
-        """Make another kind of parameter of one that is to be adopted, in its place."""
+        """Replace a parameter that is to be adopted by one of another kind."""
 
     def created(self, variable: Variable) -> None:  # noqa: B027 - few have to
         """Note a variable that the program has created in the scope."""
@@ -176,12 +177,11 @@ class Hosting(ABC):
 
         Args:
             class_name: The class.
-            consistency: What holds workers together in its steps; None for what the
-                strategy says.
+            consistency: The consistency of its steps; None for that of the strategy.
 
         Raises:
-            InvalidArgumentError: The strategy leaves no choice, or a function of a
-                worker server makes the optimizer.
+            InvalidArgumentError: The strategy has but one consistency, or a function
+                of a worker server makes the optimizer.
         """
         if self.elsewhere is not None:
             return self.elsewhere.optimizer_name(class_name)
@@ -198,17 +198,17 @@ class Hosting(ABC):
     def overlapped_push(
         self, optimizer: str, compressor: Compressor
     ) -> GradientOverlap | None:
-        """Return where an optimizer's gradients may go early; None if nowhere.
+        """Return what pushes an optimizer's gradients during backward; None if nothing.
 
         Raises:
-            InvalidArgumentError: They cannot, because they have to be reduced first.
+            InvalidArgumentError: The gradients have to be reduced first.
         """
         return None
 
     def rejected_steps(self, optimizer: str) -> int:
-        """Return how many steps of an optimizer were dropped outside of this process.
+        """Return how many steps were dropped elsewhere, for gradients not finite.
 
-        For gradients that are not finite. Most strategies drop them themselves.
+        Most strategies drop such steps in this process.
         """
         return 0
 
@@ -238,7 +238,7 @@ class Hosting(ABC):
         """Return the optimizer's state for each variable.
 
         It is empty where there is none yet. The tensors are on the CPU, or where
-        the optimizer keeps them, and are the caller's.
+        the optimizer keeps them, and belong to the caller.
         """
 
     @abstractmethod
@@ -246,13 +246,13 @@ class Hosting(ABC):
         """Replace the optimizer's state for variables; {} is none at all."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return what is to be in a checkpoint, by name."""
+        """Return the content of a checkpoint, by name."""
         raise self._extended._no_checkpoints()
 
     def load_state_dict(
         self, state: Mapping[str, torch.Tensor], strict: bool
     ) -> Restoration:
-        """Replace values by those of a checkpoint, also of what is made later."""
+        """Load a checkpoint, also into what is made later."""
         raise self._extended._no_checkpoints()
 
 

@@ -1,4 +1,4 @@
-"""Which replicas are in sync, as a process that runs some of them sees it."""
+"""The replicas in sync, as a process that runs some of them sees them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class LocalReplicas(ReplicaGroup):
         config.isolate_session_state = True
 
     def start_alike(self, variable: Variable) -> None:
-        """Leave it as it is: there is no other process."""
+        """Leave the variable as it is: there is no other process."""
 
     def share_seed(self, worker: InputWorker) -> InputWorker:
         return worker

@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
 
 _REPORT_SECONDS = 2.0
 _STORES = 16
-"""How many connections are kept; a worker server may meet others again and again."""
+"""The number of connections that are kept, for worker servers that meet repeatedly."""
 
 # The keys are meeting point, attempt and rank, since workers may be threads of one
 # process.

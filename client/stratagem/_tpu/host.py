@@ -64,8 +64,8 @@ class HostCores(LocalCores):
 
     Args:
         extended: The strategy's `extended` on this host, which owns this.
-        plan: What all hosts know.
-        task: Which of them this is.
+        plan: What all hosts are told of the strategy.
+        task: The index of this host.
 
     Attributes:
         group: All hosts.
