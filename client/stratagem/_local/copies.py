@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.nn import Parameter
 
@@ -19,17 +19,8 @@ from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.extended import StrategyExtended
 
-
-class CopyOperations(NamedTuple):
-    """What is done with copies, of which each replica of this process has one.
-
-    Attributes:
-        cross_device_ops: Brings values of several devices together.
-        unite: Returns the variable that consists of these copies.
-    """
-
-    cross_device_ops: CrossDeviceOps
-    unite: Callable[[Sequence[LocalVariable]], Variable]
+Unite = Callable[[Sequence[LocalVariable]], Variable]
+"""Returns the variable that consists of copies, one on each replica's device."""
 
 
 class CopiesHosting(LocalHosting):
@@ -43,12 +34,14 @@ class CopiesHosting(LocalHosting):
         self,
         extended: StrategyExtended,
         names: Sequence[str],
-        operations: CopyOperations,
+        cross_device_ops: CrossDeviceOps,
+        unite: Unite,
         elsewhere: MadeElsewhere | None = None,
     ) -> None:
         super().__init__(extended, [*map(torch_device, names)], elsewhere)
         self._device_names = names
-        self._operations = operations
+        self._cross_device_ops = cross_device_ops
+        self._unite = unite
 
     def host_one(self, adoption: Adoption) -> None:
         parameter = adoption.parameter
@@ -58,7 +51,7 @@ class CopiesHosting(LocalHosting):
         ]
         traits = VariableTraits.of(adoption.name, parameter.requires_grad)
         copies = zip((parameter, *leaves), self._device_names, strict=True)
-        variable = self._operations.unite(
+        variable = self._unite(
             [LocalVariable.over(leaf, traits, device) for leaf, device in copies]
         )
         self.parameters.add(parameter, variable, adoption.owners, leaves)
@@ -82,9 +75,7 @@ class CopiesHosting(LocalHosting):
             for update in step.updates()
             if self._has_all_dense(update)
         ]
-        reduced = iter(
-            self._operations.cross_device_ops.batch_reduce(step.reduce_op, pairs)
-        )
+        reduced = iter(self._cross_device_ops.batch_reduce(step.reduce_op, pairs))
         return [
             next(reduced) if self._has_all_dense(update) else step.reduced(update)
             for update in step.updates()

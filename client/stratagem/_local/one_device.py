@@ -13,7 +13,7 @@ from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.strategies.one_replica import OneReplicaExtended
 from stratagem._input.iterator import DistributedIterator
-from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._local.copies import CopiesHosting
 from stratagem._strategies.devices import distinct_devices
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
@@ -43,8 +43,8 @@ class _OneDeviceExtended(OneReplicaExtended):
     def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
         super().__init__(container_strategy)
         self._devices = tuple(devices)
-        operations = CopyOperations(ReductionToOneDevice(), self._united)
-        self._hosting = CopiesHosting(self, devices, operations)
+        ops = ReductionToOneDevice()
+        self._hosting = CopiesHosting(self, devices, ops, self._united)
 
     @property
     def experimental_between_graph(self) -> bool:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
 from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
 from stratagem._local.across import AcrossDevices, AcrossReplicas
-from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
 
 if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
-
-Unite = Callable[[Sequence[LocalVariable]], Variable]
-"""Returns the variable that copies are, one for each replica of this process."""
 
 
 class ReplicaGroup(ABC):
@@ -86,8 +82,7 @@ class LocalReplicas(ReplicaGroup):
         return len(self.devices)
 
     def host(self, extended: StrategyExtended, unite: Unite) -> CopiesHosting:
-        operations = CopyOperations(self.cross_device_ops, unite)
-        return CopiesHosting(extended, self.devices, operations)
+        return CopiesHosting(extended, self.devices, self.cross_device_ops, unite)
 
     def configure(self, config: ConfigProto) -> None:
         config.isolate_session_state = True

@@ -24,7 +24,7 @@ class StepsTogether:
     """
 
     def __init__(self, group: WorkerGroup, across: AcrossWorkers) -> None:
-        self._group = group
+        self.group = group
         self._across = across
 
     def joined(
@@ -51,7 +51,7 @@ class StepsTogether:
         )
         same += [pair for group in step.groups for pair in _hyperparameters(group)]
         own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
-        heard = self._group.agree("A step of an optimizer", same, own)
+        heard = self.group.agree("A step of an optimizer", same, own)
         groups = [
             _with_all(group, [each["groups"][number] for each in heard], find)
             for number, group in enumerate(step.groups)
@@ -65,7 +65,7 @@ class StepsTogether:
         rows = self._across.summed(
             [IndexedSlices.from_sparse(total) for total in totals if total.is_sparse]
         )
-        dense = self._group.sums([total for total in totals if not total.is_sparse])
+        dense = self.group.sums([total for total in totals if not total.is_sparse])
         rest = iter(rows), iter(dense)
         return [
             _sparse(next(rest[0])) if total.is_sparse else next(rest[1])

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from stratagem._core.enums import ReduceOp
+from stratagem._core.values.cross_device_ops import CrossDeviceOps
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.hosting import Slots
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.gradients import StepsTogether, mean
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.reduction import AcrossWorkers
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import VariableNotFoundError
 
@@ -31,14 +31,14 @@ class WorkersHosting(CopiesHosting):
         self,
         extended: StrategyExtended,
         names: Sequence[str],
-        operations: CopyOperations,
-        group: WorkerGroup,
-        across: AcrossWorkers,
+        cross_device_ops: CrossDeviceOps,
+        unite: Unite,
+        steps: StepsTogether,
         elsewhere: MadeElsewhere | None = None,
     ) -> None:
-        super().__init__(extended, names, operations, elsewhere)
-        self._group = group
-        self._steps = StepsTogether(group, across)
+        super().__init__(extended, names, cross_device_ops, unite, elsewhere)
+        self._group = steps.group
+        self._steps = steps
         self._written = ""
 
     # Modules start as the chief's.

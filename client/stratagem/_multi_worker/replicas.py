@@ -12,8 +12,9 @@ from stratagem._core.values.cross_device_ops import default_cross_device_ops
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._input.sharding import InputWorker
-from stratagem._local.copies import CopyOperations
-from stratagem._local.replica_group import ReplicaGroup, Unite
+from stratagem._local.copies import Unite
+from stratagem._local.replica_group import ReplicaGroup
+from stratagem._multi_worker.gradients import StepsTogether
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.hosting import WorkersHosting, follow_chief
 from stratagem._multi_worker.reduction import AcrossWorkers
@@ -51,13 +52,12 @@ class WorkersReplicas(ReplicaGroup):
         self._elsewhere = elsewhere
 
     def host(self, extended: StrategyExtended, unite: Unite) -> WorkersHosting:
-        operations = CopyOperations(self.cross_device_ops, unite)
         return WorkersHosting(
             extended,
             self.devices,
-            operations,
-            self.group,
-            self.across,
+            self.cross_device_ops,
+            unite,
+            StepsTogether(self.group, self.across),
             self._elsewhere,
         )
 

@@ -42,6 +42,7 @@ class CoresExtended(CopiesExtended):
         resolver: ClusterResolver,
         steps_per_run: int,
     ) -> None:
+        # The cores keep this object, and use it once it is made.
         self._cores = find_cores(self)
         super().__init__(container_strategy, self._cores.replicas, resolver)
         self._steps_per_run = steps_per_run

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from stratagem._core.values.cross_device_ops import CrossDeviceOps
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
 from stratagem._hosting.hosting import Slots
-from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._tpu.call import HostAnswer, Writes
 from stratagem._tpu.valued import Marks, Valued, variable_of, write
@@ -99,12 +100,6 @@ class OptimizersOnHosts(Protocol):
 class HostsHosting(CopiesHosting):
     """Hosts modules in the program, while their optimizers step on the hosts.
 
-    Args:
-        extended: The strategy's `extended`.
-        names: Full names of the devices of the copies in the program.
-        operations: What is done with copies.
-        on_hosts: Knows the state of optimizers on the hosts.
-
     Attributes:
         memory: What the hosts know.
     """
@@ -113,10 +108,11 @@ class HostsHosting(CopiesHosting):
         self,
         extended: StrategyExtended,
         names: Sequence[str],
-        operations: CopyOperations,
+        cross_device_ops: CrossDeviceOps,
+        unite: Unite,
         on_hosts: OptimizersOnHosts,
     ) -> None:
-        super().__init__(extended, names, operations)
+        super().__init__(extended, names, cross_device_ops, unite)
         self._on_hosts = on_hosts
         self.memory = Memory(self.optimizers)
 

@@ -14,9 +14,9 @@ from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariabl
 from stratagem._core.values.cross_device_ops import ReductionToOneDevice
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import Slots
-from stratagem._local.copies import CopyOperations
+from stratagem._local.copies import Unite
 from stratagem._local.extended import CopiesExtended
-from stratagem._local.replica_group import LocalReplicas, Unite
+from stratagem._local.replica_group import LocalReplicas
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
 from stratagem._tpu.call import (
@@ -70,8 +70,8 @@ class HostsReplicas(LocalReplicas):
         return self._cores.topology.num_cores
 
     def host(self, extended: StrategyExtended, unite: Unite) -> HostsHosting:
-        operations = CopyOperations(self.cross_device_ops, unite)
-        return HostsHosting(extended, self.devices, operations, self._cores)
+        ops = self.cross_device_ops
+        return HostsHosting(extended, self.devices, ops, unite, self._cores)
 
 
 class RemoteCores(Cores):
