@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from stratagem_proto.consistency import check_contributors, message_named, name_of
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem_proto.protocol import check_contributors
+
+if TYPE_CHECKING:
+    from stratagem_proto.v1 import consistency_pb2 as pb
 
 __all__ = [
     "Async",
@@ -179,7 +181,9 @@ class ConsistencyReport:
     workers: Mapping[str, WorkerReport]
 
 
-_BY_NAME = {kind._name: kind for kind in (Async, Bounded, Sync)}
+KINDS: Mapping[str, type[Consistency]] = {
+    kind._name: kind for kind in (Async, Bounded, Sync)
+}
 
 
 def consistency_from(value: object) -> Consistency:
@@ -189,28 +193,18 @@ def consistency_from(value: object) -> Consistency:
         InvalidArgumentError: There is none of that name.
         InvalidTypeError: `value` is neither.
     """
-    if isinstance(value, Consistency) and type(value) in _BY_NAME.values():
+    if isinstance(value, Consistency) and type(value) in KINDS.values():
         return value
     if not isinstance(value, str):
         raise InvalidTypeError(
-            f"consistency must be {', '.join(_BY_NAME)} or a value of "
+            f"consistency must be {', '.join(KINDS)} or a value of "
             f"stratagem.consistency, not {value!r}"
         )
-    if value not in _BY_NAME:
+    if value not in KINDS:
         raise InvalidArgumentError(
-            f"consistency must be one of {', '.join(_BY_NAME)}, not {value!r}"
+            f"consistency must be one of {', '.join(KINDS)}, not {value!r}"
         )
-    return _BY_NAME[value]()
-
-
-def decoded_consistency(message: pb.Consistency) -> Consistency:
-    """Return a consistency that came from a server."""
-    return _BY_NAME[name_of(message)]._of(message)
-
-
-def encoded_consistency(consistency: Consistency) -> pb.Consistency:
-    """Return a consistency for servers."""
-    return message_named(consistency._name, **consistency._fields())
+    return KINDS[value]()
 
 
 def _require_number(name: str, value: object, least: int) -> None:

@@ -39,16 +39,3 @@ def name_of(consistency: Consistency) -> str:
 def message_named(name: str, **fields: int) -> Consistency:
     """Return the message of the mode with that name, the other way round."""
     return Consistency(mode=_MODES[name], **fields)
-
-
-def check_contributors(replicas_to_aggregate: int, num_workers: int) -> None:
-    """Check that so many workers can make the contributions of a step.
-
-    Raises:
-        InvalidArgumentError: The step needs more.
-    """
-    if replicas_to_aggregate > num_workers:
-        raise InvalidArgumentError(
-            f"replicas_to_aggregate is {replicas_to_aggregate}, but only "
-            f"{num_workers} workers contribute to a step, once each; ask for fewer"
-        )

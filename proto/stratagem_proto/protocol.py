@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-from stratagem_proto.errors import InvalidNameError, ProtocolVersionError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidNameError,
+    ProtocolVersionError,
+)
 
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1
@@ -63,4 +67,17 @@ def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:
             f"the client speaks protocol version {theirs}, this server "
             f"{OLDEST_PROTOCOL_VERSION} to {mine}; install the same release of "
             "stratagem on both"
+        )
+
+
+def check_contributors(replicas_to_aggregate: int, num_workers: int) -> None:
+    """Check that so many workers can make the contributions of a step.
+
+    Raises:
+        InvalidArgumentError: The step needs more.
+    """
+    if replicas_to_aggregate > num_workers:
+        raise InvalidArgumentError(
+            f"replicas_to_aggregate is {replicas_to_aggregate}, but only "
+            f"{num_workers} workers contribute to a step, once each; ask for fewer"
         )

@@ -10,12 +10,11 @@ import grpc
 import numpy as np
 import torch
 
-from stratagem.consistency import (
-    Consistency,
-    Sync,
+from stratagem._parameter_server.consistencies import (
     decoded_consistency,
     encoded_consistency,
 )
+from stratagem.consistency import Consistency, Sync
 from stratagem_proto.v1 import consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram

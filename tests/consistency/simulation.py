@@ -7,12 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stratagem.consistency import (
-    Consistency,
-    Sync,
+from stratagem._parameter_server.consistencies import (
     decoded_consistency,
     encoded_consistency,
 )
+from stratagem.consistency import Consistency, Sync
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark

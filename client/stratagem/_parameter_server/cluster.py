@@ -14,18 +14,12 @@ from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
+from stratagem._parameter_server.consistencies import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._ps_client.requests.consistency import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
-from stratagem.consistency import (
-    Consistency,
-    ConsistencyReport,
-    WorkerReport,
-    decoded_consistency,
-    encoded_consistency,
-)
-from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem.consistency import Consistency, ConsistencyReport
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -116,7 +110,7 @@ class TrainingCluster:
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return what holds workers together, by optimizer."""
         groups = self._store.ask_first(describe())
-        return {group.group: _report_of(group) for group in groups}
+        return {group.group: report_of(group) for group in groups}
 
     # Checkpoints.
 
@@ -189,19 +183,3 @@ class OneProcess:
 
     def flush(self) -> None:
         """Nothing is ever in flight."""
-
-
-def _report_of(group: pb.GroupConsistency) -> ConsistencyReport:
-    consistency = decoded_consistency(group.consistency)
-    workers = {worker.task: _worker_report_of(worker) for worker in group.workers}
-    return ConsistencyReport(consistency, group.since, workers)
-
-
-def _worker_report_of(worker: pb.WorkerClock) -> WorkerReport:
-    staleness = {
-        # Bucket i begins at 2^(i-1), the first one at 0.
-        1 << bucket >> 1: count
-        for bucket, count in enumerate(worker.staleness)
-        if count
-    }
-    return WorkerReport(worker.finished, worker.dropped, staleness, worker.gone)

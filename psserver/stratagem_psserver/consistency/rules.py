@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stratagem_proto.consistency import check_contributors, name_of
+from stratagem_proto.consistency import name_of
+from stratagem_proto.protocol import check_contributors
 from stratagem_proto.v1.consistency_pb2 import Consistency
 
 

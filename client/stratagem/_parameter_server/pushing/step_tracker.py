@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stratagem.consistency import (
-    Async,
-    Consistency,
+from stratagem._parameter_server.consistencies import (
     decoded_consistency,
     encoded_consistency,
 )
+from stratagem.consistency import Async, Consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
