@@ -13,7 +13,7 @@ from stratagem._parameter_server.pushing.server_batches import (
     add_gradient,
     no_batches,
 )
-from stratagem._parameter_server.pushing.step_tracker import Permit
+from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import Limits
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
@@ -52,7 +52,7 @@ def take(
 def _push(
     store: RemoteStore,
     step: OptimizerStep,
-    permit: Permit,
+    permit: StepPermit,
     overlap: OverlappedPush | None,
 ) -> None:
     limited = step.within_limits()
@@ -71,7 +71,7 @@ def _push(
 def _contribute(
     store: RemoteStore,
     step: OptimizerStep,
-    permit: Permit,
+    permit: StepPermit,
     overlap: OverlappedPush | None,
 ) -> None:
     """Add this worker's gradients to a step.
@@ -101,7 +101,7 @@ def _contribute(
 
 
 def _contribution(
-    store: RemoteStore, step: OptimizerStep, permit: Permit
+    store: RemoteStore, step: OptimizerStep, permit: StepPermit
 ) -> Contribution:
     step_tracker, several = store.step_tracker, len(store.servers.used) > 1
     mean = step.reduce_op is ReduceOp.MEAN

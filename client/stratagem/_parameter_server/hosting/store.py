@@ -20,7 +20,7 @@ from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
 from stratagem._parameter_server.pushing.pulls import Pulls
 from stratagem._parameter_server.pushing.push import PullMode
-from stratagem._parameter_server.pushing.step_tracker import Permit, StepTracker
+from stratagem._parameter_server.pushing.step_tracker import StepPermit, StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
@@ -210,7 +210,7 @@ class RemoteStore:
         finally:
             asked.abandon()
 
-    def permit(self, optimizer: str) -> Permit:
+    def permit(self, optimizer: str) -> StepPermit:
         """Return the permit for an optimizer's next step, after asking if need be.
 
         A replica may take several steps on the values of one refresh.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from stratagem._parameter_server.pushing.step_tracker import Permit
+from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.requests.request import Request
 
@@ -45,7 +45,7 @@ class Push:
     """
 
     optimizer: str
-    permit: Permit
+    permit: StepPermit
     updates: Mapping[int, Update]
     copies: Copies
     is_awaited: bool = False

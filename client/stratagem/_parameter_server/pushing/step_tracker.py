@@ -16,7 +16,7 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 
 
-class Permit(NamedTuple):
+class StepPermit(NamedTuple):
     """What a worker needs to take a step.
 
     Attributes:
@@ -44,7 +44,7 @@ class _Steps:
     declared: Consistency
     finished: int = 0
     counted: int = 0
-    permit: Permit | None = None
+    permit: StepPermit | None = None
 
 
 class StepTracker:
@@ -103,7 +103,7 @@ class StepTracker:
 
     def granted(
         self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
-    ) -> list[Permit]:
+    ) -> list[StepPermit]:
         """Note and return the permits that have come."""
         permits = [_permit_of(grant) for grant in grants]
         for begin, permit in zip(begins, permits, strict=True):
@@ -123,11 +123,11 @@ class StepTracker:
         """Return whether an optimizer takes synchronous steps, or has taken any."""
         return any(map(_is_synchronous, self._steps.values()))
 
-    def permit(self, optimizer: str) -> Permit | None:
+    def permit(self, optimizer: str) -> StepPermit | None:
         """Return the permit for the next step, None if it is yet to be asked for."""
         steps = self._steps[optimizer]
         if self.worker is None:
-            return Permit(steps.finished + 1, Async())
+            return StepPermit(steps.finished + 1, Async())
         permit = steps.permit
         return permit if permit is not None and permit.step > steps.finished else None
 
@@ -168,8 +168,8 @@ class StepTracker:
         return filter(None, map(self.after, self._steps))
 
 
-def _permit_of(grant: StepGrant) -> Permit:
-    return Permit(grant.step, decoded_consistency(grant.consistency), grant.closed)
+def _permit_of(grant: StepGrant) -> StepPermit:
+    return StepPermit(grant.step, decoded_consistency(grant.consistency), grant.closed)
 
 
 def _is_synchronous(steps: _Steps) -> bool:
