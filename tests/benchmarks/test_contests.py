@@ -95,6 +95,7 @@ def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
     assert (question.name, question.of) == (cell.question, {"Stratagem"})
 
 
+@pytest.mark.cluster
 def test_goals_without_a_floor_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
