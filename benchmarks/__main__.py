@@ -36,14 +36,11 @@ def main(
     ] = None,
     peers: Annotated[
         list[Foreign] | None,
-        typer.Option(
-            help="Whom to measure beside ourselves and the limits; may be repeated."
-        ),
+        typer.Option(help="Whom to measure beside ourselves and the limits; may be repeated."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Alternated runs.")] = 7,
     out: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder for the figures; {FOLDER}, or quick in it."),
+        Path | None, typer.Option(help=f"Folder for the figures; {FOLDER}, or quick in it.")
     ] = None,
     quick: Annotated[
         bool, typer.Option(help="Only ratios that were reached; fails below them.")
@@ -54,8 +51,8 @@ def main(
 ) -> None:
     """Measures beside physical limits and peers, as ratios of one run.
 
-    Exit code: 0 when all was measured; 1 if a contestant failed, or if --quick finds a
-    ratio below what was reached before, or none.
+    Exit code: 0 when all was measured; 1 if a contestant failed, or if --quick finds a ratio below
+    what was reached before, or none.
     """
     start, load = time.monotonic(), os.getloadavg()[0]
     if load > _BUSY_LOAD:

@@ -25,9 +25,7 @@ def _transfers() -> Iterator[Goal]:
     yield from _sized("push + SGD + pull", _SIZES, "MXNet", 2.0)
 
 
-def _sized(
-    direction: str, sizes: Sequence[str], peer: str, least: float
-) -> Iterator[Goal]:
+def _sized(direction: str, sizes: Sequence[str], peer: str, least: float) -> Iterator[Goal]:
     about = f"{direction} of {', '.join(sizes)}"
     for size in sizes:
         yield _beside("transfer", f"{direction} {size}", peer, least, about)
@@ -108,9 +106,7 @@ def _scheduling() -> Iterator[Goal]:
                 yield _beside("scheduling", question, "TensorFlow", least, about)
 
 
-def _beside(
-    measurement: str, question: str, peer: str, least: float, about: str = ""
-) -> Goal:
+def _beside(measurement: str, question: str, peer: str, least: float, about: str = "") -> Goal:
     wording = f"{least:g} times {peer}"
     ours, theirs = Cell(question, "Stratagem"), Cell(question, peer)
     return Goal(measurement, ours, theirs, least, about or question, wording)

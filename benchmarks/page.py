@@ -1,7 +1,7 @@
 """`python -m benchmarks.page`: puts what was measured into docs/performance.md.
 
-What goes between `<!-- NAME -->` and `<!-- end -->` is replaced, for each of `tables`.
-`make format` then breaks the lines of the page.
+What goes between `<!-- NAME -->` and `<!-- end -->` is replaced, for each of `tables`. `make
+format` then breaks the lines of the page.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def tables(folder: Path) -> dict[str, str]:
 
 def _reports(folder: Path) -> Reports:
     return {
-        name: Report.read(
-            folder, name, [goal for goal in GOALS if goal.measurement == name]
-        )
+        name: Report.read(folder, name, [goal for goal in GOALS if goal.measurement == name])
         for name in MEASUREMENTS
         if (folder / f"{name}.json").exists()
     }
@@ -122,9 +120,7 @@ def filled(page: str, contents: Mapping[str, str]) -> str:
 
 
 def main(
-    results: Annotated[
-        Path, typer.Option(help="Where `make bench` left them.")
-    ] = FOLDER,
+    results: Annotated[Path, typer.Option(help="Where `make bench` left them.")] = FOLDER,
     page: Annotated[Path, typer.Option(help="The page to be filled.")] = _PAGE,
 ) -> None:
     """Fills the page, and lists goals that were reached and are not kept."""

@@ -1,8 +1,8 @@
 """The goals that were reached, by measurement and name; `make bench-quick` keeps them.
 
-What was reached on free cores by a tenth or more belongs here, and stays; nearer to a
-goal chance would decide. Two minutes are too short for what was reached beside Ray,
-MXNet and TensorFlow's coordinator.
+What was reached on free cores by a tenth or more belongs here, and stays; nearer to a goal chance
+would decide. Two minutes are too short for what was reached beside Ray, MXNet and TensorFlow's
+coordinator.
 """
 
 from __future__ import annotations
@@ -35,8 +35,5 @@ REACHED: Mapping[str, Collection[str]] = {
         "Stratagem, push + Adagrad, Zipf(1.05): of gRPC unary",
     },
     "sessions": {"idle sessions, memory of the server, more by: of 100,000,000"},
-    "startup": {
-        "Stratagem, import, behind torch: of 0.15",
-        "Stratagem, server ready: of 3",
-    },
+    "startup": {"Stratagem, import, behind torch: of 0.15", "Stratagem, server ready: of 3"},
 }

@@ -115,9 +115,7 @@ def _anew(goals: Sequence[Goal], contests: Sequence[Contest]) -> Sequence[Contes
     return _about(cells, contests)
 
 
-def _report(
-    name: str, outcome: Outcome, goals: Sequence[Goal], about: dict[str, object]
-) -> Report:
+def _report(name: str, outcome: Outcome, goals: Sequence[Goal], about: dict[str, object]) -> Report:
     busy = {"load after": load(), "processors that others used": outcome.others}
     figures = [*outcome.figures.values()]
     return Report(name, figures, goals, about | busy, outcome.failed)

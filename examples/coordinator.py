@@ -2,12 +2,12 @@
 
     python examples/coordinator.py [--seed 1]
 
-It starts two parameter servers and two worker servers. While these work, a third one
-joins, and one of the first two is killed. Each rating is still trained on exactly once
-in each epoch; the servers record which ones were.
+It starts two parameter servers and two worker servers. While these work, a third one joins, and one
+of the first two is killed. Each rating is still trained on exactly once in each epoch; the servers
+record which ones were.
 
-With `--cluster tf-config` or `--cluster kubernetes`, servers and workers run elsewhere,
-and workers may come and go.
+With `--cluster tf-config` or `--cluster kubernetes`, servers and workers run elsewhere, and workers
+may come and go.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ class Learner:
         ratings: How many ratings there are to train on.
     """
 
-    def __init__(
-        self, strategy: stratagem.ParameterServerStrategy, ratings: int
-    ) -> None:
+    def __init__(self, strategy: stratagem.ParameterServerStrategy, ratings: int) -> None:
         self.strategy = strategy
         with strategy.scope():
             self.model = movielens.Recommender()
@@ -249,9 +247,7 @@ def main(
     cluster: Annotated[
         Place, typer.Option(help="Where servers and workers are described.")
     ] = Place.HERE,
-    save: Annotated[
-        Path | None, typer.Option(help="Folder of a checkpoint per epoch.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Folder of a checkpoint per epoch.")] = None,
 ) -> None:
     """Train on a cluster, by default on one that is started on this machine."""
     torch.manual_seed(seed)

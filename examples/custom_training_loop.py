@@ -2,8 +2,8 @@
 
     python examples/custom_training_loop.py --replicas 3
 
-A small network predicts the progress of diabetes from ten measurements. The replicas
-are logical CPUs, so this runs anywhere.
+A small network predicts the progress of diabetes from ten measurements. The replicas are logical
+CPUs, so this runs anywhere.
 """
 
 from __future__ import annotations

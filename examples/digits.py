@@ -1,11 +1,11 @@
 """A small convolutional network on handwritten digits, on several devices at once.
 
-    python examples/digits.py                         # four ways, one after the other
-    python examples/digits.py --strategy mirrored-2   # one of them
+    python examples/digits.py                         # four ways, one after the other python
+    examples/digits.py --strategy mirrored-2   # one of them
 
 The devices are logical CPUs, so this runs anywhere; on a machine with two GPUs use
-`MirroredStrategy(["GPU:0", "GPU:1"])`. Compare `train` with `train_plainly` to see what
-a strategy changes in a program.
+`MirroredStrategy(["GPU:0", "GPU:1"])`. Compare `train` with `train_plainly` to see what a strategy
+changes in a program.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Every worker of the cluster runs this file:
 
     stratagem run --ps 3 --workers 2 examples/dlrm.py [--small] [--device cuda:0]
 
-One MLP turns the measurements of an example into a vector. Each of its 26 ids has a
-vector in a table on the servers, and another MLP sees the products of all pairs. With
-`--device cuda:0` everything but the tables is on that GPU.
+One MLP turns the measurements of an example into a vector. Each of its 26 ids has a vector in a
+table on the servers, and another MLP sees the products of all pairs. With `--device cuda:0`
+everything but the tables is on that GPU.
 """
 
 from __future__ import annotations
@@ -68,14 +68,12 @@ class Plan:
 FULL, SMALL = Plan(2048, 400, 100_000), Plan(512, 30, 8192)
 
 
-def train(
-    resolver: ClusterResolver, plan: Plan, device: torch.device, folder: Path
-) -> None:
+def train(resolver: ClusterResolver, plan: Plan, device: torch.device, folder: Path) -> None:
     """One worker's whole program.
 
     Raises:
-        SystemExit: Memory grew too much, the loss did not fall, or the checkpoint that
-            was taken meanwhile is not the same on other numbers of servers.
+        SystemExit: Memory grew too much, the loss did not fall, or the checkpoint that was taken
+            meanwhile is not the same on other numbers of servers.
     """
     # What torch loads with the first optimizer is not the tables'.
     torch.optim.SGD([torch.empty(0)])

@@ -4,8 +4,8 @@ Every worker of the cluster runs this file:
 
     stratagem run --ps 2 --workers 2 examples/movielens.py [seed] [--pull bf16]
 
-The model is a biased matrix factorisation with dropout: a rating is an offset, plus
-what the user and the film add, plus the product of their two vectors.
+The model is a biased matrix factorisation with dropout: a rating is an offset, plus what the user
+and the film add, plus the product of their two vectors.
 """
 
 from __future__ import annotations
@@ -165,9 +165,7 @@ def show_placement(strategy: stratagem.ParameterServerStrategy) -> None:
     """Prints where each variable lives."""
     table = Table("variable", "shape", "server", "bytes")
     for place in strategy.extended.variable_placements():
-        table.add_row(
-            place.name, str(list(place.shape)), place.server, f"{place.nbytes:,}"
-        )
+        table.add_row(place.name, str(list(place.shape)), place.server, f"{place.nbytes:,}")
     Console().print(table)
 
 

@@ -4,10 +4,10 @@ torchrun starts the processes; all have the TF_CONFIG of their worker:
 
     torchrun --standalone --nproc-per-node=2 examples/torchrun.py
 
-The first process is the worker, and only it talks to the servers. torch.distributed
-(NCCL with GPUs, else gloo) sends the parameters from it to the others, and the mean of
-all gradients back to it. So a host pulls and pushes once per step, however many GPUs it
-has. Without TF_CONFIG the optimizer steps in the first process.
+The first process is the worker, and only it talks to the servers. torch.distributed (NCCL with
+GPUs, else gloo) sends the parameters from it to the others, and the mean of all gradients back to
+it. So a host pulls and pushes once per step, however many GPUs it has. Without TF_CONFIG the
+optimizer steps in the first process.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ def train(host: Host, folder: Path) -> None:
     )
     with strategy.scope():
         model = network().to(host.device)
-    optimizer = stratagem.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), RATE)
-    )
+    optimizer = stratagem.DistributedOptimizer(torch.optim.Adam(model.parameters(), RATE))
 
     def step(batch: Tensor) -> None:
         host.share_parameters(model)

@@ -1,7 +1,7 @@
 """Write the Python modules of every .proto beside it; with --check, only compare.
 
-Run it after editing a .proto and commit what it writes: a clone then works in an
-editor and installs without a compiler, and a review shows the generated change.
+Run it after editing a .proto and commit what it writes: a clone then works in an editor and
+installs without a compiler, and a review shows the generated change.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
 
-# By path, since the scripts of a virtual environment that is not activated are
-# not on PATH.
+# By path, since the scripts of a virtual environment that is not activated are not on PATH.
 PLUGINS = [
-    Path(sys.executable).with_name(name)
-    for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+    Path(sys.executable).with_name(name) for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 ]
 
 Modules = dict[Path, str]
@@ -36,9 +34,7 @@ def main() -> None:
     if not check:
         replace(present, fresh)
     elif stale:
-        raise SystemExit(
-            f"not what the .proto files say: {', '.join(stale)}; run `make protos`"
-        )
+        raise SystemExit(f"not what the .proto files say: {', '.join(stale)}; run `make protos`")
 
 
 def compiled() -> Modules:

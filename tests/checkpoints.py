@@ -124,9 +124,7 @@ def load_from(path: Path) -> dict[str, torch.Tensor]:
 
 
 def are_equal(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name], other[name]) for name in one
-    )
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def stored(path: Path) -> dict[str, dict[int, list[float]]]:

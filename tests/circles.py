@@ -1,8 +1,8 @@
 """Which folders and files import each other in circles.
 
-Run as `python -m tests.circles`; imports in functions and for types alone count. A
-folder in a circle cannot be read, moved or tested without the others, so none may be in
-one. A few files may, where one thing is said in two or three of them.
+Run as `python -m tests.circles`; imports in functions and for types alone count. A folder in a
+circle cannot be read, moved or tested without the others, so none may be in one. A few files may,
+where one thing is said in two or three of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A TCP proxy between a client and a server that loses connections on demand.
 
-It knows HTTP/2 frames, so that a test can cut at each boundary between messages,
-count them, or cut anywhere between two bytes; and it can delay what passes.
+It knows HTTP/2 frames, so that a test can cut at each boundary between messages, count them, or cut
+anywhere between two bytes; and it can delay what passes.
 """
 
 from __future__ import annotations
@@ -182,9 +182,7 @@ class FaultyProxy:
 class _Link:
     """A client's connection and the proxy's own to the server."""
 
-    def __init__(
-        self, proxy: FaultyProxy, client: socket.socket, server: socket.socket
-    ) -> None:
+    def __init__(self, proxy: FaultyProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
         self._server = server
@@ -192,9 +190,7 @@ class _Link:
     def start(self) -> None:
         """Forwards both ways, in threads."""
         for direction in Direction:
-            threading.Thread(
-                target=self._forward, args=(direction,), daemon=True
-            ).start()
+            threading.Thread(target=self._forward, args=(direction,), daemon=True).start()
 
     def cut(self) -> None:
         """Resets both connections, without a farewell of HTTP/2."""

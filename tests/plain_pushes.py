@@ -1,8 +1,7 @@
 """Whether tests hold without the client's fast ways to push: `pytest --plain-pushes`.
 
-A test or a file that is marked `plain_pushes_too` is run in either way each time; one
-that is marked `fast_pushes` shows what a fast way spares, and is left out with a plain
-one.
+A test or a file that is marked `plain_pushes_too` is run in either way each time; one that is
+marked `fast_pushes` shows what a fast way spares, and is left out with a plain one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether tests hold without the servers' fast paths: `pytest --plain-servers`.
 
-A test or a file that is marked `plain_servers_too` is run in either way each time; one
-that is marked `fast_servers` shows what a fast path spares, and is left out with plain
-servers. Servers in processes of their own keep their fast paths.
+A test or a file that is marked `plain_servers_too` is run in either way each time; one that is
+marked `fast_servers` shows what a fast path spares, and is left out with plain servers. Servers in
+processes of their own keep their fast paths.
 """
 
 from __future__ import annotations

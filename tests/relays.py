@@ -89,15 +89,11 @@ class Relay:
                 self._forward(client, server, Direction.TO_SERVER)
                 self._forward(server, client, Direction.TO_CLIENT)
 
-    def _forward(
-        self, source: socket.socket, sink: socket.socket, direction: Direction
-    ) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         ends = source, sink, direction
         threading.Thread(target=self._pass_all, args=ends, daemon=True).start()
 
-    def _pass_all(
-        self, source: socket.socket, sink: socket.socket, direction: Direction
-    ) -> None:
+    def _pass_all(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         with suppress(OSError):
             while data := self._receive(source, sink):
                 allowed = self._allowed(direction, len(data))

@@ -97,9 +97,7 @@ def test_the_picture_is_read_in_a_few_minutes() -> None:
         ("deployment", "deploy/stratagem_deploy"),
     ],
 )
-def test_the_page_of_a_package_names_each_of_its_folders(
-    page: str, package: str
-) -> None:
+def test_the_page_of_a_package_names_each_of_its_folders(page: str, package: str) -> None:
     text = (ROOT / "docs" / "architecture" / f"{page}.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -124,10 +122,7 @@ def test_no_function_is_too_long_to_read_at_a_glance() -> None:
 
 
 def test_no_file_holds_more_than_one_idea() -> None:
-    lengths = {
-        place(path): len(path.read_text(encoding="utf-8").splitlines())
-        for path in SOURCES
-    }
+    lengths = {place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
     assert not {name for name, lines in lengths.items() if lines > LONGEST_FILE}
 
 

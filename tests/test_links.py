@@ -30,7 +30,4 @@ def leads_somewhere(page: Path, link: str) -> bool:
 def anchors(page: Path) -> set[str]:
     """Return the names under which a page's headings can be linked to."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-")
-        for heading in headings
-    }
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}

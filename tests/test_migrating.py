@@ -13,13 +13,11 @@ from stratagem import config
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "migrating-from-tensorflow.md").read_text()
-# A title, and the programs on the right side of the tables under it; those on the
-# left are marked "py".
+# A title, and the programs on the right side of the tables under it; those on the left are marked
+# "py".
 PROGRAMS = {
     title: blocks
-    for title, text in re.findall(
-        r"^##+ (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.M
-    )
+    for title, text in re.findall(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.M)
     if (blocks := re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 }
 FIRST = next(iter(PROGRAMS))

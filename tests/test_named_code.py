@@ -22,9 +22,7 @@ MADE_LATER = {"build/wheels", "deploy/compose/token", "runs/benchmarks"}
 # Kubernetes's, Typer's, torch's and an imagined module's; the page says whose they are.
 OF_OTHERS = {"ReadWriteMany", "CliRunner", "GradScaler", "TensorBase", "MyModule"}
 ABOUT_THE_CODE = [
-    page
-    for page in PAGES
-    if "architecture" in title(page) or page.name == "CONTRIBUTING.md"
+    page for page in PAGES if "architecture" in title(page) or page.name == "CONTRIBUTING.md"
 ]
 
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)+/?|[\w-]+\.(py|proto)")

@@ -24,10 +24,7 @@ from tests.psserver.wire import RawClient
 
 PAGE = (Path(__file__).parent.parent / "docs" / "observing.md").read_text()
 # What is behind a pipe is another program's.
-SHOWN = [
-    shlex.split(line)
-    for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)
-]
+SHOWN = [shlex.split(line) for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)]
 COMMANDS = [command for command in SHOWN if command[0] not in ("ps", "worker")]
 
 
@@ -57,9 +54,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=shlex.join)
-def test_the_commands_of_the_page_answer(
-    command: list[str], environment: dict[str, str]
-) -> None:
+def test_the_commands_of_the_page_answer(command: list[str], environment: dict[str, str]) -> None:
     quick = ["--interval", "0.01"] if command[0] == "top" else []
     finished = CliRunner().invoke(app, [*command, *quick], env=environment)
     assert finished.exit_code == 0, finished.output

@@ -55,9 +55,7 @@ def definitions(cls: type) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_imported() -> None:
-    assert any(
-        module.__name__ == "stratagem._tpu.remote" for module in modules(stratagem)
-    )
+    assert any(module.__name__ == "stratagem._tpu.remote" for module in modules(stratagem))
 
 
 def test_no_strategy_is_a_tower_of_classes() -> None:
@@ -75,9 +73,7 @@ def test_a_hook_is_overridden_once() -> None:
     }
     assert hooks["MirroredExtended._reduce_to"] == ["CopiesExtended", "StrategyHooks"]
     assert {
-        name: classes
-        for name, classes in hooks.items()
-        if len(classes) > MOST_DEFINITIONS
+        name: classes for name, classes in hooks.items() if len(classes) > MOST_DEFINITIONS
     } == {}
 
 

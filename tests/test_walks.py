@@ -43,9 +43,7 @@ class Passed:
     def missed(self, named: set[str]) -> set[str]:
         """Return which of some files, named by the ends of their paths, are none."""
         ends = {f"/{file}" for file in self.files}
-        return {
-            name for name in named if not any(end.endswith(f"/{name}") for end in ends)
-        }
+        return {name for name in named if not any(end.endswith(f"/{name}") for end in ends)}
 
 
 @contextmanager

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(
-    condition: Callable[[], bool], seconds: float = 60.0, poll: float = 0.01
-) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0, poll: float = 0.01) -> None:
     """Waits for a condition and fails when it does not come true in time.
 
     Args:

@@ -71,9 +71,7 @@ class Contest:
 
     def among(self, peers: Collection[Foreign]) -> Contest:
         """The same with ourselves, the limits, and these peers alone."""
-        there = [
-            each for each in self.contestants if each.peer is None or each.peer in peers
-        ]
+        there = [each for each in self.contestants if each.peer is None or each.peer in peers]
         return replace(self, contestants=there)
 
     def about(self, cells: Collection[Cell]) -> Contest:

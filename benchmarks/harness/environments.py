@@ -19,18 +19,14 @@ class Foreign(str, Enum):
     MXNET = "mxnet"
 
 
-_OF_THEIR_OWN = {
-    Foreign.TENSORFLOW: "tensorflow-cpu",
-    Foreign.RAY: "ray",
-    Foreign.MXNET: "mxnet",
-}
+_OF_THEIR_OWN = {Foreign.TENSORFLOW: "tensorflow-cpu", Foreign.RAY: "ray", Foreign.MXNET: "mxnet"}
 
 
 def python_of(peer: Foreign | None) -> Path:
     """Returns the interpreter of a peer, or of ourselves.
 
-    Peers with an environment of their own have it in `.venv-<name>`, or where
-    `<NAME>_PYTHON` says. Their pins are in `requirements.txt` of their folders.
+    Peers with an environment of their own have it in `.venv-<name>`, or where `<NAME>_PYTHON` says.
+    Their pins are in `requirements.txt` of their folders.
     """
     if peer not in _OF_THEIR_OWN:
         return Path(sys.executable)

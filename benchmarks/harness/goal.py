@@ -19,8 +19,8 @@ class Goal:
         ours: The figure, of which less is better.
         theirs: What it is compared with.
         at_least: The least ratio of theirs to ours.
-        about: What it is about. A table for readers has those of one measurement that
-            are about the same and have the same wording in one row.
+        about: What it is about. A table for readers has those of one measurement that are about the
+            same and have the same wording in one row.
         wording: What is asked for, in words.
         kept: Whether it was reached, so that it may not be missed again.
     """
@@ -52,15 +52,13 @@ class Goal:
     @property
     def cells(self) -> Collection[Cell]:
         """The figures that it takes."""
-        return (
-            {self.ours} if isinstance(self.theirs, float) else {self.ours, self.theirs}
-        )
+        return {self.ours} if isinstance(self.theirs, float) else {self.ours, self.theirs}
 
     def ratio(self, figures: Sequence[Figure]) -> float | None:
         """Theirs over ours; None if either was not measured.
 
-        It is the median of the ratios of all rounds: a change of the machine's load
-        meets both answers of a round alike.
+        It is the median of the ratios of all rounds: a change of the machine's load meets both
+        answers of a round alike.
         """
         found = {each.cell: each.answers for each in figures}
         ours = found.get(self.ours, ())
@@ -69,8 +67,5 @@ class Goal:
             if isinstance(self.theirs, float)
             else found.get(self.theirs, ())
         )
-        ratios = [
-            them / us if us > 0 else math.inf
-            for them, us in zip(theirs, ours, strict=False)
-        ]
+        ratios = [them / us if us > 0 else math.inf for them, us in zip(theirs, ours, strict=False)]
         return statistics.median(ratios) if ratios else None

@@ -67,9 +67,7 @@ def _answered(question: Question, programs: Programs, rounds: int) -> Outcome:
     for name in failed:
         programs.drop(name)
     cells = {Cell(question.name, name): found for name, found in answers.items()}
-    figures = {
-        cell: Figure(cell, found, question.unit) for cell, found in cells.items()
-    }
+    figures = {cell: Figure(cell, found, question.unit) for cell, found in cells.items()}
     return Outcome(figures, {name: str(error) for name, error in failed.items()})
 
 
@@ -78,8 +76,8 @@ def alternate(
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, RuntimeError]]:
     """Runs each contestant once a round, after one round of warming up.
 
-    Runs alternate so that a change of the machine's load meets all of them. Returns the
-    figures of those that did not fail, and the errors of the others.
+    Runs alternate so that a change of the machine's load meets all of them. Returns the figures of
+    those that did not fail, and the errors of the others.
 
     Args:
         contestants: By name, what runs once and returns a figure.
@@ -93,7 +91,5 @@ def alternate(
                 figures[name].append(contestants[name]())
             except RuntimeError as error:
                 failed[name] = error
-    complete = {
-        name: tuple(found[1:]) for name, found in figures.items() if name not in failed
-    }
+    complete = {name: tuple(found[1:]) for name, found in figures.items() if name not in failed}
     return complete, failed

@@ -25,9 +25,7 @@ def movielens(seconds: float = 0.4) -> Contest:
             Contestant(name, "stratagem.movielens", [file, json.dumps(settings)])
             for name, settings in _OURS.items()
         ),
-        Contestant(
-            "TensorFlow", "tensorflow.movielens", [file], peer=Foreign.TENSORFLOW
-        ),
+        Contestant("TensorFlow", "tensorflow.movielens", [file], peer=Foreign.TENSORFLOW),
         Contestant("bare server", "limits.bare_server", [file]),
         Contestant("local loop", "limits.movielens", [file]),
     ]
@@ -43,8 +41,6 @@ def ratings_file() -> str:
     """
     recbole = find_spec("recbole")
     if recbole is None or not recbole.submodule_search_locations:
-        raise FileNotFoundError(
-            "MovieLens is missing: pip install --no-deps recbole==1.2.1"
-        )
+        raise FileNotFoundError("MovieLens is missing: pip install --no-deps recbole==1.2.1")
     folder = Path(recbole.submodule_search_locations[0])
     return str(folder / "dataset_example/ml-100k/ml-100k.inter")

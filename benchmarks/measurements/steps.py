@@ -64,9 +64,7 @@ def steps(
 def _contest(comparison: Comparison, seconds: float) -> Contest:
     model = comparison.model
     described = f"{model.layers} layers of {model.width}, batch of {model.batch}"
-    question = Question(
-        f"{comparison.what}, {described}", "step", {_WITH, _WITHOUT}, seconds
-    )
+    question = Question(f"{comparison.what}, {described}", "step", {_WITH, _WITHOUT}, seconds)
     contestants = [
         _contestant(comparison, _WITH, comparison.optimizer),
         _contestant(comparison, _WITHOUT, {}),
@@ -74,9 +72,7 @@ def _contest(comparison: Comparison, seconds: float) -> Contest:
     return Contest("steps", contestants, [question])
 
 
-def _contestant(
-    comparison: Comparison, name: str, optimizer: Mapping[str, Any]
-) -> Contestant:
+def _contestant(comparison: Comparison, name: str, optimizer: Mapping[str, Any]) -> Contestant:
     settings = {
         **asdict(comparison.model),
         "consistency": comparison.consistency,

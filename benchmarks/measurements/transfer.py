@@ -26,9 +26,7 @@ _OURS = (
     Contestant("Stratagem", "stratagem.transfer"),
     *(
         Contestant(
-            f"Stratagem {name}",
-            "stratagem.transfer",
-            settings={"STRATAGEM_TRANSPORT": transport},
+            f"Stratagem {name}", "stratagem.transfer", settings={"STRATAGEM_TRANSPORT": transport}
         )
         for name, transport in _TRANSPORTS.items()
     ),
@@ -36,9 +34,7 @@ _OURS = (
 
 
 def _torch_rpc(name: str, kind: str) -> Contestant:
-    return Contestant(
-        name, "torch_rpc.transfer", [kind], peer=Foreign.TORCH_RPC, restless=True
-    )
+    return Contestant(name, "torch_rpc.transfer", [kind], peer=Foreign.TORCH_RPC, restless=True)
 
 
 _PEERS = (

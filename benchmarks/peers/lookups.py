@@ -33,13 +33,8 @@ def answers(
         table: Of whose requests the time counts.
         prepared: Makes of indices what the table is given; its time does not count.
     """
-    all_batches = {
-        kind: itertools.cycle([*map(prepared, batches(kind))]) for kind in KINDS
-    }
-    requests: Mapping[str, Callable[[Batch], object]] = {
-        "pull": table.pull,
-        "push": table.push,
-    }
+    all_batches = {kind: itertools.cycle([*map(prepared, batches(kind))]) for kind in KINDS}
+    requests: Mapping[str, Callable[[Batch], object]] = {"pull": table.pull, "push": table.push}
 
     def answer(question: str, seconds: float) -> float:
         direction, kind = question.split()

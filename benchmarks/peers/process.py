@@ -42,8 +42,8 @@ class Program:
         module: The program, which calls `serve`.
         arguments: Its arguments, behind the one that `serve` needs.
         settings: Environment variables that it has besides ours.
-        restless: Whether it uses processors while nobody asks it anything. It is
-            stopped then, with all processes that it has started.
+        restless: Whether it uses processors while nobody asks it anything. It is stopped then, with
+            all processes that it has started.
     """
 
     python: Path
@@ -143,9 +143,7 @@ class Peer:
         return self._log.read()[-_SHOWN_BYTES:].decode(errors="replace")
 
 
-def _process(
-    program: Program, connection: Connection, log: IO[bytes]
-) -> subprocess.Popen[bytes]:
+def _process(program: Program, connection: Connection, log: IO[bytes]) -> subprocess.Popen[bytes]:
     descriptor = connection.fileno()
     return subprocess.Popen(
         [program.python, "-m", program.module, str(descriptor), *program.arguments],

@@ -41,9 +41,7 @@ def repeated(run: Callable[[], object], times: int) -> Callable[[], None]:
     return repeat
 
 
-def answering(
-    run: Callable[[], object], each: int = 1
-) -> Callable[[str, float], float]:
+def answering(run: Callable[[], object], each: int = 1) -> Callable[[str, float], float]:
     """What answers any question by the median of the seconds of a call.
 
     Args:

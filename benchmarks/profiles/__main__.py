@@ -13,19 +13,14 @@ from benchmarks.harness.report import FOLDER, join
 from benchmarks.profiles import lookups, steps
 from benchmarks.profiles.names import Name
 
-_PAGES: Mapping[Name, Callable[[int], str]] = {
-    Name.STEP: steps.page,
-    Name.LOOKUP: lookups.page,
-}
+_PAGES: Mapping[Name, Callable[[int], str]] = {Name.STEP: steps.page, Name.LOOKUP: lookups.page}
 
 
 def main(
     names: Annotated[
         list[Name] | None, typer.Argument(help="What to profile; everything if none.")
     ] = None,
-    number: Annotated[
-        int, typer.Option(min=1, help="How many steps, or lookups of a kind.")
-    ] = 300,
+    number: Annotated[int, typer.Option(min=1, help="How many steps, or lookups of a kind.")] = 300,
     out: Annotated[Path, typer.Option(help="Folder for the tables.")] = FOLDER,
 ) -> None:
     """Prints and keeps where the time goes."""

@@ -1,8 +1,8 @@
 """Where the time of a pull and of a push of rows goes.
 
-They are those of `lookups`, of rows that are drawn evenly. What calls of numpy, torch
-and sockets take of the processors a profiler says; the rest of the processor time of
-client and server, which is without a profiler, is that of requests.
+They are those of `lookups`, of rows that are drawn evenly. What calls of numpy, torch and sockets
+take of the processors a profiler says; the rest of the processor time of client and server, which
+is without a profiler, is that of requests.
 """
 
 from __future__ import annotations
@@ -118,16 +118,13 @@ def page(requests: int) -> str:
         table, drawn = Rows(servers), map(torch.from_numpy, batches("uniform"))
         every = list(islice(cycle(drawn), requests))
         pull, push = (
-            by_parts(partial(_each, call, every), asked)
-            for call in (table.pull, table.push)
+            by_parts(partial(_each, call, every), asked) for call in (table.pull, table.push)
         )
         servers.close()
     return _table(pull, push, requests).markdown()
 
 
-def _each(
-    call: Callable[[torch.Tensor], object], every: Sequence[torch.Tensor]
-) -> None:
+def _each(call: Callable[[torch.Tensor], object], every: Sequence[torch.Tensor]) -> None:
     for one in every:
         call(one)
 

@@ -1,8 +1,8 @@
 """Where the time of a training step goes.
 
-A step is that of the MovieLens example at batch 1024, with one worker, this process,
-and one server. The worker is profiled by the clock: its wait for the server's answer is
-time of sockets. Of the server only its processor time is known.
+A step is that of the MovieLens example at batch 1024, with one worker, this process, and one
+server. The worker is profiled by the clock: its wait for the server's answer is time of sockets. Of
+the server only its processor time is known.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ def _part(function: Function) -> str:
         found = (part for mark, part in _PARTS_BY_NAME.items() if mark in name)
     else:
         place = _place(file)
-        found = (
-            part for start, part in _PARTS_BY_FILE.items() if place.startswith(start)
-        )
+        found = (part for start, part in _PARTS_BY_FILE.items() if place.startswith(start))
     return next(found, "other")
 
 

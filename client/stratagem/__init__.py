@@ -19,26 +19,13 @@ from stratagem._core.enums import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._core.options import (
-    CommunicationOptions,
-    InputContext,
-    RunOptions,
-    ValueContext,
-)
+from stratagem._core.options import CommunicationOptions, InputContext, RunOptions, ValueContext
 from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
 from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.distributed_values import (
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-)
+from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.strategies import default as _default_strategy
-from stratagem._input.options import (
-    AutoShardPolicy,
-    InputOptions,
-    InputReplicationMode,
-)
+from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from stratagem._strategies.current import get_strategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
@@ -111,9 +98,7 @@ if TYPE_CHECKING:
     from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-    from stratagem._parameter_server.variables.variable_placement import (
-        VariablePlacement,
-    )
+    from stratagem._parameter_server.variables.variable_placement import VariablePlacement
     from stratagem._ps_client.traffic import Traffic
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._tpu.strategy import TPUStrategy
@@ -222,10 +207,10 @@ __all__ = [
 _default_strategy.install()
 _tracebacks.install()
 
-# What only some programs use, by its module: loaded when first asked for. Loading takes
-# time, and by the number of its objects lets Python look for garbage among all of
-# torch's, which takes longer. Programs meet some of these classes without asking for
-# them by name, so their own bodies say that they belong here.
+# What only some programs use, by its module: loaded when first asked for. Loading takes time, and
+# by the number of its objects lets Python look for garbage among all of torch's, which takes
+# longer. Programs meet some of these classes without asking for them by name, so their own bodies
+# say that they belong here.
 _LATE = {
     "CentralStorageStrategy": "stratagem._local.central_storage",
     "ClusterDef": "stratagem_proto.v1.cluster_pb2",

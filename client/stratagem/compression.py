@@ -1,7 +1,7 @@
 """How gradients are made smaller on their way to parameter servers.
 
-Servers decode what comes before they do anything with it, so optimizers and their
-state have the precision of the variables whatever the gradients travel as.
+Servers decode what comes before they do anything with it, so optimizers and their state have the
+precision of the variables whatever the gradients travel as.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Compression(ABC):
     """A way to compress; give it to `DistributedOptimizer(compression=...)`.
 
     Attributes:
-        feeds_back: Whether the worker keeps what a gradient lost and adds it to the
-            variable's next one, which takes the memory of one more gradient.
-        compresses_rows: Whether row-sparse gradients are compressed, too. Their
-            losses are not kept: the next gradient has other rows.
+        feeds_back: Whether the worker keeps what a gradient lost and adds it to the variable's next
+            one, which takes the memory of one more gradient.
+        compresses_rows: Whether row-sparse gradients are compressed, too. Their losses are not
+            kept: the next gradient has other rows.
     """
 
     feeds_back = False
@@ -61,11 +61,10 @@ class Int8(Compression):
     What rounding loses is added to the next gradient (error feedback).
 
     Attributes:
-        per_row: Whether each entry of the first dimension has levels of its own, at
-            the price of one number more for each; else the whole tensor shares them.
+        per_row: Whether each entry of the first dimension has levels of its own, at the price of
+            one number more for each; else the whole tensor shares them.
 
-    References:
-        Seide et al., 1-bit stochastic gradient descent, Interspeech 2014.
+    References: Seide et al., 1-bit stochastic gradient descent, Interspeech 2014.
     """
 
     per_row: bool = True
@@ -80,19 +79,18 @@ class Int8(Compression):
 class TopK(Compression):
     """Sends only the elements of the largest magnitude, with their places.
 
-    All others wait on the worker and are added to the next gradient (error
-    feedback). Row-sparse gradients are sent whole: what they would leave behind had
-    to wait for the same rows to come again, in memory as large as the table.
+    All others wait on the worker and are added to the next gradient (error feedback). Row-sparse
+    gradients are sent whole: what they would leave behind had to wait for the same rows to come
+    again, in memory as large as the table.
 
     Attributes:
-        fraction: Which part of each gradient's elements to send, above 0 and at most
-            1; at least one element is sent.
+        fraction: Which part of each gradient's elements to send, above 0 and at most 1; at least
+            one element is sent.
 
     Raises:
         InvalidArgumentError: `fraction` is out of its range.
 
-    References:
-        Stich, Cordonnier, Jaggi, Sparsified SGD with memory, NeurIPS 2018.
+    References: Stich, Cordonnier, Jaggi, Sparsified SGD with memory, NeurIPS 2018.
     """
 
     fraction: float

@@ -1,7 +1,7 @@
 """What holds the workers of a cluster together, and how they have fared with it.
 
-Each optimizer's variables are a group with a consistency of its own. A string is short
-for one: "async", "bounded" or "sync".
+Each optimizer's variables are a group with a consistency of its own. A string is short for one:
+"async", "bounded" or "sync".
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from stratagem_proto.protocol import check_contributors
 if TYPE_CHECKING:
     from stratagem_proto.v1 import consistency_pb2 as pb
 
-__all__ = [
-    "Async",
-    "Bounded",
-    "Consistency",
-    "ConsistencyReport",
-    "Sync",
-    "WorkerReport",
-]
+__all__ = ["Async", "Bounded", "Consistency", "ConsistencyReport", "Sync", "WorkerReport"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +26,8 @@ class Consistency:
     _name: ClassVar[str]
     """What is short for it."""
     _is_free: ClassVar[bool] = False
-    """Whether nobody waits, so that the permit for a step may come with the answer to
-    the push before it."""
+    """Whether nobody waits, so that the permit for a step may come with the answer to the push
+    before it."""
     _closes_steps: ClassVar[bool] = False
     """Whether workers contribute to one update, which is closed once it is applied."""
 
@@ -75,8 +68,8 @@ class Async(Consistency):
 class Bounded(Consistency):
     """Gradients are applied when they come, but the fast wait for the slow.
 
-    No worker reads values for a step while it is more than `steps` steps ahead of the
-    slowest. This is the stale-synchronous parallelism of Ho et al., 2013.
+    No worker reads values for a step while it is more than `steps` steps ahead of the slowest. This
+    is the stale-synchronous parallelism of Ho et al., 2013.
 
     Args:
         steps: How far ahead a worker may be; 0 keeps them in lockstep.
@@ -107,10 +100,10 @@ class Sync(Consistency):
     """All take a step together: their gradients are added and applied once.
 
     Args:
-        replicas_to_aggregate: How many contributions close a step; each worker makes
-            one, for all its replicas. None for those of all workers. With fewer, the
-            others are backups: who comes later is not counted in that step, and goes
-            on with the next one. (Chen et al., 2016)
+        replicas_to_aggregate: How many contributions close a step; each worker makes one, for all
+            its replicas. None for those of all workers. With fewer, the others are backups: who
+            comes later is not counted in that step, and goes on with the next one. (Chen et al.,
+            2016)
 
     Raises:
         InvalidArgumentError: `replicas_to_aggregate` is less than 1.
@@ -122,9 +115,7 @@ class Sync(Consistency):
 
     def __post_init__(self) -> None:
         if self.replicas_to_aggregate is not None:
-            _require_number(
-                "replicas_to_aggregate", self.replicas_to_aggregate, least=1
-            )
+            _require_number("replicas_to_aggregate", self.replicas_to_aggregate, least=1)
 
     def _check(self, num_workers: int) -> None:
         check_contributors(self.replicas_to_aggregate or 0, num_workers)
@@ -150,13 +141,12 @@ class WorkerReport:
     """How one worker has fared with one optimizer since the servers started.
 
     Attributes:
-        steps: Number of the last step that it finished. Where numbers were left out,
-            at changes of consistency for instance, it has taken fewer steps.
+        steps: Number of the last step that it finished. Where numbers were left out, at changes of
+            consistency for instance, it has taken fewer steps.
         dropped: Contributions that came too late for their step.
-        staleness: How many of its asynchronous and bounded updates were so stale: by
-            the least number of steps that others finished while it took one, in
-            powers of two. `{0: 7, 1: 2, 2: 1}` are 7 with none, 2 with one, and 1
-            with two or three.
+        staleness: How many of its asynchronous and bounded updates were so stale: by the least
+            number of steps that others finished while it took one, in powers of two. `{0: 7, 1: 2,
+            2: 1}` are 7 with none, 2 with one, and 1 with two or three.
         gone: How it went away; empty while it is there.
     """
 
@@ -181,9 +171,7 @@ class ConsistencyReport:
     workers: Mapping[str, WorkerReport]
 
 
-KINDS: Mapping[str, type[Consistency]] = {
-    kind._name: kind for kind in (Async, Bounded, Sync)
-}
+KINDS: Mapping[str, type[Consistency]] = {kind._name: kind for kind in (Async, Bounded, Sync)}
 
 
 def consistency_from(value: object) -> Consistency:
@@ -201,9 +189,7 @@ def consistency_from(value: object) -> Consistency:
             f"stratagem.consistency, not {value!r}"
         )
     if value not in KINDS:
-        raise InvalidArgumentError(
-            f"consistency must be one of {', '.join(KINDS)}, not {value!r}"
-        )
+        raise InvalidArgumentError(f"consistency must be one of {', '.join(KINDS)}, not {value!r}")
     return KINDS[value]()
 
 

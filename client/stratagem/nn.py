@@ -10,39 +10,27 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._parameter_server.tables.dynamic import (
-    NOMINAL_ROWS,
-    DynamicTable,
-    KeyLimits,
-)
+from stratagem._parameter_server.tables.dynamic import NOMINAL_ROWS, DynamicTable, KeyLimits
 from stratagem._parameter_server.tables.prefetch import prefetch
 from stratagem._parameter_server.tables.recording import current_recorder
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
-__all__ = [
-    "DynamicEmbedding",
-    "Embedding",
-    "EmbeddingBag",
-    "clip_grad_norm_",
-    "prefetch",
-]
+__all__ = ["DynamicEmbedding", "Embedding", "EmbeddingBag", "clip_grad_norm_", "prefetch"]
 
 
 class Embedding(nn.Embedding):
     """`torch.nn.Embedding` whose rows are pulled when they are looked up.
 
-    In the scope of a `ParameterServerStrategy` with a cluster the table is on the
-    servers, divided among them if it is large, and never in this process. They make
-    initial values from what was recorded: those of `torch.nn.Embedding`, or of what
-    `torch.nn.init` did to `weight` in the scope. Elsewhere it is torch's own with
-    sparse gradients.
+    In the scope of a `ParameterServerStrategy` with a cluster the table is on the servers, divided
+    among them if it is large, and never in this process. They make initial values from what was
+    recorded: those of `torch.nn.Embedding`, or of what `torch.nn.init` did to `weight` in the
+    scope. Elsewhere it is torch's own with sparse gradients.
 
     Args:
         num_embeddings: Number of rows.
         embedding_dim: Size of a row.
         padding_idx: Row that stays as it is; it starts as zeros.
-        options: The other arguments of `torch.nn.Embedding` by name. `sparse` is
-            always true.
+        options: The other arguments of `torch.nn.Embedding` by name. `sparse` is always true.
 
     Raises:
         InvalidArgumentError: `max_norm` is given: a lookup would have to write.
@@ -67,8 +55,8 @@ class EmbeddingBag(nn.EmbeddingBag):
     Args:
         num_embeddings: Number of rows.
         embedding_dim: Size of a row.
-        options: The other arguments of `torch.nn.EmbeddingBag` by name. `sparse` is
-            always true, but for `mode="max"`, of which torch has no sparse gradients.
+        options: The other arguments of `torch.nn.EmbeddingBag` by name. `sparse` is always true,
+            but for `mode="max"`, of which torch has no sparse gradients.
 
     Raises:
         InvalidArgumentError: `max_norm` is given: a lookup would have to write.
@@ -84,23 +72,23 @@ class EmbeddingBag(nn.EmbeddingBag):
 class DynamicEmbedding(nn.Module):
     """An embedding of arbitrary int64 keys, without a fixed vocabulary.
 
-    A key has its initial value until it is first updated; then the servers store a
-    row for it. It needs a `ParameterServerStrategy` with a cluster.
+    A key has its initial value until it is first updated; then the servers store a row for it. It
+    needs a `ParameterServerStrategy` with a cluster.
 
     Args:
         embedding_dim: Size of a row.
-        admit_after: Number of updates of a key from which on it has a row; the
-            gradients before are dropped. So rare keys take no memory.
-        max_idle: Number of writes of the table after which a row that they did not
-            touch is evicted; None for never.
-        max_bytes: The most bytes that the table may take on all servers together, with
-            optimizer state and index; the rows touched least recently make room for
-            others. None for no limit.
+        admit_after: Number of updates of a key from which on it has a row; the gradients before are
+            dropped. So rare keys take no memory.
+        max_idle: Number of writes of the table after which a row that they did not touch is
+            evicted; None for never.
+        max_bytes: The most bytes that the table may take on all servers together, with optimizer
+            state and index; the rows touched least recently make room for others. None for no
+            limit.
         dtype: Type of the elements; by default torch's default.
 
     Attributes:
-        weight: The parameter. `torch.nn.init` in the scope says what keys start with;
-            otherwise it is normally distributed as in `torch.nn.Embedding`.
+        weight: The parameter. `torch.nn.init` in the scope says what keys start with; otherwise it
+            is normally distributed as in `torch.nn.Embedding`.
 
     Raises:
         ContextError: No scope of a strategy with parameter servers is open.
@@ -152,28 +140,25 @@ class DynamicEmbedding(nn.Module):
             for keys in items.keys():
                 export(keys, items(keys))
 
-        A page has keys of one server, ascending, as they are when it is fetched. Keys
-        that have rows all the time are in one page each; of those that get one, or
-        lose it, while others train, some are. Within `strategy.snapshot()` the pages
-        are of one moment. Keys that wait for `admit_after` have no row.
+        A page has keys of one server, ascending, as they are when it is fetched. Keys that have
+        rows all the time are in one page each; of those that get one, or lose it, while others
+        train, some are. Within `strategy.snapshot()` the pages are of one moment. Keys that wait
+        for `admit_after` have no row.
 
         Args:
-            page: The most keys to fetch at a time, 8 bytes each. Servers give at
-                most 524288.
+            page: The most keys to fetch at a time, 8 bytes each. Servers give at most 524288.
 
         Yields:
             int64 vectors of distinct keys, none of them empty.
 
         Raises:
-            InvalidArgumentError: `page` is less than 1, or the scope of the table is
-                still open.
+            InvalidArgumentError: `page` is less than 1, or the scope of the table is still open.
         """
         _require_positive({"page": page})
         table = getattr(self.weight, "source", None)
         if not isinstance(table, DynamicTable):
             raise InvalidArgumentError(
-                "a DynamicEmbedding has no keys before its scope closes; ask for them "
-                "afterwards"
+                "a DynamicEmbedding has no keys before its scope closes; ask for them afterwards"
             )
         return table.keys(page)
 
@@ -182,14 +167,12 @@ class DynamicEmbedding(nn.Module):
 
 
 def clip_grad_norm_(
-    parameters: torch.Tensor | Iterable[torch.Tensor],
-    max_norm: float,
-    norm_type: float = 2.0,
+    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
     """Scale gradients so that their norm together is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, which has no sparse gradients. Of those the
-    rows count, each once: repeated ones are added up.
+    As `torch.nn.utils.clip_grad_norm_`, which has no sparse gradients. Of those the rows count,
+    each once: repeated ones are added up.
 
     Args:
         parameters: Parameters, whose `grad` is changed.

@@ -18,9 +18,8 @@ __all__ = ["disable", "enable"]
 def enable(tracer_provider: TracerProvider | None = None) -> None:
     """Make a span of each request to a server, from now on and in this process.
 
-    It begins within the present span of the program when the request is sent, and ends
-    when that is acknowledged. Servers that have spans, too (`stratagem ps --traces`),
-    continue it by theirs.
+    It begins within the present span of the program when the request is sent, and ends when that is
+    acknowledged. Servers that have spans, too (`stratagem ps --traces`), continue it by theirs.
 
     Args:
         tracer_provider: Takes the spans; by default the one that the program has set.

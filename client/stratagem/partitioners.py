@@ -1,7 +1,7 @@
 """Rules for dividing variables into shards.
 
-Pass one to `ParameterServerStrategy(variable_partitioner=...)`, or a function of your
-own that takes `shape` and `dtype` and returns a list like theirs.
+Pass one to `ParameterServerStrategy(variable_partitioner=...)`, or a function of your own that
+takes `shape` and `dtype` and returns a list like theirs.
 """
 
 from __future__ import annotations
@@ -13,20 +13,13 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
-__all__ = [
-    "FixedShardsPartitioner",
-    "MaxSizePartitioner",
-    "MinSizePartitioner",
-    "Partitioner",
-]
+__all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]
 
 
 class Partitioner:
     """Base of the partitioners. Spec: PTN-1."""
 
-    def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0
-    ) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
         """Return into how many shards a variable is divided.
 
         Args:
@@ -54,9 +47,7 @@ class FixedShardsPartitioner(Partitioner):
     def __init__(self, num_shards: int) -> None:
         self._num_shards = num_shards
 
-    def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0
-    ) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
         """Return the number of shards at `axis`; see `Partitioner`.
 
         Raises:
@@ -69,11 +60,9 @@ class MinSizePartitioner(Partitioner):
     """Divides into as many shards as there can be of at least some size.
 
     Args:
-        min_shard_bytes: That size. Where it does not divide the whole, shards are a
-            little smaller.
+        min_shard_bytes: That size. Where it does not divide the whole, shards are a little smaller.
         max_shards: The most shards that there may be.
-        bytes_per_string: Accepted for the sake of programs for TensorFlow; torch has
-            no strings.
+        bytes_per_string: Accepted for the sake of programs for TensorFlow; torch has no strings.
 
     Raises:
         InvalidArgumentError: An argument is less than 1.
@@ -82,10 +71,7 @@ class MinSizePartitioner(Partitioner):
     """
 
     def __init__(
-        self,
-        min_shard_bytes: int = 256 << 10,
-        max_shards: int = 1,
-        bytes_per_string: int = 16,
+        self, min_shard_bytes: int = 256 << 10, max_shards: int = 1, bytes_per_string: int = 16
     ) -> None:
         _require_positive("min_shard_bytes", min_shard_bytes)
         _require_positive("max_shards", max_shards)
@@ -93,14 +79,11 @@ class MinSizePartitioner(Partitioner):
         self._min_shard_bytes = min_shard_bytes
         self._max_shards = max_shards
 
-    def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0
-    ) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
         """Return the number of shards at `axis`; see `Partitioner`.
 
         Raises:
-            InvalidArgumentError: There is no such axis, or a size is not known.
-                Spec: PTN-6, PTN-7.
+            InvalidArgumentError: There is no such axis, or a size is not known. Spec: PTN-6, PTN-7.
         """
         _require_divisible(shape, axis)
         wanted = ceil(prod(shape) * dtype.itemsize / self._min_shard_bytes)
@@ -114,10 +97,8 @@ class MaxSizePartitioner(Partitioner):
 
     Args:
         max_shard_bytes: That size.
-        max_shards: The most shards that there may be, even if they get larger; None
-            for any number.
-        bytes_per_string: Accepted for the sake of programs for TensorFlow; torch has
-            no strings.
+        max_shards: The most shards that there may be, even if they get larger; None for any number.
+        bytes_per_string: Accepted for the sake of programs for TensorFlow; torch has no strings.
 
     Raises:
         InvalidArgumentError: An argument is less than 1.
@@ -126,10 +107,7 @@ class MaxSizePartitioner(Partitioner):
     """
 
     def __init__(
-        self,
-        max_shard_bytes: int,
-        max_shards: int | None = None,
-        bytes_per_string: int = 16,
+        self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16
     ) -> None:
         _require_positive("max_shard_bytes", max_shard_bytes)
         if max_shards is not None:
@@ -138,14 +116,11 @@ class MaxSizePartitioner(Partitioner):
         self._max_shard_bytes = max_shard_bytes
         self._max_shards = max_shards
 
-    def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0
-    ) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
         """Return the number of shards at `axis`; see `Partitioner`.
 
         Raises:
-            InvalidArgumentError: There is no such axis, or a size is not known.
-                Spec: PTN-6, PTN-7.
+            InvalidArgumentError: There is no such axis, or a size is not known. Spec: PTN-6, PTN-7.
         """
         _require_divisible(shape, axis)
         row_bytes = prod(shape) * dtype.itemsize // max(1, shape[axis])
@@ -162,9 +137,7 @@ def _list(shape: Sequence[int], axis: int, shards: int) -> list[int]:
 
 def _require_positive(argument: str, value: int) -> None:
     if value < 1:
-        raise InvalidArgumentError(
-            f"Argument `{argument}` must be positive, not {value}"
-        )
+        raise InvalidArgumentError(f"Argument `{argument}` must be positive, not {value}")
 
 
 def _require_divisible(shape: Sequence[int], axis: int) -> None:
@@ -175,6 +148,5 @@ def _require_divisible(shape: Sequence[int], axis: int) -> None:
         )
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgumentError(
-            f"Cannot partition variable along axis {axis} when shape is only "
-            f"{tuple(shape)}"
+            f"Cannot partition variable along axis {axis} when shape is only {tuple(shape)}"
         )

@@ -28,16 +28,15 @@ __all__ = ["ScalarWriter"]
 class ScalarWriter:
     """Writes numbers of a program, and how the workers of its strategy fare.
 
-        with stratagem.tensorboard.ScalarWriter(strategy, "runs/demo") as scalars:
-            for step in range(1000):
-                loss = train_step()
-                scalars.write(step, {"loss": loss})
+        with stratagem.tensorboard.ScalarWriter(strategy, "runs/demo") as scalars: for step in
+            range(1000):
+                loss = train_step() scalars.write(step, {"loss": loss})
 
-    All workers may run the same program: only the one that `should_save_summary`, which
-    is the chief, writes anything. Of a cluster it writes besides, under "stratagem/",
-    the steps of this program and what it sends and receives by the second, and for each
-    optimizer and worker the steps it has taken, how stale they were on average since
-    the last look, and its contributions that were dropped.
+    All workers may run the same program: only the one that `should_save_summary`, which is the
+    chief, writes anything. Of a cluster it writes besides, under "stratagem/", the steps of this
+    program and what it sends and receives by the second, and for each optimizer and worker the
+    steps it has taken, how stale they were on average since the last look, and its contributions
+    that were dropped.
 
     Args:
         strategy: The strategy.
@@ -57,17 +56,15 @@ class ScalarWriter:
         self._every = every
         self._last = _Look(time.monotonic())
 
-    def write(
-        self, step: int, scalars: Mapping[str, float | torch.Tensor] | None = None
-    ) -> None:
+    def write(self, step: int, scalars: Mapping[str, float | torch.Tensor] | None = None) -> None:
         """Write numbers by their names, and look at the cluster if it is time.
 
         Call it outside of `strategy.run`.
 
         Args:
             step: Their place on the axis, from 0 or 1 upwards.
-            scalars: Numbers, or tensors of one element; those of several replicas have
-                to be reduced before.
+            scalars: Numbers, or tensors of one element; those of several replicas have to be
+                reduced before.
         """
         if self._writer is None:
             return

@@ -16,8 +16,8 @@ import typer
 from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_deploy.watching import cli as watching
 
-# What follows these commands is theirs, even where it looks like options: to know them
-# takes what they load.
+# What follows these commands is theirs, even where it looks like options: to know them takes what
+# they load.
 _THEIRS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -41,9 +41,7 @@ def _show_version(wanted: bool) -> None:
 def stratagem(
     shown: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Say which it is."
-        ),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which it is."),
     ] = False,
 ) -> None:
     """Parameter servers and workers for PyTorch."""
@@ -120,17 +118,15 @@ def health(
     address: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="Where health checks are served.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answer as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds to wait for the answer.")
     ] = 5.0,
 ) -> None:
     """Ask a server how it is.
 
-    Exit code: 0 if it serves, 1 if it does not, for instance while it drains, and 2
-    if it cannot be reached.
+    Exit code: 0 if it serves, 1 if it does not, for instance while it drains, and 2 if it cannot be
+    reached.
     """
     from stratagem_deploy.health import check_health
 

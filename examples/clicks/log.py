@@ -1,8 +1,7 @@
 """A log of clicks in the shape of Criteo's that is computed instead of stored.
 
-Each example is a function of its number: 13 measurements, 26 ids and whether there was
-a click. So workers read any part of an endless log without a file, and the chance that
-each click had is known.
+Each example is a function of its number: 13 measurements, 26 ids and whether there was a click. So
+workers read any part of an endless log without a file, and the chance that each click had is known.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class Batch(NamedTuple):
 class ClickLog:
     """The log of one seed.
 
-    The logit of a click is a weighted sum of the measurements, plus an effect that
-    each id has, plus the products of the effects of two neighbouring columns. Effects
-    and weights are normally distributed: they are hashes.
+    The logit of a click is a weighted sum of the measurements, plus an effect that each id has,
+    plus the products of the effects of two neighbouring columns. Effects and weights are normally
+    distributed: they are hashes.
 
     Args:
         rows: How many ids each column has.
@@ -117,8 +116,7 @@ def _hashed(keys: Words, counter: Words) -> Words:
 def _mixed(words: Words) -> Words:
     """The output function of SplitMix64.
 
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    2014.
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

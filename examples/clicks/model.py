@@ -1,7 +1,7 @@
 """A deep learning recommendation model, whose tables are on parameter servers.
 
-Naumov et al., "Deep learning recommendation model for personalization and
-recommendation systems", arXiv:1906.00091.
+Naumov et al., "Deep learning recommendation model for personalization and recommendation systems",
+arXiv:1906.00091.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from .training import Trainer
 def require_equal(folder: Path, servers: tuple[int, ...], batch: Batch) -> None:
     """Check that a checkpoint is the same wherever it is restored.
 
-    It is saved once more from each number of servers, which must give the same rows,
-    values and optimizer's state, byte for byte; and the models must answer the same.
+    It is saved once more from each number of servers, which must give the same rows, values and
+    optimizer's state, byte for byte; and the models must answer the same.
 
     Raises:
         SystemExit: Something differs.
@@ -37,9 +37,7 @@ def require_equal(folder: Path, servers: tuple[int, ...], batch: Batch) -> None:
         raise SystemExit("restored models differ in what they answer")
 
 
-def _answer(
-    resolver: ClusterResolver, folder: Path, again: Path, batch: Batch
-) -> Tensor:
+def _answer(resolver: ClusterResolver, folder: Path, again: Path, batch: Batch) -> Tensor:
     """What a restored model says of some examples; it is saved anew."""
     with stratagem.ParameterServerStrategy(resolver) as strategy:
         trainer = Trainer(strategy, torch.device("cpu"))

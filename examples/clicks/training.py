@@ -53,9 +53,7 @@ class Trainer:
         device: Computes with them.
     """
 
-    def __init__(
-        self, strategy: stratagem.ParameterServerStrategy, device: torch.device
-    ) -> None:
+    def __init__(self, strategy: stratagem.ParameterServerStrategy, device: torch.device) -> None:
         self.strategy, self.device, self.watch = strategy, device, Stopwatch(device)
         with strategy.scope():
             self.model = DLRM(MEASUREMENTS, ROWS, DIM)

@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
     """Run a coroutine up to where it first waits, and the rest as a task.
 
-    A task takes its first step when the event loop comes by again. What small requests
-    ask for never waits, and so costs them three such rounds less.
+    A task takes its first step when the event loop comes by again. What small requests ask for
+    never waits, and so costs them three such rounds less.
 
     Returns:
         The task; if nothing was waited for, a future that is done.

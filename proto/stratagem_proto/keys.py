@@ -10,9 +10,9 @@ _MULTIPLIER = 0xBF58476D1CE4E5B9 - (1 << 64)
 def part_of_keys(keys: torch.Tensor, parts: int) -> torch.Tensor:
     """Return the number of the part that has each key.
 
-    Keys are mixed by one multiplication of the finaliser of SplitMix64 (Steele, Lea
-    and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), so that
-    regular ones are spread evenly.
+    Keys are mixed by one multiplication of the finaliser of SplitMix64 (Steele, Lea and Flood,
+    "Fast splittable pseudorandom number generators", OOPSLA 2014), so that regular ones are spread
+    evenly.
 
     Args:
         keys: int64 vector.

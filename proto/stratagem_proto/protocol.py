@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    InvalidNameError,
-    ProtocolVersionError,
-)
+from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, ProtocolVersionError
 
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1
 
-# Tensors of a stream travel in runs of this many bytes. Smaller runs are slower, and
-# larger ones hardly faster.
+# Tensors of a stream travel in runs of this many bytes. Smaller runs are slower, and larger ones
+# hardly faster.
 CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 4 << 20
-# Uploads of more than that travel in these: gRPC writes 0.95 MiB at once, so that of a
-# MiB a rest would be left each time.
+# Uploads of more than that travel in these: gRPC writes 0.95 MiB at once, so that of a MiB a rest
+# would be left each time.
 UPLOAD_CHUNK_BYTES = 960 << 10
 # A header with one entry for each of 10^5 variables fits.
 MAX_HEADER_BYTES = 32 << 20
@@ -39,8 +35,8 @@ def check_name(name: str, what: str = "variable") -> None:
     """Check a variable's, group's or barrier's name.
 
     Raises:
-        InvalidNameError: The name is empty, longer than `MAX_NAME_LENGTH`
-            characters, or has other characters than letters, digits and _.-/:+.
+        InvalidNameError: The name is empty, longer than `MAX_NAME_LENGTH` characters, or has other
+            characters than letters, digits and _.-/:+.
     """
     if not 1 <= len(name) <= MAX_NAME_LENGTH:
         raise InvalidNameError(
@@ -50,8 +46,7 @@ def check_name(name: str, what: str = "variable") -> None:
         )
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
-            f"{what} name {name!r} has characters other than letters, digits and "
-            "_.-/:+; rename it",
+            f"{what} name {name!r} has characters other than letters, digits and _.-/:+; rename it",
             variable=name,
         )
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# numpy sorts so many numbers much faster than torch. Of fewer, torch has less to do
-# before it begins, and of more it has a faster way.
+# numpy sorts so many numbers much faster than torch. Of fewer, torch has less to do before it
+# begins, and of more it has a faster way.
 _SORTED_BY_NUMPY = range(128, 1 << 15)
 
 # Of fewer bytes, torch is as fast.
@@ -52,8 +52,8 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         indices: Whole numbers, of any type and shape.
 
     Returns:
-        An ascending vector without repetitions, and places in it, int64 of the shape of
-        `indices`; both on its device.
+        An ascending vector without repetitions, and places in it, int64 of the shape of `indices`;
+        both on its device.
     """
     if (ascending := _sorted(indices)) is None:
         found, places = torch.unique(indices, return_inverse=True)
@@ -71,9 +71,7 @@ def ascending_order(indices: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(ascending.order)
 
 
-def summed(
-    indices: torch.Tensor, values: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def summed(indices: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices that there are, and the ordered sum of each one's values.
 
     Args:
@@ -105,8 +103,8 @@ def _fit_bags(values: torch.Tensor) -> bool:
 def _sorted(indices: torch.Tensor) -> _Sorted | None:
     """Return indices in order; None if torch is to look at them.
 
-    Each is sorted in one number with its place: to sort places by indices takes numpy
-    three times as long.
+    Each is sorted in one number with its place: to sort places by indices takes numpy three times
+    as long.
     """
     is_integer = not (indices.is_floating_point() or indices.is_complex())
     if not (indices.is_cpu and is_integer and indices.numel() in _SORTED_BY_NUMPY):

@@ -49,7 +49,4 @@ def to_stderr(as_json: bool = False) -> None:
 def _rendering(for_people: bool) -> list[structlog.typing.Processor]:
     if for_people:
         return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
-    return [
-        structlog.processors.format_exc_info,
-        structlog.processors.JSONRenderer(),
-    ]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

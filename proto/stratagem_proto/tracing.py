@@ -1,8 +1,8 @@
 """Spans of OpenTelemetry, in processes that have asked for them.
 
-A span of a client is continued by the server, wherever the request travels: the parent
-is a part of the message, in the form of W3C's `traceparent`. While nobody has asked,
-spans are objects that do nothing.
+A span of a client is continued by the server, wherever the request travels: the parent is a part of
+the message, in the form of W3C's `traceparent`. While nobody has asked, spans are objects that do
+nothing.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class _Traced:
 
     def mark(self, key: RequestKey) -> None:
         from opentelemetry.trace import set_span_in_context
-        from opentelemetry.trace.propagation.tracecontext import (
-            TraceContextTextMapPropagator,
-        )
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carrier: dict[str, str] = {}
         context = set_span_in_context(self._span)
@@ -116,14 +114,10 @@ def sending(method: str, peer: str) -> Sending:
     from opentelemetry.trace import SpanKind
 
     attributes = {"rpc.method": method, "stratagem.peer": peer}
-    return _Traced(
-        _tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes)
-    )
+    return _Traced(_tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes))
 
 
-def answering(
-    request: Message, server: str, current: bool = True
-) -> AbstractContextManager[None]:
+def answering(request: Message, server: str, current: bool = True) -> AbstractContextManager[None]:
     """Return a span of a server around its answer, if the client has begun one.
 
     Args:
@@ -153,9 +147,7 @@ def _continued(
     tracer: Tracer, request: Message, server: str, parent: str, current: bool
 ) -> Iterator[None]:
     from opentelemetry.trace import SpanKind, use_span
-    from opentelemetry.trace.propagation.tracecontext import (
-        TraceContextTextMapPropagator,
-    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     span = tracer.start_span(
         type(request).__name__.removesuffix("Request").removesuffix("Header"),

@@ -1,8 +1,8 @@
 """Versions of values, each of which one value of one variable ever has.
 
-The highest bits name a run of a server that has begun with a checkpoint. What the run
-before it applied since had versions, too, which clients may still hold; they say
-nothing about the values of this one.
+The highest bits name a run of a server that has begun with a checkpoint. What the run before it
+applied since had versions, too, which clients may still hold; they say nothing about the values of
+this one.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class CheckpointGate:
 
         Args:
             client: Who.
-            is_task: Whether it is a task of the cluster, which may come back for what
-                it has reported. Of others there are as many as open sessions.
+            is_task: Whether it is a task of the cluster, which may come back for what it has
+                reported. Of others there are as many as open sessions.
         """
         progress = self._clients.pop(client, None)
         if is_task and progress is not None and progress.report:
@@ -128,8 +128,7 @@ class CheckpointGate:
     def _require_new(self, cut: bytes) -> None:
         if cut in self._over:
             raise AbortedError(
-                f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; "
-                "try again"
+                f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; try again"
             )
 
     def holds(self, cut: bytes, now: float) -> bool:
@@ -157,8 +156,8 @@ class CheckpointGate:
 
     def _end(self) -> None:
         assert self._hold is not None
-        # Late messages of a cut that is over must not begin it anew. Only the last
-        # one can have any.
+        # Late messages of a cut that is over must not begin it anew. Only the last one can have
+        # any.
         self._over = {self._hold.cut}
         self._hold = None
 
@@ -183,13 +182,10 @@ def check_report(label: str, report: bytes) -> None:
             f"{_MOST_BYTES} are kept for checkpoints"
         )
     try:
-        states = [
-            json.loads(each.content) for each in WorkerReport.FromString(report).states
-        ]
+        states = [json.loads(each.content) for each in WorkerReport.FromString(report).states]
     except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(
-            f"{label} reports what is no JSON, so that no checkpoint could have it: "
-            f"{error}"
+            f"{label} reports what is no JSON, so that no checkpoint could have it: {error}"
         ) from error
     if not all(isinstance(state, dict) for state in states):
         raise InvalidArgumentError(

@@ -16,13 +16,13 @@ app = typer.Typer(add_completion=False)
 def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
     """Host variables and update them for the workers of a cluster.
 
-    A flag counts before its environment variable, this before the task that TF_CONFIG
-    says this is, and this before the table ps of the file.
+    A flag counts before its environment variable, this before the task that TF_CONFIG says this is,
+    and this before the table ps of the file.
 
     SIGTERM and Ctrl-C let what runs end, for at most --drain-seconds.
 
-    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an
-    address, a checkpoint that cannot be.
+    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an address, a
+    checkpoint that cannot be.
     """
     server = ParameterServer(options.settings())
     keep_what_is_loaded()

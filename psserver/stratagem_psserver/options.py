@@ -19,14 +19,10 @@ class ServerOptions(ServingOptions):
 
     job: Job = Field("ps", description="Job name of this task.")
     reconnect_seconds: float = Field(
-        5.0,
-        ge=0.1,
-        description="Seconds that a client has to reconnect when cut off.",
+        5.0, ge=0.1, description="Seconds that a client has to reconnect when cut off."
     )
     staged_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="Most bytes that requests may take; by default half of the memory.",
+        None, ge=1, description="Most bytes that requests may take; by default half of the memory."
     )
     variable_bytes: int | None = Field(
         None,
@@ -35,8 +31,7 @@ class ServerOptions(ServingOptions):
         "there is no limit.",
     )
     restore: Path | None = Field(
-        None,
-        description="Folder of checkpoints; start from the latest, if there is one.",
+        None, description="Folder of checkpoints; start from the latest, if there is one."
     )
 
     def settings(self) -> ServerSettings:
@@ -44,6 +39,4 @@ class ServerOptions(ServingOptions):
         given = self.serving()
         staged_bytes = self.staged_bytes or half_of_memory()
         restore = str(self.restore or "")
-        return ServerSettings(
-            **{**given, "staged_bytes": staged_bytes, "restore": restore}
-        )
+        return ServerSettings(**{**given, "staged_bytes": staged_bytes, "restore": restore})

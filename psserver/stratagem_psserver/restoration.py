@@ -23,8 +23,8 @@ from stratagem_psserver.variables.restoring import Restored
 class Accounts:
     """What was accounted for at the moment of a checkpoint.
 
-    Functions that had not ended then have other coordinators here: some have ended
-    since under their own names, by which nothing of them is applied any more.
+    Functions that had not ended then have other coordinators here: some have ended since under
+    their own names, by which nothing of them is applied any more.
 
     Attributes:
         data: The ledgers of data, which nobody reads yet; None to keep those there are.
@@ -96,9 +96,7 @@ class Staging:
         self._label = label
         self._staged: dict[bytes, tuple[bytes, StagedVariables]] = {}
 
-    def keep(
-        self, session_id: bytes, restoration: bytes, staged: StagedVariables
-    ) -> None:
+    def keep(self, session_id: bytes, restoration: bytes, staged: StagedVariables) -> None:
         """Keep what was read, in place of what the session had staged before."""
         self._staged[session_id] = restoration, staged
 
@@ -111,8 +109,7 @@ class Staging:
         known, staged = self._staged.pop(session_id, (b"", None))
         if staged is None or known != restoration:
             raise FailedPreconditionError(
-                f"{self._label} has not read what it is to restore; it may have "
-                "restarted meanwhile"
+                f"{self._label} has not read what it is to restore; it may have restarted meanwhile"
             )
         return staged
 
@@ -128,8 +125,8 @@ _MOST_CHARACTERS = 1 << 20
 class Announcements:
     """Announced restorations, in their order.
 
-    Those that a checkpoint has count again once the session that made them is back: a
-    program that is started anew as a whole restores before its workers go on.
+    Those that a checkpoint has count again once the session that made them is back: a program that
+    is started anew as a whole restores before its workers go on.
     """
 
     def __init__(self) -> None:

@@ -26,16 +26,16 @@ from stratagem_psserver.servicer import (
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
-# Sessions are looked at this often within the shortest time in which they end, and what
-# is kept for them within a lease.
+# Sessions are looked at this often within the shortest time in which they end, and what is kept for
+# them within a lease.
 _CHECKS = 4
 
 
 class ParameterServer(RpcServer):
     """One parameter server, in this process.
 
-    Its start raises, besides what that of any server does, `DataLossError` where the
-    checkpoint to begin with is damaged.
+    Its start raises, besides what that of any server does, `DataLossError` where the checkpoint to
+    begin with is damaged.
     """
 
     service = SERVICE
@@ -50,9 +50,7 @@ class ParameterServer(RpcServer):
         if self.settings.restore:
             self._resume(self.settings.restore)
         state, facts = self._state, ParameterServerFacts(self._state, self._saves)
-        self._status = StatusService(
-            self.settings, state.incarnation, state.figures, facts.fill
-        )
+        self._status = StatusService(self.settings, state.incarnation, state.figures, facts.fill)
         return (
             self._status.handler(),
             service_handler(self._state),

@@ -1,8 +1,8 @@
 """The service as gRPC sees it: each method's handler by its name.
 
-The handlers take and give bytes. What is decoded here fails inside the border, so
-that a malformed message gets a status of ours, and streams are read frame by frame
-without the copies of the generated classes.
+The handlers take and give bytes. What is decoded here fails inside the border, so that a malformed
+message gets a status of ours, and streams are read frame by frame without the copies of the
+generated classes.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
     rpcs, wait = ContributionRpcs(state), BarrierRpcs(state).wait
     return {
         "CommitContribution": methods.unary(pb.CommitContributionRequest, rpcs.commit),
-        "ListClosedSteps": methods.unary(
-            closed_step_pb2.ListClosedStepsRequest, rpcs.list_closed
-        ),
+        "ListClosedSteps": methods.unary(closed_step_pb2.ListClosedStepsRequest, rpcs.list_closed),
         "FinishStep": methods.unary(closed_step_pb2.FinishStepRequest, rpcs.finish),
         "Barrier": methods.unary(BarrierRequest, wait),
     }
@@ -160,9 +158,7 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
     return {
         "BeginStep": methods.unary(pb.BeginStepRequest, rpcs.begin),
         "SetConsistency": methods.unary(pb.SetConsistencyRequest, rpcs.change),
-        "DescribeConsistency": methods.unary(
-            pb.DescribeConsistencyRequest, rpcs.describe
-        ),
+        "DescribeConsistency": methods.unary(pb.DescribeConsistencyRequest, rpcs.describe),
     }
 
 
@@ -173,17 +169,13 @@ class Methods:
         self._border = border
 
     def unary(
-        self,
-        request_type: type[Request],
-        method: Callable[[Request], Awaitable[Response]],
+        self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
     ) -> Handler:
         """A message in, a message out."""
         return unary_handler(self._border, request_type, method)
 
     def staged(
-        self,
-        header_type: type[Header],
-        method: Callable[[Header, Chunks], Awaitable[Message]],
+        self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
     ) -> Handler:
         """A stream of frames in, a message out."""
 
@@ -203,9 +195,7 @@ class Methods:
     ) -> Handler:
         """A stream of frames in, another one out."""
 
-        async def handle(
-            messages: AsyncIterator[bytes], context: Context
-        ) -> AsyncIterator[bytes]:
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             async with self._border.crossing(context, header_type.__name__):
                 segment = shared_memory(context)
                 stream = RequestStream(messages, header_type, segment)

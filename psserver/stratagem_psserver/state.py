@@ -43,8 +43,8 @@ _SHARED_PART = 4
 class ServerState:
     """The pure core of a server and what guards it.
 
-    Only the event loop adds, removes or looks up variables and sessions; other
-    threads only change tensors, under the locks of their variables.
+    Only the event loop adds, removes or looks up variables and sessions; other threads only change
+    tensors, under the locks of their variables.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -157,9 +157,7 @@ class ServerState:
         for group in groups:
             self.waits.changed(("clock", group))
 
-    def variables(
-        self, session_id: bytes, snapshot: bytes
-    ) -> VariableStore | HeldSnapshot:
+    def variables(self, session_id: bytes, snapshot: bytes) -> VariableStore | HeldSnapshot:
         """Return the variables as they are, or as a session's snapshot has them.
 
         Raises:
@@ -179,9 +177,7 @@ class ServerState:
         """Hold locks as `locked`, of variables that are then changed in place."""
         return self.changing_owners(partial(self.store.owners, list(names)))
 
-    def changing_owners(
-        self, owners: Callable[[], list[str]]
-    ) -> AbstractAsyncContextManager[None]:
+    def changing_owners(self, owners: Callable[[], list[str]]) -> AbstractAsyncContextManager[None]:
         """As `changing`, of what has the owners that `VariableStore.owners` says."""
         return _Changing(self, owners)
 

@@ -11,8 +11,8 @@ def task_server(settings: TaskSettings) -> TaskServer:
     """Return a server of the ps job; it has not started.
 
     Raises:
-        InvalidArgumentError: The address is none, or other machines could reach it
-            without `insecure` or without a token.
+        InvalidArgumentError: The address is none, or other machines could reach it without
+            `insecure` or without a token.
     """
     return ParameterServer(
         ServerSettings(

@@ -11,13 +11,7 @@ import torch
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.wire.frames import (
-    ChunkView,
-    Frame,
-    Header,
-    decode_frame,
-    take_header,
-)
+from stratagem_proto.wire.frames import ChunkView, Frame, Header, decode_frame, take_header
 from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate
@@ -29,8 +23,7 @@ class RequestStream(Generic[Header]):
 
     Args:
         messages: As they arrive.
-        header_type: Of the header, which comes with the first one; take that before
-            the chunks.
+        header_type: Of the header, which comes with the first one; take that before the chunks.
         segment: Memory that the client shares, if it does.
 
     Attributes:
@@ -39,10 +32,7 @@ class RequestStream(Generic[Header]):
     """
 
     def __init__(
-        self,
-        messages: AsyncIterator[bytes],
-        header_type: type[Header],
-        segment: Segment | None,
+        self, messages: AsyncIterator[bytes], header_type: type[Header], segment: Segment | None
     ) -> None:
         self._messages = aiter(messages)
         self.segment = segment
@@ -101,8 +91,8 @@ class RequestStream(Generic[Header]):
         return decode_frame(data, self._header_type, self.segment)
 
 
-# The allocator keeps smaller buffers itself. Larger ones go back to the system, and to
-# get them from there again takes several times as long as to copy them.
+# The allocator keeps smaller buffers itself. Larger ones go back to the system, and to get them
+# from there again takes several times as long as to copy them.
 _LEAST_BYTES = 32 << 20
 
 

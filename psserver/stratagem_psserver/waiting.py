@@ -34,8 +34,8 @@ class Waits:
 
         Args:
             subject: What the condition looks at; `changed` must be called with it.
-            met: Returns the outcome, or None as long as there is none. What it raises
-                ends the wait.
+            met: Returns the outcome, or None as long as there is none. What it raises ends the
+                wait.
             seconds: Longest wait.
 
         Returns:
@@ -63,9 +63,7 @@ class Waits:
             seconds = self._waited[reason].message()
             yield WaitStatus(reason=reason, waiting=number, seconds=seconds)
 
-    async def _poll(
-        self, subject: Hashable, met: Callable[[], Outcome | None]
-    ) -> Outcome:
+    async def _poll(self, subject: Hashable, met: Callable[[], Outcome | None]) -> Outcome:
         while (outcome := met()) is None:
             if self._closed is not None:
                 raise self._closed

@@ -51,9 +51,7 @@ def test_questions_have_contestants_and_goals_have_questions() -> None:
     assert {cell for goal in GOALS for cell in goal.cells} <= cells
 
 
-def test_what_fell_is_measured_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_fell_is_measured_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     socket = Contestant("socket", "limits.socket", ["unix"])
     questions = [Question(name, "push 100", {"socket"}, 0.01) for name in "abc"]
     goals = [
@@ -82,9 +80,7 @@ def test_what_fell_is_measured_once_more(
 
 def test_what_was_reached_is_a_goal() -> None:
     kept = {(goal.measurement, goal.name) for goal in GOALS if goal.kept}
-    assert kept == {
-        (name, goal) for name, reached in REACHED.items() for goal in reached
-    }
+    assert kept == {(name, goal) for name, reached in REACHED.items() for goal in reached}
     assert len({(goal.measurement, goal.name) for goal in GOALS}) == len(GOALS)
 
 
@@ -104,10 +100,7 @@ def test_goals_without_a_floor_are_listed(
         main([Name("startup")], quick=True)
     lines = capsys.readouterr().out.splitlines()
     # It takes too long to be measured again in two minutes.
-    assert (
-        "- scheduling, update, round trip with 1, 2, 4 workers: 2 times TensorFlow"
-        in lines
-    )
+    assert "- scheduling, update, round trip with 1, 2, 4 workers: 2 times TensorFlow" in lines
     assert "- startup, server ready: at most 3 s" not in lines
 
 

@@ -99,6 +99,4 @@ def test_a_figure_is_summed_up_by_median_and_relative_spread() -> None:
 
 
 def test_a_table_is_markdown() -> None:
-    assert Table(["a", "b"], [["1", "2"]]).markdown() == (
-        "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
-    )
+    assert Table(["a", "b"], [["1", "2"]]).markdown() == ("| a | b |\n| --- | --- |\n| 1 | 2 |\n")

@@ -25,9 +25,7 @@ def loss_of(module: nn.Module) -> torch.Tensor:
     return prediction.pow(2).mean()
 
 
-def training_step(
-    module: nn.Module, optimizer: DistributedOptimizer
-) -> Callable[[], torch.Tensor]:
+def training_step(module: nn.Module, optimizer: DistributedOptimizer) -> Callable[[], torch.Tensor]:
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(module)

@@ -1,7 +1,7 @@
 """A strategy that hosts modules: one copy of each value, apart from the modules.
 
-The copies and the optimizers are torch's own, in this process, so that what it
-computes can be compared with plain torch, and errors are not those of a wire.
+The copies and the optimizers are torch's own, in this process, so that what it computes can be
+compared with plain torch, and errors are not those of a wire.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class OneCopyHosting(Hosting):
                 _copy_in(engine).grad = step.reduced(update)
                 engine.step()
 
-    def _engine(
-        self, optimizer: str, class_name: str, variable: Variable
-    ) -> torch.optim.Optimizer:
+    def _engine(self, optimizer: str, class_name: str, variable: Variable) -> torch.optim.Optimizer:
         key = optimizer, variable.name
         if key not in self._engines:
             # Not the leaf that the first replica differentiates with respect to.
@@ -89,9 +87,7 @@ class OneCopyHosting(Hosting):
         state = {} if engine is None else engine.state[_copy_in(engine)]
         return {key: value.clone() for key, value in state.items()}
 
-    def set_slots(
-        self, optimizer: str, slots: Mapping[Variable, Mapping[str, Tensor]]
-    ) -> None:
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Mapping[str, Tensor]]) -> None:
         for variable, state in slots.items():
             engine = self._engine(optimizer, "Adam", variable)
             copies = {key: value.clone() for key, value in state.items()}

@@ -42,9 +42,7 @@ def test_the_main_classes_have_examples() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), list(examples()))
-def test_an_example_trains_its_model(
-    name: str, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_trains_its_model(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     batch = torch.ones(3, 2)
     surroundings: dict[str, Any] = {

@@ -121,9 +121,7 @@ def loaded() -> dict[str, set[str]]:
         f"{statements}\nprint(*sys.modules, ';')\n" for statements in STAGES.values()
     )
     *lists, _ = " ".join(printed_by(program)).split(";")
-    return {
-        stage: set(names.split()) for stage, names in zip(STAGES, lists, strict=True)
-    }
+    return {stage: set(names.split()) for stage, names in zip(STAGES, lists, strict=True)}
 
 
 def test_importing_loads_nothing_heavy_that_torch_does_not(

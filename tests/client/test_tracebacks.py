@@ -14,9 +14,7 @@ HINT = "; --full-tracebacks of `stratagem run` shows them"
 
 
 def frame(path: str, margin: str = "  ") -> str:
-    return (
-        f'{margin}File "{path}", line 7, in work\n{margin}  code()\n{margin}  ^^^^^^\n'
-    )
+    return f'{margin}File "{path}", line 7, in work\n{margin}  code()\n{margin}  ^^^^^^\n'
 
 
 def seen(text: str) -> str:

@@ -111,9 +111,7 @@ def _name(thread: threading.Thread) -> str:
     return thread.name
 
 
-def test_of_a_server_that_is_absent(
-    lines: Callable[[], list[str]], unused_address: str
-) -> None:
+def test_of_a_server_that_is_absent(lines: Callable[[], list[str]], unused_address: str) -> None:
     cluster = Cluster([unused_address], 2)
     with cluster.strategy(1, connect_seconds=20) as strategy:
 
@@ -177,8 +175,7 @@ def test_of_a_chief_that_has_not_restored(
             eventually(lambda: any("to restore" in line for line in lines()))
             chief.restore(tmp_path)
     assert any(
-        line.startswith("/job:worker/task:1 waits for the chief to restore '")
-        for line in lines()
+        line.startswith("/job:worker/task:1 waits for the chief to restore '") for line in lines()
     )
 
 
@@ -199,9 +196,7 @@ def test_of_a_barrier_at_which_somebody_is_missing(
     assert lines()[0].startswith(expected)
 
 
-def test_of_workers_of_a_coordinator(
-    lines: Callable[[], list[str]], unused_address: str
-) -> None:
+def test_of_workers_of_a_coordinator(lines: Callable[[], list[str]], unused_address: str) -> None:
     def with_nobody(cluster: ClusterSpec) -> ClusterResolver:
         workers = [*map(str, cluster.job_tasks("worker")), unused_address]
         return new_resolver(ClusterSpec({**cluster.as_dict(), "worker": workers}))
@@ -250,7 +245,6 @@ def test_of_the_others_of_workers_without_servers(
         chief = f"127.0.0.1:{free.getsockname()[1]}"
     with_two_workers(chief, task=0)
     expected = (
-        "/job:worker/replica:0/task:0 waits for /job:worker/replica:0/task:1, at "
-        f"{chief} since "
+        f"/job:worker/replica:0/task:0 waits for /job:worker/replica:0/task:1, at {chief} since "
     )
     assert any(line.startswith(expected) for line in lines())

@@ -49,9 +49,7 @@ class _Extended(stratagem.StrategyExtended):
     def parameter_devices(self) -> Sequence[str]:
         return (HOME,)
 
-    def _create_variable(
-        self, next_creator: Callable[..., Variable], **kwargs: Any
-    ) -> Variable:
+    def _create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         variable = next_creator(device=HOME, **kwargs)
         return variable if len(self._devices) == 1 else self._share(variable)
 

@@ -1,7 +1,7 @@
 """A program that counts which rows its functions have read; tests kill it.
 
-It writes a line for each pass that it begins or goes on with, for each function that
-has ended, and at the end what it has counted.
+It writes a line for each pass that it begins or goes on with, for each function that has ended, and
+at the end what it has counted.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Ones(Dataset[torch.Tensor]):
 class Training:
     """A program that lets workers train.
 
-    Each of its functions adds ones to `weights`, then goes on until `endless` is 0, and
-    adds 1 to `iterations` at last.
+    Each of its functions adds ones to `weights`, then goes on until `endless` is 0, and adds 1 to
+    `iterations` at last.
 
     Args:
         strategy: Its strategy.
@@ -142,18 +142,14 @@ class Training:
 
 
 @contextmanager
-def training_on(
-    cluster: LocalCluster, connect_seconds: float = 60.0
-) -> Iterator[Training]:
+def training_on(cluster: LocalCluster, connect_seconds: float = 60.0) -> Iterator[Training]:
     """A program in whose block workers may be lost.
 
     Args:
         cluster: Of processes.
         connect_seconds: For how long a server may be away.
     """
-    strategy = ParameterServerStrategy(
-        cluster.cluster_resolver, connect_seconds=connect_seconds
-    )
+    strategy = ParameterServerStrategy(cluster.cluster_resolver, connect_seconds=connect_seconds)
     with strategy:
         training = Training(strategy)
         eventually(lambda: training.coordinator.workers == [0, 1])

@@ -54,9 +54,7 @@ class Worker:
         size: Elements of a variable.
     """
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, number: int, size: int
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, number: int, size: int) -> None:
         with strategy.scope():
             self._module = nn.ParameterList([torch.zeros(size) for _ in range(SERVERS)])
         sgd = torch.optim.SGD(self._module.parameters(), lr=1.0, maximize=True)
@@ -103,9 +101,7 @@ class Training:
         together: How many pushes make a step; None where each does.
     """
 
-    def __init__(
-        self, relays: RelayedCluster, transport: str, together: int | None
-    ) -> None:
+    def __init__(self, relays: RelayedCluster, transport: str, together: int | None) -> None:
         self._relays, self._together = relays, together
         self._size = SIZES.get(transport, WORKERS)
         self._enough = CUTS[transport]
@@ -120,9 +116,7 @@ class Training:
         if self._is_over:
             self._relays.let_pass()
 
-    def __call__(
-        self, strategy: ParameterServerStrategy, number: int
-    ) -> tuple[torch.Tensor, int]:
+    def __call__(self, strategy: ParameterServerStrategy, number: int) -> tuple[torch.Tensor, int]:
         """What was counted of each worker in the end, and how often this one pushed."""
         worker = Worker(strategy, number, self._size)
         strategy.barrier("built")

@@ -38,8 +38,7 @@ os._exit(0)
 
 def test_the_parts_of_all_ranks_are_put_together(tmp_path: Path) -> None:
     ranks = [
-        python("-c", SCRIPT, str(tmp_path), str(rank), output=subprocess.PIPE)
-        for rank in range(2)
+        python("-c", SCRIPT, str(tmp_path), str(rank), output=subprocess.PIPE) for rank in range(2)
     ]
     with ranks[0] as first, ranks[1] as second:
         for rank in (first, second):

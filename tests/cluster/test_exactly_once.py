@@ -49,9 +49,7 @@ def cluster() -> Iterator[LocalCluster]:
 def strategy(cluster: LocalCluster) -> Iterator[ParameterServerStrategy]:
     partitioner = FixedShardsPartitioner(2)
     resolver = cluster.cluster_resolver
-    with ParameterServerStrategy(
-        resolver, variable_partitioner=partitioner
-    ) as strategy:
+    with ParameterServerStrategy(resolver, variable_partitioner=partitioner) as strategy:
         yield strategy
 
 

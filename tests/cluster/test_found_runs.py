@@ -44,9 +44,7 @@ def told(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """The exit code and both outputs of a command in a shell that knows nothing."""
     nothing = {"TF_CONFIG": "", "STRATAGEM_TOKEN_FILE": "", "COLUMNS": "200"}
     environment = {"TMPDIR": str(folder), **nothing}
-    with python(
-        *COMMAND, *arguments, environment=environment, output=subprocess.PIPE
-    ) as process:
+    with python(*COMMAND, *arguments, environment=environment, output=subprocess.PIPE) as process:
         output, errors = process.communicate(timeout=60)
     return process.returncode, output, errors
 

@@ -309,9 +309,7 @@ def test_a_thread_is_no_process(threads: LocalCluster, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["kill", "stop", "restart"])
-def test_a_worker_without_a_function_has_no_process(
-    processes: LocalCluster, verb: str
-) -> None:
+def test_a_worker_without_a_function_has_no_process(processes: LocalCluster, verb: str) -> None:
     with pytest.raises(FailedPreconditionError, match="worker:1 has no process now"):
         getattr(processes, verb)("worker", 1)
 

@@ -40,9 +40,7 @@ def test_a_batch_is_dealt_to_the_workers_in_turn() -> None:
 def test_every_worker_may_read_everything() -> None:
     def read(strategy: Strategy) -> Any:
         policy = AutoShardPolicy.OFF
-        distributed = strategy.experimental_distribute_dataset(
-            TEN, auto_shard_policy=policy
-        )
+        distributed = strategy.experimental_distribute_dataset(TEN, auto_shard_policy=policy)
         return numbers(distributed)
 
     first, second = on_two_workers(read)

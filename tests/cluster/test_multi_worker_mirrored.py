@@ -115,9 +115,7 @@ def test_a_worker_without_others_needs_nobody(alone: ClusterResolver | None) -> 
         (SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]})), "task_type"),
     ],
 )
-def test_a_task_that_does_not_train_is_refused(
-    given: ClusterResolver, message: str
-) -> None:
+def test_a_task_that_does_not_train_is_refused(given: ClusterResolver, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiWorkerMirroredStrategy(given)
 
@@ -171,8 +169,7 @@ def test_a_worker_that_was_started_again_is_refused(address: str) -> None:
 
 def test_workers_have_equally_many_replicas(address: str) -> None:
     first, second = (
-        WorkerGroup(place, 5.0, [f"{place.rank + 1} replicas on CPU"])
-        for place in places(address)
+        WorkerGroup(place, 5.0, [f"{place.rank + 1} replicas on CPU"]) for place in places(address)
     )
     message = "first has 1 replicas on CPU, second has 2 replicas on CPU"
     with ThreadPoolExecutor(1) as other:

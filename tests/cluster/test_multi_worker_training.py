@@ -146,9 +146,7 @@ def _with_write(strategy: stratagem.Strategy, module: nn.Module) -> None:
     _step(strategy, module, optimizer)
 
 
-def _step(
-    strategy: stratagem.Strategy, module: nn.Module, optimizer: DistributedOptimizer
-) -> None:
+def _step(strategy: stratagem.Strategy, module: nn.Module, optimizer: DistributedOptimizer) -> None:
     def fn() -> None:
         module(torch.ones(1, 2)).sum().backward()
         optimizer.step()

@@ -21,9 +21,7 @@ Strategy = MultiWorkerMirroredStrategy
 def test_replicas_are_numbered_over_all_workers() -> None:
     def see(strategy: Strategy) -> Any:
         numbers = strategy.run(replica)
-        return strategy.num_replicas_in_sync, strategy.experimental_local_results(
-            numbers
-        )
+        return strategy.num_replicas_in_sync, strategy.experimental_local_results(numbers)
 
     assert on_two_workers(see) == [(4, (0, 1)), (4, (2, 3))]
     assert on_two_workers(see, cpus=1) == [(2, (0,)), (2, (1,))]
@@ -127,9 +125,7 @@ def test_gradients_flow_through_all_workers(cpus: int) -> None:
 
         joined, gradient = strategy.run(fn)
         local = strategy.experimental_local_results(gradient)
-        return strategy.experimental_local_results(joined)[0], [
-            each.tolist() for each in local
-        ]
+        return strategy.experimental_local_results(joined)[0], [each.tolist() for each in local]
 
     replicas = 2 * cpus
     rows = [1.0 + n for n in range(replicas) for _ in range(n + 1)]

@@ -45,9 +45,7 @@ def test_variables_that_are_not_the_same_are_shown() -> None:
         with strategy.scope():
             Variable(1.0, name="epoch" if worker(strategy) else "step")
 
-    with pytest.raises(
-        InvalidArgumentError, match=r"task:0 has step.*task:1 has epoch"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"task:0 has step.*task:1 has epoch"):
         on_two_workers(create)
 
 

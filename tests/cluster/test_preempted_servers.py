@@ -31,9 +31,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(checkpoints: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        ps=2, worker_servers=2, processes=True, restore=checkpoints
-    ) as running:
+    with LocalCluster(ps=2, worker_servers=2, processes=True, restore=checkpoints) as running:
         yield running
 
 
@@ -117,10 +115,7 @@ def test_a_server_and_a_worker_are_lost_together(
     training: Training, preemptions: Preemptions
 ) -> None:
     training.run_endlessly(10)
-    losses = [
-        threading.Thread(target=preemptions.restart, args=(job,))
-        for job in ("worker", "ps")
-    ]
+    losses = [threading.Thread(target=preemptions.restart, args=(job,)) for job in ("worker", "ps")]
     for loss in losses:
         loss.start()
     with pytest.raises(SessionLostError, match=r"/job:ps/task:0.*was restarted"):

@@ -69,9 +69,7 @@ def test_a_function_that_ends_one_worker_after_the_other_is_given_up(
     assert training.ended == training.begun == 6
 
 
-def test_a_worker_is_lost_between_functions(
-    training: Training, preemptions: Preemptions
-) -> None:
+def test_a_worker_is_lost_between_functions(training: Training, preemptions: Preemptions) -> None:
     training.schedule(2)
     training.join()
     assert training.ended == training.begun == 2
@@ -102,9 +100,7 @@ def test_all_workers_are_lost(training: Training, preemptions: Preemptions) -> N
     assert training.ended == training.begun == 10
 
 
-def test_a_worker_is_lost_again_and_again(
-    training: Training, preemptions: Preemptions
-) -> None:
+def test_a_worker_is_lost_again_and_again(training: Training, preemptions: Preemptions) -> None:
     training.run_endlessly(10)
     for _ in range(2):
         preemptions.kill("worker")
@@ -208,9 +204,7 @@ def test_the_error_of_a_lost_worker_names_it(
     assert "/job:ps" not in str(lost.value)
 
 
-def test_results_outlive_the_workers(
-    training: Training, preemptions: Preemptions
-) -> None:
+def test_results_outlive_the_workers(training: Training, preemptions: Preemptions) -> None:
     iterations = training.iterations
 
     def neighbours() -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,9 +256,7 @@ def test_a_worker_is_away_when_the_program_begins(
 
 def test_threads_end_with_the_coordinator(cluster: LocalCluster) -> None:
     def threads() -> set[threading.Thread]:
-        return {
-            each for each in threading.enumerate() if each.name.startswith("stratagem-")
-        }
+        return {each for each in threading.enumerate() if each.name.startswith("stratagem-")}
 
     before = threads()
     strategy = ParameterServerStrategy(cluster.cluster_resolver)

@@ -54,9 +54,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def finished(
-    folder: Path, body: str, options: list[str], *arguments: str
-) -> tuple[int, str, str]:
+def finished(folder: Path, body: str, options: list[str], *arguments: str) -> tuple[int, str, str]:
     """Runs a script to its end; returns the exit code and both outputs."""
     (folder / "script.py").write_text(body)
     command = ["-m", "stratagem_deploy.cli", "run", *options]
@@ -82,8 +80,7 @@ def test_training_goes_on_with_a_worker_that_was_started_again(
     assert (code, output) == (0, f"{steps}\n"), errors
     ended = "exit code 3" if how == "exit" else "signal SIGKILL"
     assert (
-        f"stratagem: worker:{victim} failed, with {ended}, and is started again: "
-        "restart 1 of 1"
+        f"stratagem: worker:{victim} failed, with {ended}, and is started again: restart 1 of 1"
     ) in errors
 
 

@@ -55,9 +55,7 @@ def count(resolver: ClusterResolver, root: Path) -> list[float]:
         pytest.param(True, id="processes", marks=pytest.mark.cluster),
     ],
 )
-def test_a_local_cluster_goes_on_from_a_checkpoint(
-    processes: bool, tmp_path: Path
-) -> None:
+def test_a_local_cluster_goes_on_from_a_checkpoint(processes: bool, tmp_path: Path) -> None:
     """The first one finds none; a server that is started again finds the latest."""
     root = tmp_path / "run"
     with LocalCluster(ps=2, processes=processes, restore=root) as cluster:

@@ -98,9 +98,7 @@ def test_a_killed_server_has_the_state_of_its_optimizers(tmp_path: Path) -> None
         strategy = stack.enter_context(servers.cluster.strategy())
         with strategy.scope():
             module = torch.nn.ParameterList([start.clone()])
-        optimizer = stratagem.DistributedOptimizer(
-            torch.optim.Adam(module.parameters(), lr=0.1)
-        )
+        optimizer = stratagem.DistributedOptimizer(torch.optim.Adam(module.parameters(), lr=0.1))
 
         def step() -> None:
             module[0].grad = torch.ones(2)

@@ -30,9 +30,7 @@ def read(resolver: Any) -> list[list[int]]:
     strategy = stratagem.ParameterServerStrategy(resolver, consistency="sync")
     loader: DataLoader[Any] = DataLoader(Rows(), batch_size=8, shuffle=True)
     dataset = strategy.experimental_distribute_dataset(loader)
-    passes = [
-        [row for part in iter(dataset) for row in part.tolist()] for _ in range(2)
-    ]
+    passes = [[row for part in iter(dataset) for row in part.tolist()] for _ in range(2)]
     strategy.barrier("read")
     return passes
 

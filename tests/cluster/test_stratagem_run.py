@@ -137,9 +137,7 @@ def test_every_worker_finds_its_cluster_in_its_environment(
     views = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
     for index, view in enumerate(views):
         assert view["config"]["task"] == {"type": "worker", "index": index}
-        assert {
-            job: len(tasks) for job, tasks in view["config"]["cluster"].items()
-        } == {
+        assert {job: len(tasks) for job, tasks in view["config"]["cluster"].items()} == {
             "ps": 2,
             "worker": 2,
         }
@@ -191,9 +189,7 @@ def test_all_that_is_said_is_lines_of_json_if_asked(
     assert end == {"exit_code": 7, "failed": "worker:1", "problem": ""}
 
 
-def test_a_server_that_dies_ends_the_run(
-    script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_server_that_dies_ends_the_run(script: Callable[[str], Path], tmp_path: Path) -> None:
     with start(script(STUBBORN)) as run:
         eventually((tmp_path / "ready-0").exists)
         (server,) = (pid for pid in descendants(run.pid) if "psserver" in command(pid))

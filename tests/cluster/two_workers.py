@@ -30,9 +30,7 @@ def on_two_workers(
         config.set_logical_cpus(1)
 
 
-def strategy_of(
-    resolver: ClusterResolver, seconds: float = SECONDS
-) -> MultiWorkerMirroredStrategy:
+def strategy_of(resolver: ClusterResolver, seconds: float = SECONDS) -> MultiWorkerMirroredStrategy:
     """Return the strategy of a worker that does not wait for ever."""
     options = CommunicationOptions(timeout_seconds=seconds)
     return MultiWorkerMirroredStrategy(resolver, options)

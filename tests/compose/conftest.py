@@ -21,9 +21,7 @@ BASE = "stratagem-base"
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Mapping[str, str]]:
     """The environment in which Docker's clients reach an engine."""
-    answer = subprocess.run(
-        [ENGINE, "up", FOLDER], stdout=subprocess.PIPE, text=True, check=True
-    )
+    answer = subprocess.run([ENGINE, "up", FOLDER], stdout=subprocess.PIPE, text=True, check=True)
     words = shlex.split(answer.stdout.replace("export ", " "))
     found = dict(word.split("=", 1) for word in words)
     yield os.environ | found

@@ -12,8 +12,8 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
 
-# While a checkpoint waits for the session of the worker that crashed, that one may be
-# back and train its part alone: one part after the other ends up to 0.02 further away.
+# While a checkpoint waits for the session of the worker that crashed, that one may be back and
+# train its part alone: one part after the other ends up to 0.02 further away.
 _BY_TURNS = 0.025
 
 

@@ -181,9 +181,7 @@ class Checker:
         self._contained = max(self._contained, newest)
         yield from self._steps(event, newest, begun.leave)
 
-    def _seen(
-        self, event: Read, worker: int, seen: Seen, begun: _Begun
-    ) -> Iterator[Violation]:
+    def _seen(self, event: Read, worker: int, seen: Seen, begun: _Begun) -> Iterator[Violation]:
         """ALL-1, ALL-2 and ALL-3, for the updates of one worker."""
         count, last = seen
         updates = self._updates[worker]

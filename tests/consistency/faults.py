@@ -68,9 +68,7 @@ class WrongOrder(Server):
 class _LooseClocks(Clocks):
     """Lets workers be one step further ahead than they are told."""
 
-    def arrive(
-        self, begin: StepBegin, session_id: bytes, task: str, closed: int
-    ) -> bool:
+    def arrive(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
         loose = StepBegin()
         loose.CopyFrom(begin)
         loose.declared.bound += 1

@@ -1,8 +1,7 @@
 """Histories: what workers did and saw, in the order in which it happened.
 
-Each worker counts its updates in an element of its own, and writes there the number of
-the step that the latest one is of. What a read returns so tells which updates it
-contains.
+Each worker counts its updates in an element of its own, and writes there the number of the step
+that the latest one is of. What a read returns so tells which updates it contains.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Reading:
     Attributes:
         worker: Which worker.
         read: Number of the read.
-        behind: The step of its own update that the read is sent with or after, and that
-            is the last of its own which it contains; None where that is not known.
+        behind: The step of its own update that the read is sent with or after, and that is the last
+            of its own which it contains; None where that is not known.
     """
 
     worker: int

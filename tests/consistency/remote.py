@@ -166,9 +166,7 @@ class RemoteWorker:
             replicas_to_aggregate=leave.consistency._enough(self._num_workers),
         )
 
-    def _push(
-        self, client: RawClient, step: int, contribution: pb.Contribution | None
-    ) -> None:
+    def _push(self, client: RawClient, step: int, contribution: pb.Contribution | None) -> None:
         one = torch.zeros(self._num_workers)
         one[self._number] = 1.0
         gradients = {
@@ -186,9 +184,7 @@ class RemoteWorker:
         backups = bool(contribution.replicas_to_aggregate)
         for client in self.clients if backups else self.clients[::-1]:
             request = pb.CommitContributionRequest(key=client.key(), step=mark)
-            response = client.unary(
-                "CommitContribution", request, pb.CommitContributionResponse
-            )
+            response = client.unary("CommitContribution", request, pb.CommitContributionResponse)
             if response.dropped:
                 return False
         return True
@@ -201,8 +197,7 @@ def trained(
     history: list[Event] = []
     group = f"SGD_{next(_groups)}"
     workers = [
-        RemoteWorker(group, number, num_workers, servers, history)
-        for number in range(num_workers)
+        RemoteWorker(group, number, num_workers, servers, history) for number in range(num_workers)
     ]
     for client in workers[0].clients:
         client.create(**variables(group, num_workers))

@@ -131,15 +131,11 @@ class _Worker:
 class Simulation:
     """One run of a scenario."""
 
-    def __init__(
-        self, scenario: Scenario, server: Callable[[int], Server] = Server
-    ) -> None:
+    def __init__(self, scenario: Scenario, server: Callable[[int], Server] = Server) -> None:
         self.scenario = scenario
         self.history: list[Event] = []
         self.held = 0
-        self.servers = [
-            server(scenario.num_workers) for _ in range(scenario.num_servers)
-        ]
+        self.servers = [server(scenario.num_workers) for _ in range(scenario.num_servers)]
         self._chance = random.Random(scenario.seed)
         self._declared = encoded_consistency(scenario.consistency)
         self._changes = list(scenario.changes)
@@ -182,9 +178,7 @@ class Simulation:
             self._echoes.pop()()
         begun = bool(self.history) and isinstance(self.history[0], Leave)
         if self._changes and begun and self._chance.random() < 0.02:
-            self.servers[0].clocks.change(
-                GROUP, encoded_consistency(self._changes.pop(0))
-            )
+            self.servers[0].clocks.change(GROUP, encoded_consistency(self._changes.pop(0)))
 
     # A worker.
 
@@ -285,9 +279,7 @@ class Simulation:
             yield True
         return True
 
-    def _contribute(
-        self, worker: _Worker, leave: Leave
-    ) -> Generator[bool, None, bool | None]:
+    def _contribute(self, worker: _Worker, leave: Leave) -> Generator[bool, None, bool | None]:
         """Returns whether the contribution counts; None if the worker crashes."""
         mark = StepMark(group=GROUP, step=leave.step)
         contribution = self._contribution(worker, leave, mark)
@@ -307,9 +299,7 @@ class Simulation:
         worker.counted = leave.step
         return True
 
-    def _contribution(
-        self, worker: _Worker, leave: Leave, mark: StepMark
-    ) -> Contribution:
+    def _contribution(self, worker: _Worker, leave: Leave, mark: StepMark) -> Contribution:
         return Contribution(
             step=mark,
             worker=worker.number,
@@ -319,9 +309,7 @@ class Simulation:
             replicas_to_aggregate=leave.consistency._enough(self._num_workers),
         )
 
-    def _part(
-        self, worker: _Worker, contribution: Contribution, server: Server
-    ) -> Part:
+    def _part(self, worker: _Worker, contribution: Contribution, server: Server) -> Part:
         return Part(
             session_id=worker.session,
             task=self._name(worker),
@@ -340,9 +328,7 @@ class Simulation:
     def _key(self, worker: _Worker, server: int) -> RequestKey:
         worker.sequences[server] += 1
         sequence = worker.sequences[server]
-        return RequestKey(
-            session_id=worker.session, sequence=sequence, acknowledged=sequence - 1
-        )
+        return RequestKey(session_id=worker.session, sequence=sequence, acknowledged=sequence - 1)
 
 
 @dataclass(frozen=True)

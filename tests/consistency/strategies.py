@@ -36,8 +36,8 @@ class StrategyWorker:
         number: Which worker it is.
         num_workers: Of how many.
         history: Where it writes what happens; all workers share it.
-        lag: With which push a step's values are read: 0 for none, as they are read when
-            the step begins; 1 for the last one, 2 for the one before.
+        lag: With which push a step's values are read: 0 for none, as they are read when the step
+            begins; 1 for the last one, 2 for the one before.
         flies: Whether pushes are known to be answered only with the next one.
     """
 
@@ -54,15 +54,9 @@ class StrategyWorker:
         self._history, self._flies = history, flies
         with strategy.scope():
             # In turn, the first of two on the first server.
-            self._counts = nn.ParameterList(
-                [torch.zeros(num_workers) for _ in range(SERVERS)]
-            )
-            self._lasts = nn.ParameterList(
-                [torch.zeros(1) for _ in range(SERVERS * num_workers)]
-            )
-        self._optimizer = DistributedOptimizer(
-            _adding(self._counts, self._lasts), "sum"
-        )
+            self._counts = nn.ParameterList([torch.zeros(num_workers) for _ in range(SERVERS)])
+            self._lasts = nn.ParameterList([torch.zeros(1) for _ in range(SERVERS * num_workers)])
+        self._optimizer = DistributedOptimizer(_adding(self._counts, self._lasts), "sum")
         self._step = 0
         # Reads that were sent, by the step that they are for.
         self._sent = defaultdict[int, list[int]](list)

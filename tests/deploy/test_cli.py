@@ -39,9 +39,7 @@ def verbs(group: Any, *above: str) -> Iterator[list[str]]:
 VERBS = list(verbs(typer.main.get_command(app)))
 
 
-@pytest.mark.parametrize(
-    "verb", [verb for verb in VERBS if verb != ["bench"]], ids=" ".join
-)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != ["bench"]], ids=" ".join)
 def test_help_tells_the_exit_codes_and_how_to_get_json(verb: list[str]) -> None:
     finished = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200"})
     assert finished.exit_code == 0
@@ -68,9 +66,7 @@ def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ps", "worker"])
-def test_a_server_is_started_found_healthy_and_drained(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_server_is_started_found_healthy_and_drained(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text("secret")
     files = ("--ready-file", str(ready), "--token-file", str(token))
@@ -95,9 +91,7 @@ def test_benchmarks_are_those_of_the_folder(
     assert missing.exit_code == 2
     assert "in a clone of the sources" in missing.output
     (tmp_path / "benchmarks").mkdir()
-    benchmarks = (
-        "import sys; sys.exit(7 if sys.argv[1:] == ['transfer', '--big'] else 1)"
-    )
+    benchmarks = "import sys; sys.exit(7 if sys.argv[1:] == ['transfer', '--big'] else 1)"
     (tmp_path / "benchmarks" / "__main__.py").write_text(benchmarks)
     assert CliRunner().invoke(app, ["bench", "transfer", "--big"]).exit_code == 7
 

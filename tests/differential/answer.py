@@ -28,9 +28,7 @@ class Raised:
     says: dict[str, bool]
 
 
-def attempt(
-    call: Callable[..., Any], *arguments: Any, says: tuple[str, ...] = ()
-) -> Any:
+def attempt(call: Callable[..., Any], *arguments: Any, says: tuple[str, ...] = ()) -> Any:
     """Return what a call returns, or the error that it raises.
 
     Args:
@@ -48,9 +46,7 @@ def attempt(
         )
 
 
-def answer_of(
-    call: Callable[[], Any], library: Library, says: tuple[str, ...] = ()
-) -> Answer:
+def answer_of(call: Callable[[], Any], library: Library, says: tuple[str, ...] = ()) -> Answer:
     """Return as JSON what a call returns or raises."""
     return normal_form(attempt(call, says=says), library)
 

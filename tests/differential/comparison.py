@@ -34,16 +34,12 @@ def difference(expected: Answer, actual: Answer, path: str = "answer") -> str | 
     return f"{path}: expected {expected!r}, got {actual!r}"
 
 
-def _of_objects(
-    expected: dict[str, Answer], actual: dict[str, Answer], path: str
-) -> str | None:
+def _of_objects(expected: dict[str, Answer], actual: dict[str, Answer], path: str) -> str | None:
     if "error" in expected and "error" in actual:
         return _of_errors(expected, actual, path)
     if expected.keys() != actual.keys():
         return f"{path}: expected {expected}, got {actual}"
-    return _first(
-        difference(expected[key], actual[key], f"{path}.{key}") for key in expected
-    )
+    return _first(difference(expected[key], actual[key], f"{path}.{key}") for key in expected)
 
 
 def _of_lists(expected: list[Answer], actual: list[Answer], path: str) -> str | None:
@@ -53,9 +49,7 @@ def _of_lists(expected: list[Answer], actual: list[Answer], path: str) -> str | 
     return _first(difference(*pair, f"{path}[{index}]") for index, pair in pairs)
 
 
-def _of_errors(
-    expected: dict[str, Answer], actual: dict[str, Answer], path: str
-) -> str | None:
+def _of_errors(expected: dict[str, Answer], actual: dict[str, Answer], path: str) -> str | None:
     nearest = expected["error"][0]
     accepted = {nearest} | ACCEPTED.get(nearest, set())
     if not accepted & set(actual["error"]):

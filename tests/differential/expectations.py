@@ -34,8 +34,7 @@ def _recorded() -> dict[str, Answer]:
 def _deviations() -> dict[str, Deviation]:
     tables = read_tables(HERE / "deviations.toml")
     return {
-        name: Deviation(table["row"], json.loads(table["answer"]))
-        for name, table in tables.items()
+        name: Deviation(table["row"], json.loads(table["answer"])) for name, table in tables.items()
     }
 
 

@@ -131,9 +131,7 @@ class Library(Protocol):
     def looked_up(self, table: Any, ids: Any) -> Any:
         """Return rows of a ShardedVariable, as an embedding layer does."""
 
-    def served(
-        self, servers: int, partitioner: Any = None
-    ) -> AbstractContextManager[Any]:
+    def served(self, servers: int, partitioner: Any = None) -> AbstractContextManager[Any]:
         """Scope with a ParameterServerStrategy on servers of this process."""
 
     def coordinated(
@@ -179,9 +177,6 @@ class Names:
 def filters_by_task(message: Any) -> dict[str, dict[str, list[str]]]:
     """Return the device filters in a message by job and task."""
     return {
-        job.name: {
-            str(index): list(job.tasks[index].device_filters)
-            for index in sorted(job.tasks)
-        }
+        job.name: {str(index): list(job.tasks[index].device_filters) for index in sorted(job.tasks)}
         for job in sorted(message.jobs, key=lambda job: job.name)
     }

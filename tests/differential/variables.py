@@ -27,9 +27,7 @@ def variable(
         )
 
 
-def metric(
-    lib: Library, strategy: Any, aggregation: str, *copies: float, **others: Any
-) -> Any:
+def metric(lib: Library, strategy: Any, aggregation: str, *copies: float, **others: Any) -> Any:
     """Return an ON_READ variable whose copies have these values."""
     made = variable(lib, strategy, 0.0, aggregation, "ON_READ", **others)
     values = per_replica(lib, strategy, [lib.tensor(copy) for copy in copies])

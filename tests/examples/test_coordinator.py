@@ -28,9 +28,5 @@ def test_each_rating_is_trained_on_once_in_each_epoch_and_the_error_is_the_demos
     joined, killed = movielens.EPOCHS // 3, movielens.EPOCHS * 2 // 3
     ran = [epoch.functions for epoch in result.epochs]
     assert all(not functions[2] for functions in ran[:joined])
-    assert all(
-        functions[worker]
-        for functions in ran[joined + 2 : killed]
-        for worker in range(3)
-    )
+    assert all(functions[worker] for functions in ran[joined + 2 : killed] for worker in range(3))
     assert all(not functions[coordinator.KILLED] for functions in ran[killed + 1 :])

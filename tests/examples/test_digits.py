@@ -36,9 +36,7 @@ def plain(one_thread: None) -> float:
 
 
 @pytest.mark.parametrize("way", digits.STRATEGIES)
-def test_every_strategy_reaches_the_accuracy_of_plain_torch(
-    way: digits.Way, plain: float
-) -> None:
+def test_every_strategy_reaches_the_accuracy_of_plain_torch(way: digits.Way, plain: float) -> None:
     """But for 1 of 100 images: replicas normalise by smaller batches."""
     accuracy = digits.train(digits.STRATEGIES[way](), EPOCHS, seed=0)
     assert plain > 0.97

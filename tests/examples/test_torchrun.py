@@ -48,9 +48,7 @@ def two_replicas(resolver: ClusterResolver) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def launched(
-    resolver: ClusterResolver, folder: Path
-) -> subprocess.CompletedProcess[str]:
+def launched(resolver: ClusterResolver, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the example by torchrun as the worker of a resolver."""
     task = {"type": resolver.task_type, "index": resolver.task_id}
     described = {"cluster": resolver.cluster_spec().as_dict(), "task": task}

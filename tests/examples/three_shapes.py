@@ -90,9 +90,7 @@ def train_as_worker(resolver: ClusterResolver, course: Course) -> float:
         return train_here(strategy, course, resolver.task_id or 0, workers).error
 
 
-def train_by_workers(
-    strategy: stratagem.ParameterServerStrategy, course: Course
-) -> Trained:
+def train_by_workers(strategy: stratagem.ParameterServerStrategy, course: Course) -> Trained:
     """Schedules the training function on workers."""
     coordinator = ClusterCoordinator(strategy)
     learner, batches = _beginner(strategy), [*course.batches()]

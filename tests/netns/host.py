@@ -30,8 +30,8 @@ IMAGE_ENVIRONMENT = {
 class Host:
     """A pod with a network, files and processes of its own.
 
-    Its container sees the programs of this machine, this tree in place of an installed
-    Stratagem, and its volumes; like there it is no root and can write these only.
+    Its container sees the programs of this machine, this tree in place of an installed Stratagem,
+    and its volumes; like there it is no root and can write these only.
 
     Args:
         pod: What runs.
@@ -97,9 +97,7 @@ class Host:
 
     def _started(self, container: Container) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return self.namespace.start(
-                *self._inside(container), *container.command, output=log
-            )
+            return self.namespace.start(*self._inside(container), *container.command, output=log)
 
     def _inside(self, container: Container) -> list[str]:
         """What comes before a command that a container is to run."""

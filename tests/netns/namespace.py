@@ -28,9 +28,9 @@ def missing() -> str:
 class Namespace:
     """A network, mounts and processes apart from those of the machine.
 
-    They last as long as a process that reads from this one. It ends with it, even by
-    SIGKILL; since it is the first process of its namespace, so do all others in it,
-    and with the last one everything else that was made there.
+    They last as long as a process that reads from this one. It ends with it, even by SIGKILL; since
+    it is the first process of its namespace, so do all others in it, and with the last one
+    everything else that was made there.
     """
 
     def __init__(self) -> None:

@@ -27,8 +27,7 @@ class Volumes:
         """The folders of a pod's volumes, by where they are mounted."""
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         return {
-            path: self._folder(pod, volumes[name])
-            for path, name in pod.container.mounts.items()
+            path: self._folder(pod, volumes[name]) for path, name in pod.container.mounts.items()
         }
 
     def _folder(self, pod: Pod, volume: dict[str, Any]) -> Path:

@@ -74,9 +74,7 @@ def test_parts_are_safetensors_files(dtype: torch.dtype, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES // 4 - 40, BLOCK_BYTES, 1_000_003])
-def test_files_of_several_blocks_are_read_as_they_were(
-    size: int, tmp_path: Path
-) -> None:
+def test_files_of_several_blocks_are_read_as_they_were(size: int, tmp_path: Path) -> None:
     contents = {"a": torch.randn(size), "b": torch.randn(size // 2, 2)}
     held = [(model(name, value), value) for name, value in contents.items()]
     save(tmp_path / "run", [held], keep=1)
@@ -231,8 +229,8 @@ class Disk:
         self.left -= cost
 
 
-# An operation counts for as many bytes as there are from one cut to the next, so that
-# there is one before each operation.
+# An operation counts for as many bytes as there are from one cut to the next, so that there is one
+# before each operation.
 STRIDE = 13
 OPERATIONS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 

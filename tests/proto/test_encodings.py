@@ -53,9 +53,7 @@ def test_narrowing_leaves_what_is_not_finite_as_it_is() -> None:
 
 
 @given(tensors(), st.booleans())
-def test_levels_are_off_by_half_a_level_at_most(
-    value: torch.Tensor, by_row: bool
-) -> None:
+def test_levels_are_off_by_half_a_level_at_most(value: torch.Tensor, by_row: bool) -> None:
     encoded = quantize(value, by_row)
     decoded = decode(encoded)
     assert encoded.tensor.dtype == torch.int8
@@ -110,9 +108,7 @@ WRONG = {
     "scales of another dtype": replace(LEVELS, companion=torch.ones(2).double()),
     "too many scales": replace(LEVELS, companion=torch.ones(3)),
     "scales for each element": replace(LEVELS, companion=torch.ones(2, 3)),
-    "a scale that is no number": replace(
-        LEVELS, companion=torch.tensor([1.0, float("nan")])
-    ),
+    "a scale that is no number": replace(LEVELS, companion=torch.tensor([1.0, float("nan")])),
     "an infinite scale": replace(LEVELS, companion=torch.tensor([1.0, float("inf")])),
     "a scale that overflows": replace(LEVELS, companion=torch.tensor([1.0, 3e38])),
     "a negative scale": replace(LEVELS, companion=torch.tensor([1.0, -1.0])),

@@ -110,11 +110,7 @@ def test_arguments_have_to_fit_the_schema(bad: GraphNode, what: str) -> None:
 
 def test_a_list_has_a_limited_length() -> None:
     with pytest.raises(ResourceExhaustedError, match="1001 items in 'tensors'"):
-        check_graph(
-            program(
-                [written()], node("aten.cat.default", [Ref(0)] * 1001), ADD_TO_INPUT
-            )
-        )
+        check_graph(program([written()], node("aten.cat.default", [Ref(0)] * 1001), ADD_TO_INPUT))
 
 
 @pytest.mark.parametrize("source", [read(), tensor()])

@@ -129,9 +129,7 @@ def test_values_are_distributed_as_described(
     spec = table_spec("users", (40_000, 5), initializer, dtype=torch.float64)
     values = InitialValues(spec).whole().flatten()
     count = len(values)
-    assert float(values.mean()) == pytest.approx(
-        mean, abs=4 * (variance / count) ** 0.5
-    )
+    assert float(values.mean()) == pytest.approx(mean, abs=4 * (variance / count) ** 0.5)
     assert float(values.var()) == pytest.approx(variance, rel=0.02)
     # Kolmogorov and Smirnov's statistic; above this one time in 1000.
     expected = torch.arange(1, count + 1) / count

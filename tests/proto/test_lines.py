@@ -9,9 +9,7 @@ from stratagem_proto.lines import LineSplitter, visible
 
 
 @given(st.text(), st.data())
-def test_lines_do_not_depend_on_how_the_stream_is_cut(
-    text: str, data: st.DataObject
-) -> None:
+def test_lines_do_not_depend_on_how_the_stream_is_cut(text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(text)))
     splitter = LineSplitter()
     lines = splitter.feed(text[:cut]) + splitter.feed(text[cut:]) + splitter.end()

@@ -14,9 +14,7 @@ MACHINE = half_of_memory([])
 @pytest.mark.parametrize(
     "limit, half", [("1000000\n", 500000), ("max\n", MACHINE), (f"{1 << 62}", MACHINE)]
 )
-def test_it_is_that_of_the_container_if_that_is_less(
-    tmp_path: Path, limit: str, half: int
-) -> None:
+def test_it_is_that_of_the_container_if_that_is_less(tmp_path: Path, limit: str, half: int) -> None:
     file = tmp_path / "memory.max"
     file.write_text(limit)
     assert half_of_memory([tmp_path / "none", file]) == half

@@ -45,18 +45,14 @@ def test_operations_do_to_memory_what_their_schemas_say() -> None:
 
 def test_every_result_is_a_tensor() -> None:
     returned = {
-        str(one.real_type)
-        for operation in OPERATIONS.values()
-        for one in operation.schema.returns
+        str(one.real_type) for operation in OPERATIONS.values() for one in operation.schema.returns
     }
     assert returned == {"Tensor"}
 
 
 def test_no_operation_depends_on_chance_files_memory_or_contents_for_its_size() -> None:
     parameters = {
-        parameter.type
-        for operation in OPERATIONS.values()
-        for parameter in operation.parameters
+        parameter.type for operation in OPERATIONS.values() for parameter in operation.parameters
     }
     assert not any("Generator" in type_ for type_ in parameters)
     suspicious = re.compile(

@@ -48,9 +48,7 @@ def sent(values: list[torch.Tensor], memory: segment.Segment) -> Frame[pb.Update
     return decode_frame(data, pb.UpdateHeader, memory)
 
 
-def arrived(
-    frame: Frame[pb.UpdateHeader], memory: segment.Segment
-) -> list[torch.Tensor] | None:
+def arrived(frame: Frame[pb.UpdateHeader], memory: segment.Segment) -> list[torch.Tensor] | None:
     assert frame.header is not None
     layout = layout_of(kinds_described(frame.header.tensors))
     chunks = encode_frame(Frame(chunks=frame.chunks))

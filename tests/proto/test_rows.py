@@ -90,9 +90,7 @@ def test_what_there_is_for_an_index_is_added_in_its_order(
     added.index_add_(0, places, values)
     assert torch.equal(found, expected)
     assert sums.shape == added.shape
-    assert torch.equal(
-        sums.flatten().view(torch.uint8), added.flatten().view(torch.uint8)
-    )
+    assert torch.equal(sums.flatten().view(torch.uint8), added.flatten().view(torch.uint8))
 
 
 def test_values_of_any_strides_are_added() -> None:
@@ -105,9 +103,7 @@ def test_values_of_any_strides_are_added() -> None:
 
 @pytest.mark.parametrize("count", [0, 3, 700])
 @pytest.mark.parametrize("width", [(), (1,), (3, 5), (0,)])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_rows_that_are_put_are_there(
     count: int, width: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -150,9 +146,7 @@ def test_rows_are_put_whatever_memory_is_like(strided: str) -> None:
         ([0, 12, 9], False),
     ],
 )
-def test_rows_are_looked_at_before_they_are_moved(
-    rows: list[int], expected: bool
-) -> None:
+def test_rows_are_looked_at_before_they_are_moved(rows: list[int], expected: bool) -> None:
     assert are_ascending(torch.tensor(rows, dtype=torch.int64), 10) == expected
 
 

@@ -13,8 +13,6 @@ def test_a_name_has_the_parts_that_it_was_made_of(optimizer: str) -> None:
     assert SlotName.parse(str(made)) == made
 
 
-@pytest.mark.parametrize(
-    "name", ["", "weight", "a/b", "a/b/c", "a/adam/c", "a/Adam1/c"]
-)
+@pytest.mark.parametrize("name", ["", "weight", "a/b", "a/b/c", "a/adam/c", "a/Adam1/c"])
 def test_a_name_without_an_optimizer_is_none_of_a_slot(name: str) -> None:
     assert SlotName.parse(name) is None

@@ -91,9 +91,7 @@ def test_frames_are_the_bytes_that_protobuf_writes(
                 tensor=c.tensor,
                 offset=c.offset,
                 data=bytes(c.data) if c.start is None else b"",
-                place=None
-                if c.start is None
-                else Place(start=c.start, nbytes=len(c.data)),
+                place=None if c.start is None else Place(start=c.start, nbytes=len(c.data)),
             )
             for c in some_chunks
         ],
@@ -113,12 +111,8 @@ def test_arbitrary_bytes_are_a_frame_or_a_malformed_stream(data: bytes) -> None:
 
 
 def test_fields_of_a_later_release_are_skipped() -> None:
-    unknown = (
-        b"\x98\x06\x05" + b"\x9a\x06\x02ab" + b"\x9d\x06abcd" + b"\x99\x06" + b"8" * 8
-    )
-    known = frames.encode_frame(
-        Frame(pb.UpdateHeader(), [ChunkView(1, 2, memoryview(b"x"))])
-    )
+    unknown = b"\x98\x06\x05" + b"\x9a\x06\x02ab" + b"\x9d\x06abcd" + b"\x99\x06" + b"8" * 8
+    known = frames.encode_frame(Frame(pb.UpdateHeader(), [ChunkView(1, 2, memoryview(b"x"))]))
     decoded = frames.decode_frame(unknown + known, pb.UpdateHeader)
     assert decoded.chunks == [ChunkView(1, 2, memoryview(b"x"))]
 
@@ -190,9 +184,7 @@ def test_a_tensor_without_a_wire_type_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", tensors.DTYPES.values(), ids=str)
 @pytest.mark.parametrize("elements", [5, 300_000])
-def test_tensors_of_one_message_are_taken_out_of_it(
-    dtype: torch.dtype, elements: int
-) -> None:
+def test_tensors_of_one_message_are_taken_out_of_it(dtype: torch.dtype, elements: int) -> None:
     sent = [tensor_of(torch.bool, [3, 1]), tensor_of(dtype, [elements])]
     header = pb.UpdateHeader(tensors=map(tensors.spec_of, sent))
     (frame,) = codec.split(header, sent, 8 << 20)
@@ -207,9 +199,7 @@ def test_tensors_of_one_message_are_taken_out_of_it(
 def test_a_large_tensor_stays_where_its_message_is() -> None:
     sent = torch.arange(300_000.0)
     message = memoryview(bytearray(b"?") + tensors.as_bytes(sent))[1:]
-    (taken,) = codec.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [
-        sent
-    ]
+    (taken,) = codec.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [sent]
     message[:4] = tensors.as_bytes(torch.tensor(7.0))
     assert taken[0] == 7
 

@@ -29,9 +29,7 @@ class ServerProcess:
         return len(os.listdir(f"/proc/{self.popen.pid}/task"))
 
 
-def launch(
-    *arguments: str, program: str = "stratagem_psserver"
-) -> subprocess.Popen[str]:
+def launch(*arguments: str, program: str = "stratagem_psserver") -> subprocess.Popen[str]:
     """Starts `python -m` of a server."""
     return subprocess.Popen(
         [sys.executable, "-m", program, *arguments],

@@ -176,9 +176,7 @@ BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError
     "step to commit": (
         lambda client: client.unary(
             "CommitContribution",
-            pb.CommitContributionRequest(
-                key=client.key(), step=pb.StepMark(group="g", step=1)
-            ),
+            pb.CommitContributionRequest(key=client.key(), step=pb.StepMark(group="g", step=1)),
             pb.CommitContributionResponse,
         ),
         FailedPreconditionError,
@@ -193,9 +191,7 @@ BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError
 
 
 @pytest.mark.parametrize("what", BAD_REQUESTS)
-def test_a_bad_request_gets_a_typed_error_and_changes_nothing(
-    client: RawClient, what: str
-) -> None:
+def test_a_bad_request_gets_a_typed_error_and_changes_nothing(client: RawClient, what: str) -> None:
     """The server "validates it whole, and only then applies it"."""
     send, error = BAD_REQUESTS[what]
     client.update(sgd(), {"big": BIG})
@@ -207,9 +203,7 @@ def test_a_bad_request_gets_a_typed_error_and_changes_nothing(
 
 
 def test_an_unknown_variable_comes_with_the_nearest_name(client: RawClient) -> None:
-    with pytest.raises(
-        VariableNotFoundError, match=r"did you mean 'dense\.weight'"
-    ) as e:
+    with pytest.raises(VariableNotFoundError, match=r"did you mean 'dense\.weight'") as e:
         client.read("dense.wieght")
     assert e.value.variable == "dense.wieght"
 
@@ -236,9 +230,7 @@ def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:
             spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[size])
             header = pb.AssignHeader(key=client.key(), tensors=[spec])
             with pytest.raises(ResourceExhaustedError, match="budget of 1048576"):
-                client.upload(
-                    "Assign", [encode_frame(Frame(header))], pb.AssignResponse
-                )
+                client.upload("Assign", [encode_frame(Frame(header))], pb.AssignResponse)
         assert client.everything() == before
 
 

@@ -22,9 +22,7 @@ def report(content: str) -> bytes:
 
 
 def heartbeat(client: RawClient, told: bytes) -> None:
-    request = session_pb2.HeartbeatRequest(
-        session_id=client.session_id, finished=1, report=told
-    )
+    request = session_pb2.HeartbeatRequest(session_id=client.session_id, finished=1, report=told)
     client.unary("Heartbeat", request, session_pb2.HeartbeatResponse)
 
 

@@ -62,9 +62,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
 
         def frames() -> Iterator[bytes]:
             item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-            header = pb.AssignHeader(
-                key=client.key(), assignments=[item], tensors=[spec_of(value)]
-            )
+            header = pb.AssignHeader(key=client.key(), assignments=[item], tensors=[spec_of(value)])
             *first, last = encoded(header, [value], chunk_bytes=1 << 16)
             yield from first
             begun.set()

@@ -69,9 +69,7 @@ def test_variables_are_created_read_and_deleted(client: RawClient) -> None:
 
 
 def test_variables_are_described_by_name(client: RawClient) -> None:
-    request = DescribeVariablesRequest(
-        session_id=client.session_id, names=["big", "dense.weight"]
-    )
+    request = DescribeVariablesRequest(session_id=client.session_id, names=["big", "dense.weight"])
     response = client.unary("DescribeVariables", request, DescribeVariablesResponse)
     assert [info.spec.tensor.shape for info in response.variables] == [[LARGE], [2, 3]]
     assert [info.version for info in response.variables] == [1, 1]
@@ -90,9 +88,7 @@ def test_only_newer_versions_and_parts_are_sent(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense.weight", "big"])
-def test_assignments_and_steps_change_values_and_versions(
-    client: RawClient, name: str
-) -> None:
+def test_assignments_and_steps_change_values_and_versions(client: RawClient, name: str) -> None:
     (ones,) = client.read(name)
     assert client.assign(name, ones, pb.ASSIGN_MODE_ADD).versions == [2]
     assert client.update(sgd(lr=0.5), {name: ones}).versions == [3]
@@ -108,9 +104,7 @@ def test_optimizer_state_is_read_and_restored_as_slot_variables(
     saved = client.read("dense.weight", "dense.weight/Adam/exp_avg")
     client.update(adam, gradients)
     after = client.everything()
-    for name, value in zip(
-        ["dense.weight", "dense.weight/Adam/exp_avg"], saved, strict=True
-    ):
+    for name, value in zip(["dense.weight", "dense.weight/Adam/exp_avg"], saved, strict=True):
         client.assign(name, value)
     client.assign("dense.weight/Adam/step", torch.tensor(1.0))
     (squares,) = client.read("dense.weight/Adam/exp_avg_sq")
@@ -118,9 +112,7 @@ def test_optimizer_state_is_read_and_restored_as_slot_variables(
     client.update(adam, gradients)
     again = client.everything()
     assert again["dense.weight/Adam/step"][1] == after["dense.weight/Adam/step"][1]
-    assert (
-        again["dense.weight/Adam/exp_avg"][1] == after["dense.weight/Adam/exp_avg"][1]
-    )
+    assert again["dense.weight/Adam/exp_avg"][1] == after["dense.weight/Adam/exp_avg"][1]
 
 
 def test_a_read_sees_all_of_a_request_or_nothing(client: RawClient) -> None:
@@ -144,9 +136,7 @@ def test_a_read_sees_all_of_a_request_or_nothing(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "another secret"])
-def test_a_wrong_token_is_refused_with_where_to_look(
-    server: ParameterServer, token: str
-) -> None:
+def test_a_wrong_token_is_refused_with_where_to_look(server: ParameterServer, token: str) -> None:
     with (
         RawClient(server.address, token) as client,
         pytest.raises(UnauthenticatedError, match="STRATAGEM_TOKEN_FILE"),
@@ -199,9 +189,7 @@ def test_a_closed_session_is_lost(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
-def test_health_is_served_on_a_port_of_its_own(
-    server: ParameterServer, service: str
-) -> None:
+def test_health_is_served_on_a_port_of_its_own(server: ParameterServer, service: str) -> None:
     with open_channel(server.health_address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         check = channel.unary_unary(

@@ -50,15 +50,11 @@ def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
     return encoded(header, [value])
 
 
-def link_to(
-    server: ParameterServer, opened: OpenSessionResponse, way: str
-) -> SocketLink:
+def link_to(server: ParameterServer, opened: OpenSessionResponse, way: str) -> SocketLink:
     return SocketLink(next(endpoints(opened.frame_sockets, server.address, way)))
 
 
-def sent(
-    link: SocketLink, method: str, messages: list[bytes], whole: bool
-) -> SocketFrame:
+def sent(link: SocketLink, method: str, messages: list[bytes], whole: bool) -> SocketFrame:
     """Begins a call, and returns the first frame of its answer."""
     kind, path = FrameKind.CALL, f"/{SERVICE}/{method}".encode()
     for index, message in enumerate(messages):

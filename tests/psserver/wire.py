@@ -50,9 +50,7 @@ Response = TypeVar("Response", bound=Message)
 class RawClient:
     """One session with one server, numbered by hand."""
 
-    def __init__(
-        self, address: str, token: str, task: session_pb2.Task | None = None
-    ) -> None:
+    def __init__(self, address: str, token: str, task: session_pb2.Task | None = None) -> None:
         self.address = address
         self.channel = open_channel(address)
         self.session_id = os.urandom(16)
@@ -137,9 +135,7 @@ class RawClient:
         self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
     ) -> CreateVariablesResponse:
         header = CreateVariablesHeader(key=self.key(), variables=specs)
-        return self.upload(
-            "CreateVariables", encoded(header, values), CreateVariablesResponse
-        )
+        return self.upload("CreateVariables", encoded(header, values), CreateVariablesResponse)
 
     def listing(self) -> dict[str, int]:
         """Versions of all variables by name."""
@@ -151,9 +147,7 @@ class RawClient:
         selections = [pb.Selection(variable=name) for name in names]
         return self.select(pb.ReadRequest(selections=selections))[1]
 
-    def select(
-        self, request: pb.ReadRequest
-    ) -> tuple[pb.ReadHeader, list[torch.Tensor]]:
+    def select(self, request: pb.ReadRequest) -> tuple[pb.ReadHeader, list[torch.Tensor]]:
         request.session_id = self.session_id
         messages = self.download(request)
         first = decode_frame(next(messages), pb.ReadHeader)
@@ -184,18 +178,14 @@ class RawClient:
         item = pb.Assignment(variable=name, mode=mode, value=0)
         if rows is not None:
             item.rows = 1
-        header = pb.AssignHeader(
-            key=self.key(), assignments=[item], tensors=map(spec_of, tensors)
-        )
+        header = pb.AssignHeader(key=self.key(), assignments=[item], tensors=map(spec_of, tensors))
         return self.upload("Assign", encoded(header, tensors), pb.AssignResponse)
 
     def update(
         self, program: OptimizerProgram, gradients: Mapping[str, torch.Tensor]
     ) -> pb.UpdateResponse:
         header = update_header(self.key(), program, gradients)
-        return self.upload(
-            "Update", encoded(header, list(gradients.values())), pb.UpdateResponse
-        )
+        return self.upload("Update", encoded(header, list(gradients.values())), pb.UpdateResponse)
 
 
 def sent_with(header: pb.ReadHeader) -> Sequence[TensorSpec]:
@@ -214,14 +204,10 @@ def model_spec(name: str, value: torch.Tensor) -> VariableSpec:
 
 
 def slot_spec(name: str, owner: str, value: torch.Tensor) -> VariableSpec:
-    return VariableSpec(
-        name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
-    )
+    return VariableSpec(name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner)
 
 
-def optimizer_program(
-    optimizer: torch.optim.Optimizer, name: str = ""
-) -> OptimizerProgram:
+def optimizer_program(optimizer: torch.optim.Optimizer, name: str = "") -> OptimizerProgram:
     """The program of a local optimizer, as its hyperparameters are now."""
     class_name = type(optimizer).__name__
     rule = OPTIMIZERS[class_name]
@@ -258,9 +244,7 @@ def status_of(
     client: RawClient, token: str = TOKEN, with_variables: bool = False
 ) -> GetStatusResponse:
     """What the server of a client says of itself."""
-    asking = session_pb2.OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION, cluster_token=token
-    )
+    asking = session_pb2.OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
     request = GetStatusRequest(asking=asking, with_variables=with_variables)
     return client.unary("GetStatus", request, GetStatusResponse, service=STATUS_SERVICE)
 

@@ -13,9 +13,7 @@ from tests.client.two_replicas import TwoReplicas
 
 
 @pytest.fixture(params=["written by a user", "parameter servers"])
-def strategy(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Strategy:
+def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Strategy:
     """Two replicas, under one strategy and another."""
     if request.param == "written by a user":
         return TwoReplicas()

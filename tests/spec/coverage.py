@@ -90,9 +90,7 @@ def _pages() -> Iterator[str]:
 
 def _member(member: Member) -> str:
     tests = _links(carriers(member.rows)) or WITH_CLUSTERS
-    differ = "; ".join(
-        map(_difference, differences().get((member.page, member.name), ()))
-    )
+    differ = "; ".join(map(_difference, differences().get((member.page, member.name), ())))
     names = f"`{member.name}`", f"`{member.ours}`"
     cells = *names, differ, ", ".join(member.rows), tests
     return f"| {' | '.join(cells)} |"

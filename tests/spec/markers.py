@@ -24,8 +24,7 @@ def markers() -> Mapping[str, set[str]]:
 
 
 def _rows_in(path: Path) -> Iterator[str]:
-    # Ids may reach the marker by another name of it, so every string that is one
-    # counts.
+    # Ids may reach the marker by another name of it, so every string that is one counts.
     source = path.read_text(encoding="utf-8")
     if "pytest.mark.spec" in source:
         for node in ast.walk(ast.parse(source)):

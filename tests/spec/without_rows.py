@@ -1,8 +1,8 @@
 """Whether tests notice that what they are about is gone: `pytest --without-rows`.
 
-Each test that carries rows is run once for each of them with the row's targets taken
-away, and has to fail. See README.md. It runs in a fork, for what it leaves behind when
-half of the library is gone would decide about later ones.
+Each test that carries rows is run once for each of them with the row's targets taken away, and has
+to fail. See README.md. It runs in a fork, for what it leaves behind when half of the library is
+gone would decide about later ones.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def ids_of(item: pytest.Item) -> list[str]:
     return [key for marker in item.iter_markers("spec") for key in marker.args]
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Replace each test by one for each of its rows."""
     if config.getoption("--without-rows"):
         items[:] = [
@@ -142,6 +140,4 @@ def _report(item: pytest.Item, row: Row, noticed: bool) -> pytest.TestReport:
     verdict: dict[str, Any] = {"outcome": "passed", "longrepr": None}
     if not noticed:
         verdict = {"outcome": "failed", "longrepr": problem}
-    return pytest.TestReport(
-        item.nodeid, item.location, keywords={}, when="call", **verdict
-    )
+    return pytest.TestReport(item.nodeid, item.location, keywords={}, when="call", **verdict)

@@ -67,9 +67,7 @@ def refuses(address: str) -> bool:
 def opening() -> pb.WorkRequest:
     """The handshake of a session."""
     session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
-    return pb.WorkRequest(
-        open=pb.OpenWorkerSession(session=session, runtime=this_runtime())
-    )
+    return pb.WorkRequest(open=pb.OpenWorkerSession(session=session, runtime=this_runtime()))
 
 
 class Handle:
@@ -90,9 +88,7 @@ def definition_of(handle: int, value: object) -> bytes:
 
 
 def _pickled(value: object) -> bytes:
-    return Pickler(
-        lambda part: part.number if isinstance(part, Handle) else None
-    ).write(value)
+    return Pickler(lambda part: part.number if isinstance(part, Handle) else None).write(value)
 
 
 def result(link: WorkerLink, closure: int, function: Callable[[], Any]) -> Any:

@@ -68,9 +68,7 @@ def test_another_task_at_the_address_is_named(worker: WorkerServer) -> None:
 def test_a_worker_that_is_not_there_is_unavailable() -> None:
     with WorkerServer(WorkerSettings(token=TOKEN)) as gone:
         address = gone.address
-    link = WorkerLink(
-        address, Task(job="worker"), Identity(ROLE_CLIENT), Deadlines(connect=0.1)
-    )
+    link = WorkerLink(address, Task(job="worker"), Identity(ROLE_CLIENT), Deadlines(connect=0.1))
     with pytest.raises(UnavailableError, match=f"at {address} did not answer"):
         link.connect()
 

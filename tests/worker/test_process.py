@@ -88,9 +88,7 @@ def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -
     assert process.popen.wait(PATIENCE) == 0
 
 
-def test_a_killed_worker_is_lost_before_its_lease_ends(
-    token_file: Path, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_lost_before_its_lease_ends(token_file: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     lease = str(4 * LONGEST_LOSS)
     with (

@@ -16,13 +16,13 @@ app = typer.Typer(add_completion=False)
 def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
     """Run the functions that a coordinator sends. It needs the cluster's secret.
 
-    A flag counts before its environment variable, this before the task that TF_CONFIG
-    says this is, and this before the table worker of the file.
+    A flag counts before its environment variable, this before the task that TF_CONFIG says this is,
+    and this before the table worker of the file.
 
     SIGTERM and Ctrl-C let what runs end, for at most --drain-seconds.
 
-    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an
-    address, a checkpoint that cannot be.
+    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an address, a
+    checkpoint that cannot be.
     """
     config.set_logical_cpus(options.logical_cpus)
     server = WorkerServer(options.settings())

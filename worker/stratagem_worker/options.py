@@ -17,9 +17,7 @@ class WorkerOptions(ServingOptions):
 
     job: Job = Field("worker", description="Job name of this task.")
     lease_seconds: float = Field(
-        10.0,
-        ge=0.1,
-        description="Seconds of silence after which a client is considered dead.",
+        10.0, ge=0.1, description="Seconds of silence after which a client is considered dead."
     )
     result_bytes: int | None = Field(
         None,
@@ -28,9 +26,7 @@ class WorkerOptions(ServingOptions):
         "half of the memory.",
     )
     logical_cpus: int = Field(
-        1,
-        ge=1,
-        description="Number of logical CPUs; without GPUs a replica can run on each.",
+        1, ge=1, description="Number of logical CPUs; without GPUs a replica can run on each."
     )
 
     def settings(self) -> WorkerSettings:

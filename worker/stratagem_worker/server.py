@@ -33,9 +33,7 @@ class WorkerServer(RpcServer):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         self._state = WorkerState(self.settings)
         state = self._state
-        self._status = StatusService(
-            self.settings, state.incarnation, state.figures, state.fill
-        )
+        self._status = StatusService(self.settings, state.incarnation, state.figures, state.fill)
         return (self._status.handler(), service_handler(state))
 
     def _listens(self, sockets: FrameSockets) -> None:

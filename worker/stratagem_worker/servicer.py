@@ -124,8 +124,8 @@ class _WorkService:
         """Look now and then whether the client is there, which costs messages nothing.
 
         Raises:
-            SessionLostError: Nothing is heard of it. It may not read either, so that
-                what waits to be sent is no reason to go on.
+            SessionLostError: Nothing is heard of it. It may not read either, so that what waits to
+                be sent is no reason to go on.
         """
         while (left := session.heard + self._lease - time.monotonic()) > 0:
             await asyncio.sleep(left)
@@ -133,6 +133,5 @@ class _WorkService:
 
     def _lost(self) -> SessionLostError:
         return SessionLostError(
-            f"nothing was heard of the client for {self._lease:g} s; open another "
-            "session"
+            f"nothing was heard of the client for {self._lease:g} s; open another session"
         )

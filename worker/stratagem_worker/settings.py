@@ -14,12 +14,12 @@ class WorkerSettings(ServingSettings):
     """Settings of a worker server.
 
     Attributes:
-        result_bytes: Most bytes of results that stay on the worker for others; more
-            are sent to the program whose functions returned them.
+        result_bytes: Most bytes of results that stay on the worker for others; more are sent to the
+            program whose functions returned them.
 
     Raises:
-        InvalidArgumentError: Also where there is no token: whoever can connect can
-            run what they like.
+        InvalidArgumentError: Also where there is no token: whoever can connect can run what they
+            like.
     """
 
     job: str = "worker"

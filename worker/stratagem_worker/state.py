@@ -11,11 +11,7 @@ from stratagem._remote_kinds import KINDS
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem._worker_client.runtime import this_runtime
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    NotFoundError,
-    UnavailableError,
-)
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
@@ -125,9 +121,7 @@ class WorkerState:
         check_handshake(request.asking, self.settings)
         session = self._sessions.get(request.asking.session_id)
         if session is None:
-            raise NotFoundError(
-                f"the session that left results on {self.settings.label} has ended"
-            )
+            raise NotFoundError(f"the session that left results on {self.settings.label} has ended")
         return session.results.payload(request.closure)
 
     async def fill(self, status: GetStatusResponse, with_variables: bool) -> None:
@@ -165,6 +159,4 @@ class WorkerState:
         self._executor.close()
 
     def _shutting_down(self) -> UnavailableError:
-        return UnavailableError(
-            f"{self.settings.label} is shutting down", task=self.settings.label
-        )
+        return UnavailableError(f"{self.settings.label} is shutting down", task=self.settings.label)

@@ -11,8 +11,8 @@ def task_server(settings: TaskSettings) -> TaskServer:
     """Return a server of the worker job; it has not started.
 
     Raises:
-        InvalidArgumentError: The address is none, there is no token, or other machines
-            could reach it without `insecure`.
+        InvalidArgumentError: The address is none, there is no token, or other machines could reach
+            it without `insecure`.
     """
     return WorkerServer(
         WorkerSettings(

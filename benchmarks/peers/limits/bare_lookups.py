@@ -1,7 +1,7 @@
 """Rows of a table in another process, and nothing else: `... limits.bare_lookups FD`.
 
-Rows and their indices go through memory that both processes see, and a byte through a
-socket says that they are there; nobody is identified, nothing is numbered or checked.
+Rows and their indices go through memory that both processes see, and a byte through a socket says
+that they are there; nobody is identified, nothing is numbered or checked.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def contestant() -> Iterator[Answer]:
     """What shares memory with a process that has a table."""
     torch.set_num_threads(1)
     multiprocessing.set_sharing_strategy("file_descriptor")
-    shared = Shared(
-        torch.zeros(LOOKUPS, dtype=torch.int64), torch.zeros(LOOKUPS, WIDTH)
-    )
+    shared = Shared(torch.zeros(LOOKUPS, dtype=torch.int64), torch.zeros(LOOKUPS, WIDTH))
     for each in shared:
         each.share_memory_()
     mine, theirs = socket.socketpair()

@@ -2,8 +2,8 @@
 
 `... benchmarks.peers.limits.bare_server FD FILE`
 
-Gradients and values go through memory that both processes see, and a byte through a
-socket says that they are there; nobody is identified, nothing is numbered or checked.
+Gradients and values go through memory that both processes see, and a byte through a socket says
+that they are there; nobody is identified, nothing is numbered or checked.
 """
 
 from __future__ import annotations

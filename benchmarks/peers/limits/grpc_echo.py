@@ -19,10 +19,7 @@ from benchmarks.peers.server import server
 from benchmarks.peers.transfer import Transfer, Transfers
 
 _CHUNK_BYTES = 1 << 20
-_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _UNARY, _STREAM = "/benchmarks.Echo/Unary", "/benchmarks.Echo/Stream"
 _SIZE_BYTES = 8
 
@@ -108,9 +105,7 @@ def _unary(request: bytes, context: grpc.ServicerContext) -> bytes:
     return bytes(_number(request[:_SIZE_BYTES]))
 
 
-def _stream(
-    requests: Iterator[bytes], context: grpc.ServicerContext
-) -> Iterator[bytes]:
+def _stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
     for request in requests:
         for _ in range(_number(request[:_SIZE_BYTES])):
             next(requests)
@@ -130,10 +125,7 @@ def _number(size: bytes) -> int:
     return int.from_bytes(size, "little")
 
 
-_KINDS: dict[str, Callable[[grpc.Channel, int], Transfer]] = {
-    "unary": Unary,
-    "stream": Stream,
-}
+_KINDS: dict[str, Callable[[grpc.Channel, int], Transfer]] = {"unary": Unary, "stream": Stream}
 
 
 @contextmanager

@@ -25,9 +25,7 @@ _STEPS = 200
 def contestant(file: str, count: str) -> Iterator[Answer]:
     """What takes steps in so many processes at once."""
     with ExitStack() as stack:
-        loops = [
-            Client(stack.enter_context(server(_loop, file))) for _ in range(int(count))
-        ]
+        loops = [Client(stack.enter_context(server(_loop, file))) for _ in range(int(count))]
         yield lambda _, seconds: _cost(loops)
 
 

@@ -21,9 +21,7 @@ def contestant(tensors: str) -> Iterator[Answer]:
     """What takes a step."""
     torch.set_num_threads(1)
     shapes = resnet.shapes()[: int(tensors)]
-    pushed, received, values, pulled = (
-        [torch.zeros(shape) for shape in shapes] for _ in range(4)
-    )
+    pushed, received, values, pulled = ([torch.zeros(shape) for shape in shapes] for _ in range(4))
     for value, gradient in zip(values, received, strict=True):
         value.grad = gradient
     adam = torch.optim.Adam(values, fused=True)

@@ -1,7 +1,7 @@
 """Memory that two processes see, and a bare socket: `... limits.shared_memory FD`.
 
-The other process does to its variable what a parameter server does, and nothing else:
-nobody is identified, nothing is numbered, checked or counted.
+The other process does to its variable what a parameter server does, and nothing else: nobody is
+identified, nothing is numbered, checked or counted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _RATE = 0.01
 class Placed:
     """A variable whose bytes are placed in shared memory; as `Transfer`."""
 
-    def __init__(
-        self, connection: socket.socket, shared: torch.Tensor, nbytes: int
-    ) -> None:
+    def __init__(self, connection: socket.socket, shared: torch.Tensor, nbytes: int) -> None:
         self._connection = connection
         self._size = nbytes.to_bytes(_REQUEST_BYTES - 1, "little")
         self._here = torch.zeros(nbytes // shared.element_size())

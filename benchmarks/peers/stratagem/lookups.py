@@ -1,7 +1,7 @@
 """Rows of a variable on a server: `... benchmarks.peers.stratagem.lookups FD`.
 
-They are read as they are asked for, as a lookup without gradients is, and a gradient is
-sent for each row once.
+They are read as they are asked for, as a lookup without gradients is, and a gradient is sent for
+each row once.
 """
 
 from __future__ import annotations

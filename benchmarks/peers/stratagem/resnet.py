@@ -26,8 +26,7 @@ def contestant(tensors: str) -> Iterator[Answer]:
 
 def _stepping(servers: ServerGroup, tensors: int) -> Callable[[], None]:
     values = {
-        f"parameter.{i}": torch.zeros(shape)
-        for i, shape in enumerate(resnet.shapes()[:tensors])
+        f"parameter.{i}": torch.zeros(shape) for i, shape in enumerate(resnet.shapes()[:tensors])
     }
     adam = program(torch.optim.Adam([torch.zeros(1)], fused=True))
     created(servers, values)

@@ -36,12 +36,7 @@ def connected() -> Iterator[ServerGroup]:
 def created(servers: ServerGroup, values: Mapping[str, torch.Tensor]) -> None:
     """Creates variables with these values, by name."""
     specs = [
-        VariableSpec(
-            name=name,
-            tensor=spec_of(value),
-            trainable=True,
-            kind=VARIABLE_KIND_MODEL,
-        )
+        VariableSpec(name=name, tensor=spec_of(value), trainable=True, kind=VARIABLE_KIND_MODEL)
         for name, value in values.items()
     ]
     servers.call(0, writes.create(specs, [*values.values()]))
@@ -55,6 +50,4 @@ def program(optimizer: torch.optim.Optimizer) -> bytes:
     name = type(optimizer).__name__
     group = encode_group(rule_named(name), optimizer.param_groups[0])
     optimizer_program = OptimizerProgram(name=name, class_name=name, groups=[group])
-    return UpdateHeader(
-        program=UpdateProgram(optimizer=optimizer_program)
-    ).SerializeToString()
+    return UpdateHeader(program=UpdateProgram(optimizer=optimizer_program)).SerializeToString()

@@ -1,7 +1,7 @@
 """A server with many idle clients: `... stratagem.sessions FD COUNT`.
 
-Answers to "memory" are what the server's memory has grown by, in bytes; others are as
-those of `stratagem.transfer`. The idle clients live in one more process.
+Answers to "memory" are what the server's memory has grown by, in bytes; others are as those of
+`stratagem.transfer`. The idle clients live in one more process.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def hold(parent: Connection, address: str, identity: Identity, count: int) -> No
     """Keeps so many sessions open, in a process of its own; see `server`."""
     steps = StepCount()
     connections = [
-        ServerConnection(0, address, _another(identity), Deadlines(), steps)
-        for _ in range(count)
+        ServerConnection(0, address, _another(identity), Deadlines(), steps) for _ in range(count)
     ]
     for connection in connections:
         connection.open()

@@ -1,8 +1,8 @@
 """Training steps on two servers: `... benchmarks.peers.stratagem.steps FD SETTINGS`.
 
-SETTINGS is JSON: a stack of linear layers by "layers", "width" and "batch", the
-"consistency" of the strategy, and what the "optimizer" gets besides. A step is a `run`:
-a pull, forward, backward, and a push to both servers.
+SETTINGS is JSON: a stack of linear layers by "layers", "width" and "batch", the "consistency" of
+the strategy, and what the "optimizer" gets besides. A step is a `run`: a pull, forward, backward,
+and a push to both servers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def contestant(encoded: str) -> Iterator[Answer]:
         yield timing.answering(lambda: strategy.run(step))
 
 
-def _training(
-    strategy: ParameterServerStrategy, settings: Mapping[str, Any]
-) -> Callable[[], None]:
+def _training(strategy: ParameterServerStrategy, settings: Mapping[str, Any]) -> Callable[[], None]:
     width = settings["width"]
     with strategy.scope():
         layers = (nn.Linear(width, width) for _ in range(settings["layers"]))

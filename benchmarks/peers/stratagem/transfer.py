@@ -1,7 +1,7 @@
 """One variable on a server: `... benchmarks.peers.stratagem.transfer FD`.
 
-A push is an `Update` that steps SGD; a pull is a `Read` into memory that the client
-has. They are the two requests of which a training step consists.
+A push is an `Update` that steps SGD; a pull is a `Read` into memory that the client has. They are
+the two requests of which a training step consists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an example costs: `... stratagem.workers FD FILE WORKERS STEPS`.
 
-There is one server, and as many workers as said. Their steps are "fused", so that each
-is one request, or as they are by "default". All wait at a barrier until the first
-one is asked to measure; what they did before that does not count.
+There is one server, and as many workers as said. Their steps are "fused", so that each is one
+request, or as they are by "default". All wait at a barrier until the first one is asked to measure;
+what they did before that does not count.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def _asking(worker: Connection) -> Answer:
     return answer
 
 
-def train(
-    resolver: ClusterResolver, file: str, steps: str, address: str, family: int
-) -> None:
+def train(resolver: ClusterResolver, file: str, steps: str, address: str, family: int) -> None:
     """Trains as often as the first worker is asked to."""
     torch.set_num_threads(1)
     fused = True if steps == "fused" else None
@@ -74,9 +72,7 @@ def train(
             asking.send(_cost(strategy, take, family) / examples)
 
 
-def _cost(
-    strategy: ParameterServerStrategy, take: Callable[[], None], family: int
-) -> float:
+def _cost(strategy: ParameterServerStrategy, take: Callable[[], None], family: int) -> float:
     """Seconds of processors of all processes of the cluster."""
     before = processor_seconds(family)
     _together(strategy, take)

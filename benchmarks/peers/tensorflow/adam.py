@@ -14,8 +14,7 @@ class Adam:
     def __init__(self, variables: Sequence[Any], rate: float) -> None:
         """Creates the moments beside the variables."""
         means, variances = (
-            [tf.Variable(tf.zeros_like(variable)) for variable in variables]
-            for _ in range(2)
+            [tf.Variable(tf.zeros_like(variable)) for variable in variables] for _ in range(2)
         )
         self._moments = [*zip(variables, means, variances, strict=True)]
         self._rate = rate

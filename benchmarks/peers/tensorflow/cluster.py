@@ -24,9 +24,7 @@ def strategy(workers: int = 1) -> Iterator[tf.distribute.ParameterServerStrategy
 def _cluster(counts: Mapping[str, int]) -> Iterator[Mapping[str, Sequence[str]]]:
     """A server process for each task; yields the addresses by job."""
     addresses = iter(_free_addresses(sum(counts.values())))
-    cluster = {
-        job: [next(addresses) for _ in range(count)] for job, count in counts.items()
-    }
+    cluster = {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
     spawn = multiprocessing.get_context("spawn")
     for job, tasks in cluster.items():
         for task in range(len(tasks)):
@@ -38,8 +36,7 @@ def _cluster(counts: Mapping[str, int]) -> Iterator[Mapping[str, Sequence[str]]]
 def _free_addresses(count: int) -> Sequence[str]:
     with ExitStack() as reserved:
         servers = [
-            reserved.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(count)
+            reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
         ]
         return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 

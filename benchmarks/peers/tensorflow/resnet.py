@@ -29,9 +29,7 @@ def contestant(tensors: str) -> Iterator[Answer]:
         yield timing.answering(lambda: [memoryview(value) for value in step()])
 
 
-def _stepping(
-    strategy: tf.distribute.Strategy, tensors: int
-) -> Callable[[], Sequence[Any]]:
+def _stepping(strategy: tf.distribute.Strategy, tensors: int) -> Callable[[], Sequence[Any]]:
     shapes = resnet.shapes()[:tensors]
     with strategy.scope():
         variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]

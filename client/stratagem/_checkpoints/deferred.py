@@ -74,9 +74,7 @@ class Restoration:
         extra: What `save` was given to keep besides values.
     """
 
-    def __init__(
-        self, deferred: UnusedValues, extra: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, deferred: UnusedValues, extra: Mapping[str, Any] | None = None) -> None:
         self._deferred = deferred
         self.extra: Mapping[str, Any] = extra or {}
 

@@ -14,11 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import local_path, open_checkpoint
-from stratagem_proto.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 # What other libraries look for before they take the tensors for torch's.
 _METADATA = {"format": "pt"}
@@ -42,8 +38,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise DataLossError(
-            f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an "
-            "earlier one"
+            f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an earlier one"
         ) from error
 
 
@@ -98,17 +93,13 @@ def _checked(path: Path) -> Path:
         )
     if not path.parent.is_dir():
         raise NotFoundError(
-            f"there is no folder {str(path.parent)!r} to save a checkpoint in; make it "
-            "first"
+            f"there is no folder {str(path.parent)!r} to save a checkpoint in; make it first"
         )
     return path
 
 
 def _write_after(
-    earlier: Thread | None,
-    written: Future[None],
-    path: Path,
-    state: Mapping[str, torch.Tensor],
+    earlier: Thread | None, written: Future[None], path: Path, state: Mapping[str, torch.Tensor]
 ) -> None:
     if earlier is not None:
         earlier.join()

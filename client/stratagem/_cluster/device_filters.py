@@ -11,9 +11,8 @@ from stratagem_proto.v1 import cluster_pb2 as pb
 class ClusterDeviceFilters:
     """The device filters of the tasks of a cluster.
 
-    A filter is a partial device name such as "/job:ps" or "/job:ps/task:1". A task
-    for which none are set sees every device, and always its own. Spec: FIL-1,
-    FIL-3.
+    A filter is a partial device name such as "/job:ps" or "/job:ps/task:1". A task for which none
+    are set sees every device, and always its own. Spec: FIL-1, FIL-3.
     """
 
     __module__ = "stratagem"

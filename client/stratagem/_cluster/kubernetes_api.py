@@ -21,8 +21,8 @@ class KubernetesApi:
     """The API server, and how this process proves who it is.
 
     Args:
-        location: In a pod, by its service account; outside of the cluster, by the
-            file that `kubectl` uses.
+        location: In a pod, by its service account; outside of the cluster, by the file that
+            `kubectl` uses.
 
     Raises:
         ImportError: The client library is not installed.

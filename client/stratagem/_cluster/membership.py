@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from stratagem._cluster.roles import id_in_cluster, is_chief, validated, worker_count
 from stratagem._cluster.spec import ClusterSpec
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.v1.session_pb2 import (
-    ROLE_CHIEF,
-    ROLE_EVALUATOR,
-    ROLE_WORKER,
-    Role,
-)
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_EVALUATOR, ROLE_WORKER, Role
 
 COORDINATOR = (
     "A program with a ClusterCoordinator is the task chief 0 of a cluster that has the "
@@ -39,14 +34,12 @@ class Membership:
     task_id: int
 
     @classmethod
-    def of(
-        cls, cluster: ClusterSpec, task_type: str | None, task_id: int | None
-    ) -> Membership:
+    def of(cls, cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Membership:
         """Check a task and its cluster.
 
         Raises:
-            InvalidArgumentError: The task is not given, or the cluster has no
-                parameter servers, or one without a port. Spec: PS1-2, PS1-3, MWU-7.
+            InvalidArgumentError: The task is not given, or the cluster has no parameter servers, or
+                one without a port. Spec: PS1-2, PS1-3, MWU-7.
         """
         if not task_type or task_id is None:
             raise InvalidArgumentError(
@@ -55,9 +48,7 @@ class Membership:
                 f"TF_CONFIG. {COORDINATOR}"
             )
         if task_type == "chief" and "chief" not in cluster.jobs:
-            raise InvalidArgumentError(
-                f"`task_type` 'chief' not found in {cluster}. {COORDINATOR}"
-            )
+            raise InvalidArgumentError(f"`task_type` 'chief' not found in {cluster}. {COORDINATOR}")
         validated(cluster, task_type, task_id)
         if "ps" not in cluster.jobs or not cluster.num_tasks("ps"):
             raise InvalidArgumentError(
@@ -118,9 +109,7 @@ class Membership:
     @property
     def coordinated_filters(self) -> list[str]:
         """The same under a coordinator, which sees all tasks. Spec: PS2-8."""
-        return (
-            [self.name, "/job:ps", "/job:chief"] if self.task_type == "worker" else []
-        )
+        return [self.name, "/job:ps", "/job:chief"] if self.task_type == "worker" else []
 
     def require_creator(self, what: str) -> None:
         """Check that this task may set `what` without an optimizer.

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from stratagem_proto.errors import (
-    DuplicateTaskError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import DuplicateTaskError, FailedPreconditionError, InvalidArgumentError
 
 # As the client of Kubernetes gives it; its classes have no types.
 Pod: TypeAlias = Any
 
 # How Kubernetes numbers the pods of a StatefulSet and of an indexed Job.
-_INDEX_LABELS = (
-    "apps.kubernetes.io/pod-index",
-    "batch.kubernetes.io/job-completion-index",
-)
+_INDEX_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
 
 
 def _host_address(pod: Pod) -> str:
@@ -53,9 +46,7 @@ def address_kind(kind: str) -> Callable[[Pod], str]:
         InvalidArgumentError: There is no such kind.
     """
     if kind not in _ADDRESSES:
-        raise InvalidArgumentError(
-            f"address is {kind!r}; it is one of {', '.join(_ADDRESSES)}"
-        )
+        raise InvalidArgumentError(f"address is {kind!r}; it is one of {', '.join(_ADDRESSES)}")
     return _ADDRESSES[kind]
 
 
@@ -67,8 +58,8 @@ def numbered(job: str, selections: Sequence[Sequence[Pod]]) -> dict[int, Pod]:
         selections: The pods of each label selector.
 
     Returns:
-        If Kubernetes numbers all pods, and there is one selector, the pods by these
-        numbers. Else the pods of one selector after the other, sorted by name.
+        If Kubernetes numbers all pods, and there is one selector, the pods by these numbers. Else
+        the pods of one selector after the other, sorted by name.
 
     Raises:
         FailedPreconditionError: A pod does not run.
@@ -81,9 +72,7 @@ def numbered(job: str, selections: Sequence[Sequence[Pod]]) -> dict[int, Pod]:
         if None not in indices:
             return _by_index(job, selections[0])
     ordered = [
-        pod
-        for pods in selections
-        for pod in sorted(pods, key=lambda pod: pod.metadata.name)
+        pod for pods in selections for pod in sorted(pods, key=lambda pod: pod.metadata.name)
     ]
     return dict(enumerate(ordered))
 

@@ -1,7 +1,7 @@
 """Who is who among the tasks of a training cluster.
 
-A training cluster has the jobs "chief", "worker", "ps" and "evaluator", none of
-them required. Spec: MWU-1 to MWU-7.
+A training cluster has the jobs "chief", "worker", "ps" and "evaluator", none of them required.
+Spec: MWU-1 to MWU-7.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def normalize_cluster_spec(cluster_spec: Cluster) -> ClusterSpec:
         return ClusterSpec(cluster_spec)
     except InvalidTypeError as error:
         raise InvalidArgumentError(
-            "`cluster_spec` should be dict or a `ClusterSpec` or a `ClusterDef`: "
-            f"{error}"
+            f"`cluster_spec` should be dict or a `ClusterSpec` or a `ClusterDef`: {error}"
         ) from error
 
 
@@ -51,8 +50,7 @@ def worker_count(cluster_spec: Cluster, task_type: str | None) -> int:
     """Return how many tasks do the same work as one of `task_type`.
 
     Raises:
-        InvalidArgumentError: Such tasks do not train, or as `validated`.
-            Spec: MWU-2.
+        InvalidArgumentError: Such tasks do not train, or as `validated`. Spec: MWU-2.
     """
     cluster = validated(cluster_spec, task_type, None)
     if task_type in ("chief", "worker"):
@@ -65,16 +63,13 @@ def worker_count(cluster_spec: Cluster, task_type: str | None) -> int:
     )
 
 
-def id_in_cluster(
-    cluster_spec: Cluster, task_type: str | None, task_id: int | None
-) -> int:
+def id_in_cluster(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> int:
     """Return the number of a task among those that do the same work.
 
     The chief is number 0 and the workers follow it.
 
     Raises:
-        InvalidArgumentError: The task is not one of those, or as `validated`.
-            Spec: MWU-3.
+        InvalidArgumentError: The task is not one of those, or as `validated`. Spec: MWU-3.
     """
     cluster = validated(cluster_spec, task_type, task_id)
     if task_type == "chief":
@@ -86,9 +81,7 @@ def id_in_cluster(
     raise InvalidArgumentError(f"There is no id for task_type {task_type!r}")
 
 
-def collective_leader(
-    cluster_spec: Cluster, task_type: str | None, task_id: int | None
-) -> str:
+def collective_leader(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> str:
     """Return the device-name prefix of the task that leads the workers, or "".
 
     Raises:
@@ -112,20 +105,17 @@ def coordination_leader(cluster_spec: Cluster) -> str:
     return leader or "/job:worker/replica:0/task:0"
 
 
-def validated(
-    cluster_spec: Cluster, task_type: str | None, task_id: int | None
-) -> ClusterSpec:
+def validated(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> ClusterSpec:
     """Return the cluster after checking it and a task's place in it.
 
     Args:
         cluster_spec: The cluster.
-        task_type: The task's job; None for no task. An evaluator need not be
-            listed.
+        task_type: The task's job; None for no task. An evaluator need not be listed.
         task_id: The task's index in its job; None is not checked.
 
     Raises:
-        InvalidArgumentError: A job is not one of a training cluster, there are two
-            chiefs or evaluators, or the task is not in the cluster. Spec: MWU-7.
+        InvalidArgumentError: A job is not one of a training cluster, there are two chiefs or
+            evaluators, or the task is not in the cluster. Spec: MWU-7.
     """
     cluster = normalize_cluster_spec(cluster_spec)
     _check_jobs(cluster)
@@ -143,8 +133,7 @@ def _check_jobs(cluster: ClusterSpec) -> None:
     for job in _SINGLE:
         if _count(cluster, job) > 1:
             raise InvalidArgumentError(
-                f"There must be at most one {job!r} task, but {cluster} has "
-                f"{_count(cluster, job)}"
+                f"There must be at most one {job!r} task, but {cluster} has {_count(cluster, job)}"
             )
 
 
@@ -161,13 +150,11 @@ def _check_task(cluster: ClusterSpec, task_type: str, task_id: int | None) -> No
         return
     if task_id < 0:
         raise InvalidArgumentError(
-            f"The `task_id` {task_id} of {task_type!r} is negative; tasks are numbered "
-            "from 0"
+            f"The `task_id` {task_id} of {task_type!r} is negative; tasks are numbered from 0"
         )
     if task_id >= _count(cluster, task_type):
         raise InvalidArgumentError(
-            f"The `task_id` {task_id} exceeds the maximum id of {task_type!r} tasks "
-            f"in {cluster}"
+            f"The `task_id` {task_id} exceeds the maximum id of {task_type!r} tasks in {cluster}"
         )
 
 

@@ -52,17 +52,13 @@ def server_def_of(
 
 def _name(server: ServerDef, job_name: str, task_index: int | None) -> None:
     if not job_name:
-        raise InvalidArgumentError(
-            "Must specify an explicit `job_name`: the ServerDef has none"
-        )
+        raise InvalidArgumentError("Must specify an explicit `job_name`: the ServerDef has none")
     server.job_name = job_name
     if task_index is not None:
         server.task_index = task_index
 
 
-def _in_cluster(
-    cluster: ClusterSpec, job_name: str | None, task_index: int | None
-) -> ServerDef:
+def _in_cluster(cluster: ClusterSpec, job_name: str | None, task_index: int | None) -> ServerDef:
     job = _sole(cluster.jobs, "job_name") if job_name is None else job_name
     tasks = cluster.task_indices(job)
     return ServerDef(
@@ -87,34 +83,31 @@ _serving: set[Server] = set()
 class Server:
     """A server of one task of a cluster, in this process.
 
-    A task of the job "ps" is a parameter server, the same as `stratagem ps` starts, and
-    one of the job "worker" a worker server, as of `stratagem worker`: it runs what a
-    coordinator sends, and so needs a token. Other jobs have no servers. The packages of
-    servers are loaded when the first one is made, by their names: the client depends on
-    none of them.
+    A task of the job "ps" is a parameter server, the same as `stratagem ps` starts, and one of the
+    job "worker" a worker server, as of `stratagem worker`: it runs what a coordinator sends, and so
+    needs a token. Other jobs have no servers. The packages of servers are loaded when the first one
+    is made, by their names: the client depends on none of them.
 
-    It listens at the address that the cluster has for the task, or at the `port` of
-    a `ServerDef`; where other machines can connect, that takes a token and
-    `insecure`. It serves until it is stopped or the program ends, whether or not
-    anybody refers to it.
+    It listens at the address that the cluster has for the task, or at the `port` of a `ServerDef`;
+    where other machines can connect, that takes a token and `insecure`. It serves until it is
+    stopped or the program ends, whether or not anybody refers to it.
 
     Args:
         server_or_cluster_def: A cluster, or a `ServerDef` with the server's own task.
         job_name: Its job; may be left out where there is one.
         task_index: Its index in the job; may be left out where there is one.
         protocol: "grpc".
-        config: Configuration of sessions, kept in `server_def`. A server
-            opens none, so device filters do not change what it does.
+        config: Configuration of sessions, kept in `server_def`. A server opens none, so device
+            filters do not change what it does.
         start: Whether to start it.
-        token: Secret of the cluster; by default the contents of the file that
-            STRATAGEM_TOKEN_FILE names, if there is one.
+        token: Secret of the cluster; by default the contents of the file that STRATAGEM_TOKEN_FILE
+            names, if there is one.
         insecure: Whether other machines may connect although nothing is encrypted.
 
     Raises:
         InvalidTypeError: The first argument describes neither server nor cluster.
-        InvalidArgumentError: The task is not given and not the only one, is not in
-            the cluster, or may not listen at its address; or it is a worker without
-            a token.
+        InvalidArgumentError: The task is not given and not the only one, is not in the cluster, or
+            may not listen at its address; or it is a worker without a token.
         UnimplementedError: Its job has no servers, or the protocol is not known.
         UnavailableError: Its address is in use, or not one of this machine.
 
@@ -152,9 +145,7 @@ class Server:
             self.start()
 
     @staticmethod
-    def create_local_server(
-        config: ConfigProto | None = None, start: bool = True
-    ) -> Server:
+    def create_local_server(config: ConfigProto | None = None, start: bool = True) -> Server:
         """Return a parameter server for this machine only, at a free port.
 
         Args:

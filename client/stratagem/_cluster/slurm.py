@@ -64,6 +64,5 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
 def _unreadable(what: str, text: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"Invalid {what} format {text!r}; Slurm writes for instance 'n[1-2,4],m3' and "
-        "'3(x2),4'"
+        f"Invalid {what} format {text!r}; Slurm writes for instance 'n[1-2,4],m3' and '3(x2),4'"
     )

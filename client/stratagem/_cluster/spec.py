@@ -15,13 +15,12 @@ class ClusterSpec:
     """A cluster as a set of jobs, each with numbered tasks and their addresses.
 
     Args:
-        cluster: Addresses ("host:port") by job name: a list, or a mapping from
-            task index (a number, or a string of digits) where indices have gaps. Or
-            a `ClusterDef`, or another `ClusterSpec`.
+        cluster: Addresses ("host:port") by job name: a list, or a mapping from task index (a
+            number, or a string of digits) where indices have gaps. Or a `ClusterDef`, or another
+            `ClusterSpec`.
 
     Raises:
-        InvalidTypeError: `cluster`, a job's tasks, a name, an index or an address
-            has another type.
+        InvalidTypeError: `cluster`, a job's tasks, a name, an index or an address has another type.
         InvalidArgumentError: A task index is negative.
 
     Spec: CLS-1 to CLS-10.
@@ -141,10 +140,7 @@ def _numbered(job: str, tasks: object) -> dict[int, str]:
             f"The tasks of job {job!r} are a list of addresses or a dict of them by "
             f"index, not {tasks!r}"
         )
-    return {
-        _index(job, index): _address(job, address, index)
-        for index, address in tasks.items()
-    }
+    return {_index(job, index): _address(job, address, index) for index, address in tasks.items()}
 
 
 def _index(job: str, given: object) -> int:

@@ -18,8 +18,8 @@ class TaskView:
 
     Attributes:
         task: Its name, as in "/job:worker/task:0".
-        filters: Lists of partial device names. A remote device has to match one name
-            of each list that is not empty.
+        filters: Lists of partial device names. A remote device has to match one name of each list
+            that is not empty.
     """
 
     task: str
@@ -49,8 +49,8 @@ class VisibleServers:
     """The parameter servers as one task sees them.
 
     Attributes:
-        used: Indices of those that variables are placed on, in turn: those that the
-            task that creates them sees.
+        used: Indices of those that variables are placed on, in turn: those that the task that
+            creates them sees.
         hidden: Why this task may not call a server, by its index.
     """
 
@@ -64,9 +64,7 @@ class VisibleServers:
 
 
 def visible_servers(
-    member: Membership,
-    filters: ClusterDeviceFilters | None,
-    session: ConfigProto | None,
+    member: Membership, filters: ClusterDeviceFilters | None, session: ConfigProto | None
 ) -> VisibleServers:
     """Return what filters leave of the parameter servers.
 
@@ -76,14 +74,13 @@ def visible_servers(
         session: The configuration of the session that every task opens.
 
     Raises:
-        InvalidArgumentError: A filter is no partial device name, or the task that
-            creates variables sees no server.
+        InvalidArgumentError: A filter is no partial device name, or the task that creates variables
+            sees no server.
     """
     names = [f"/job:ps/replica:0/task:{task}" for task in range(member.num_servers)]
     if member.task_type == "ps":
         return VisibleServers(
-            tuple(range(len(names))),
-            dict.fromkeys(range(len(names)), _no_worker(member)),
+            tuple(range(len(names))), dict.fromkeys(range(len(names)), _no_worker(member))
         )
     creator, own = (
         _view(*task, filters, session)
@@ -95,17 +92,12 @@ def visible_servers(
             f"the device filters {list(creator.hiding(names[0]))} hide all parameter "
             f"servers from {creator.task}, which creates variables; add '/job:ps'"
         )
-    hidden = {
-        i: _hidden(own, i, name) for i, name in enumerate(names) if own.hiding(name)
-    }
+    hidden = {i: _hidden(own, i, name) for i, name in enumerate(names) if own.hiding(name)}
     return VisibleServers(used, hidden)
 
 
 def _view(
-    job: str,
-    index: int,
-    filters: ClusterDeviceFilters | None,
-    session: ConfigProto | None,
+    job: str, index: int, filters: ClusterDeviceFilters | None, session: ConfigProto | None
 ) -> TaskView:
     of_cluster = filters.of(job, index) if filters else ()
     of_session = tuple(session.device_filters) if session else ()

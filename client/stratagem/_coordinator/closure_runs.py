@@ -90,8 +90,8 @@ class ClosureRuns:
 
     def obey(self, orders: Iterable[Order]) -> None:
         """Carry out what the queue orders, after what it has ordered before."""
-        # What obeying one order leads to comes after the others: workers get closures
-        # in the order in which the queue gives them.
+        # What obeying one order leads to comes after the others: workers get closures in the order
+        # in which the queue gives them.
         self._orders.extend(orders)
         if self._obeying:
             return
@@ -159,17 +159,13 @@ class ClosureRuns:
             self.end(result.closure)
             self.obey(self._queue.finished(result.closure))
 
-    def _take_outcome(
-        self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome
-    ) -> None:
+    def _take_outcome(self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome) -> None:
         # Another worker may have it by now, or gets it when the loss is told.
         if self._roster.there.get(worker.index) is worker and not outcome.lost:
             self._queue.deepen(worker.index, worker.ended())
             self._apply_outcome(worker, closure, outcome)
 
-    def _apply_outcome(
-        self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome
-    ) -> None:
+    def _apply_outcome(self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome) -> None:
         queue, number = self._queue, closure.number
         if outcome.gave_up:
             self.obey(queue.put_back(number))
@@ -226,9 +222,7 @@ class _Run:
 
     __slots__ = ("_closure", "_runs", "_worker")
 
-    def __init__(
-        self, runs: ClosureRuns, worker: RemoteWorker, closure: Closure
-    ) -> None:
+    def __init__(self, runs: ClosureRuns, worker: RemoteWorker, closure: Closure) -> None:
         self._runs, self._worker, self._closure = runs, worker, closure
 
     def set_running_or_notify_cancel(self) -> None:

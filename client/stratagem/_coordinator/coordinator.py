@@ -49,10 +49,9 @@ _FAREWELL_SECONDS = 1.0
 class ClusterCoordinator:
     """Lets the workers of a cluster run functions that one program schedules.
 
-    The program makes variables, modules and optimizers in the scope of its strategy;
-    the workers are servers that wait for functions, see `stratagem worker`. A function
-    runs as a program of its own would, with the same strategy, on one worker, whichever
-    has time::
+    The program makes variables, modules and optimizers in the scope of its strategy; the workers
+    are servers that wait for functions, see `stratagem worker`. A function runs as a program of its
+    own would, with the same strategy, on one worker, whichever has time::
 
         strategy = ParameterServerStrategy(resolver)
         coordinator = ClusterCoordinator(strategy)
@@ -68,38 +67,37 @@ class ClusterCoordinator:
             coordinator.schedule(step, args=(batches,))
         coordinator.join()
 
-    What a worker was running when it was lost runs on another one, and changes nothing
-    twice, as long as a function writes the same variables in the same order whenever it
-    runs. An error that a function raises is raised once, by the next `schedule`, `join`
-    or `done`, which cancels all other functions first; afterwards the coordinator can
-    be used again.
+    What a worker was running when it was lost runs on another one, and changes nothing twice, as
+    long as a function writes the same variables in the same order whenever it runs. An error that a
+    function raises is raised once, by the next `schedule`, `join` or `done`, which cancels all
+    other functions first; afterwards the coordinator can be used again.
 
     Workers may join and leave at any time: see `add_worker`, `remove_worker` and
-    `resolver_seconds`. A worker that is lost is sought until it is back; who comes and
-    goes is told to the logger "stratagem".
+    `resolver_seconds`. A worker that is lost is sought until it is back; who comes and goes is told
+    to the logger "stratagem".
 
     There is one coordinator for each strategy: constructing it again returns the first.
 
     Args:
-        strategy: Of a cluster with parameter servers and workers, whose updates are
-            asynchronous. Its task should be the chief.
+        strategy: Of a cluster with parameter servers and workers, whose updates are asynchronous.
+            Its task should be the chief.
         queue_size: How many functions may wait for a worker before `schedule` waits.
         start_delay: Seconds by which each worker starts after the one before it.
-        longest_start_delay: The most seconds that a worker starts after the first;
-            without it none is delayed.
-        watchdog_seconds: For how long no function may end, while some are scheduled,
-            until a warning with the state of all workers and threads is logged.
-        resolver_seconds: Seconds between looks at the strategy's `cluster_resolver`:
-            workers that it knows since then join, and those that it knows no more
-            leave, as by `add_worker` and `remove_worker`. By default it is not looked
-            at again. What it says of other jobs does not count.
-        max_worker_losses: After so many workers were lost without taking leave while
-            they had a function, it fails by an `AbortedError` instead of running again.
-            None lets functions run again whatever becomes of workers.
+        longest_start_delay: The most seconds that a worker starts after the first; without it none
+            is delayed.
+        watchdog_seconds: For how long no function may end, while some are scheduled, until a
+            warning with the state of all workers and threads is logged.
+        resolver_seconds: Seconds between looks at the strategy's `cluster_resolver`: workers that
+            it knows since then join, and those that it knows no more leave, as by `add_worker` and
+            `remove_worker`. By default it is not looked at again. What it says of other jobs does
+            not count.
+        max_worker_losses: After so many workers were lost without taking leave while they had a
+            function, it fails by an `AbortedError` instead of running again. None lets functions
+            run again whatever becomes of workers.
 
     Raises:
-        InvalidArgumentError: `strategy` is of another class, has no cluster or no
-            workers, its task is another, or its workers wait for each other.
+        InvalidArgumentError: `strategy` is of another class, has no cluster or no workers, its task
+            is another, or its workers wait for each other.
 
     Spec: COO-1 to COO-19, ERR-1 to ERR-10, FLT-1 to FLT-15.
     """
@@ -107,9 +105,7 @@ class ClusterCoordinator:
     strategy: ParameterServerStrategy
     """The strategy. Spec: COO-3."""
 
-    def __new__(
-        cls, strategy: ParameterServerStrategy, **settings: Any
-    ) -> ClusterCoordinator:
+    def __new__(cls, strategy: ParameterServerStrategy, **settings: Any) -> ClusterCoordinator:
         require_suited(strategy)
         if strategy._coordinator is None:
             strategy._coordinator = super().__new__(cls)
@@ -167,9 +163,9 @@ class ClusterCoordinator:
     ) -> RemoteValue:
         """Let some worker run a function, and return at once.
 
-        The function and its arguments travel as they are now. What was made in the
-        strategy's scope is the worker's own there; a `RemoteValue` becomes the value,
-        for which the function waits; a per-worker value becomes the worker's.
+        The function and its arguments travel as they are now. What was made in the strategy's scope
+        is the worker's own there; a `RemoteValue` becomes the value, for which the function waits;
+        a per-worker value becomes the worker's.
 
         The function runs in the strategy's scope on the worker, across replicas, and
         `get_strategy()` is the strategy there. What makes a dataset runs in no scope.
@@ -184,8 +180,8 @@ class ClusterCoordinator:
             What the function will have returned.
 
         Raises:
-            InvalidTypeError: `fn` cannot be called, not with these arguments, or
-                something that it uses cannot be sent.
+            InvalidTypeError: `fn` cannot be called, not with these arguments, or something that it
+                uses cannot be sent.
             DeadlineExceededError: It found no room in that time, and does not run.
             Exception: What an earlier function raised. `fn` is then cancelled too.
 
@@ -208,8 +204,8 @@ class ClusterCoordinator:
     def join(self, *, timeout: float | None = None) -> None:
         """Wait until all functions have ended.
 
-        No thread can schedule another one meanwhile. Afterwards this program's own
-        parameters are what functions have trained.
+        No thread can schedule another one meanwhile. Afterwards this program's own parameters are
+        what functions have trained.
 
         Args:
             timeout: Longest wait in seconds; by default as long as it takes.
@@ -217,8 +213,8 @@ class ClusterCoordinator:
         Raises:
             DeadlineExceededError: Some, which it names, have not ended; they go on.
             UnavailableError: All have ended, but the parameters could not be read.
-            Exception: What a function raised, the first one since the last error was
-                raised. All others have ended or are cancelled.
+            Exception: What a function raised, the first one since the last error was raised. All
+                others have ended or are cancelled.
 
         Spec: COO-9, ERR-4.
         """
@@ -254,8 +250,8 @@ class ClusterCoordinator:
     def traffic(self) -> Traffic:
         """Return how many bytes this program has exchanged with workers so far.
 
-        What workers exchange among themselves, such as large arguments, is not among
-        them; nor is what parameter servers send and get.
+        What workers exchange among themselves, such as large arguments, is not among them; nor is
+        what parameter servers send and get.
         """
         return self._meter.total
 
@@ -274,35 +270,34 @@ class ClusterCoordinator:
     ) -> PerWorkerDataset:
         """Let each worker have a dataset.
 
-        Each worker has all of the data: nothing is divided among workers, unless
-        `dataset_fn` does so by `experimental_get_current_worker_index`. A worker makes
-        the dataset when a function first needs it, and anew after it was lost.
+        Each worker has all of the data: nothing is divided among workers, unless `dataset_fn` does
+        so by `experimental_get_current_worker_index`. A worker makes the dataset when a function
+        first needs it, and anew after it was lost.
 
-        With `exactly_once` the workers share each pass over the data: what `iter`
-        returns hands each batch to one function, whichever draws first. A function that
-        runs again, because its worker was lost, gets the batches that it got before. A
-        parameter server keeps account of that, and checkpoints have it.
+        With `exactly_once` the workers share each pass over the data: what `iter` returns hands
+        each batch to one function, whichever draws first. A function that runs again, because its
+        worker was lost, gets the batches that it got before. A parameter server keeps account of
+        that, and checkpoints have it.
 
         Args:
             dataset_fn: A function without arguments that returns what
-                `experimental_distribute_dataset` takes, or a distributed dataset. Or a
-                dataset itself, of which each worker gets a copy.
-            exactly_once: Whether workers share the batches. The dataset then is a
-                DataLoader over a map-style dataset, such a dataset, or a list of
-                batches. Its loader draws the samples and makes batches of them, in the
-                functions' own time: `num_workers` means nothing. Where it has no
-                generator, it shuffles by a seed drawn from that of PyTorch.
-            name: By which a program that is started again finds out how far the data
-                were read; by default "dataset", "dataset_1" and so on. Only with
-                `exactly_once`.
+                `experimental_distribute_dataset` takes, or a distributed dataset. Or a dataset
+                itself, of which each worker gets a copy.
+            exactly_once: Whether workers share the batches. The dataset then is a DataLoader over a
+                map-style dataset, such a dataset, or a list of batches. Its loader draws the
+                samples and makes batches of them, in the functions' own time: `num_workers` means
+                nothing. Where it has no generator, it shuffles by a seed drawn from that of
+                PyTorch.
+            name: By which a program that is started again finds out how far the data were read; by
+                default "dataset", "dataset_1" and so on. Only with `exactly_once`.
 
         Returns:
             What to call `iter` on. The iterator is passed to scheduled functions. With
             `exactly_once` it is a `SharedDataset`.
 
         Raises:
-            InvalidArgumentError: It is neither, it cannot be read exactly once, or
-                there is a name without `exactly_once`.
+            InvalidArgumentError: It is neither, it cannot be read exactly once, or there is a name
+                without `exactly_once`.
             AlreadyExistsError: This coordinator has a dataset of that name.
             InvalidTypeError: It cannot be sent to workers.
 
@@ -326,9 +321,9 @@ class ClusterCoordinator:
     def add_worker(self, address: str) -> int:
         """Let a worker server join while functions run.
 
-        It takes part under the index that it was started with, which no other worker
-        may have: `stratagem worker --task 5`. Indices may have gaps, and those of
-        workers that have left may be used again.
+        It takes part under the index that it was started with, which no other worker may have:
+        `stratagem worker --task 5`. Indices may have gaps, and those of workers that have left may
+        be used again.
 
         Args:
             address: Its "host:port".
@@ -340,8 +335,8 @@ class ClusterCoordinator:
             AlreadyExistsError: There is a worker of that index.
             UnavailableError: The worker cannot be reached.
             UnauthenticatedError: It has another cluster token.
-            FailedPreconditionError: It runs other versions of Python, PyTorch,
-                cloudpickle or Stratagem, or is no worker.
+            FailedPreconditionError: It runs other versions of Python, PyTorch, cloudpickle or
+                Stratagem, or is no worker.
         """
         index = worker_at(address, self.strategy)
         self._dispatch.add(index, address, late=True)
@@ -350,9 +345,8 @@ class ClusterCoordinator:
     def remove_worker(self, index: int, *, timeout: float | None = None) -> None:
         """Let a worker leave: it gets nothing more to run.
 
-        Waits until what it is running has ended. What waits there goes to others, or
-        for one if there is none. The worker server itself stays, and may be added
-        again.
+        Waits until what it is running has ended. What waits there goes to others, or for one if
+        there is none. The worker server itself stays, and may be added again.
 
         Args:
             index: Its index.
@@ -360,8 +354,8 @@ class ClusterCoordinator:
 
         Raises:
             InvalidArgumentError: There is no such worker.
-            DeadlineExceededError: What it runs, which is named, has not ended in that
-                time. The worker leaves once it has.
+            DeadlineExceededError: What it runs, which is named, has not ended in that time. The
+                worker leaves once it has.
         """
         patience = Patience("remove_worker", timeout)
         self._dispatch.remove(index)

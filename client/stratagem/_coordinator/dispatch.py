@@ -21,19 +21,15 @@ from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
 from stratagem._shipping.parcel import Parcel
 from stratagem._worker_client.batchers import Batchers
-from stratagem_proto.errors import (
-    AlreadyExistsError,
-    StratagemError,
-    WorkerLostError,
-)
+from stratagem_proto.errors import AlreadyExistsError, StratagemError, WorkerLostError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 class Dispatch:
     """What a program and its workers ask of the queue of closures. Thread-safe.
 
-    Everything happens under one lock, in the thread that brings the news: that of the
-    program for what it schedules, a connection's for what its worker answers.
+    Everything happens under one lock, in the thread that brings the news: that of the program for
+    what it schedules, a connection's for what its worker answers.
 
     Args:
         connect: Connects to a worker.
@@ -49,9 +45,7 @@ class Dispatch:
         on_end: Callable[[ClosureIdentity], None],
         batchers: Batchers,
     ) -> None:
-        self._queue = ClosureQueue(
-            settings.queue_size, SHALLOWEST, settings.max_worker_losses
-        )
+        self._queue = ClosureQueue(settings.queue_size, SHALLOWEST, settings.max_worker_losses)
         self._batchers = batchers
         self._monitor = Monitor(batchers.hurry)
         self._entry = threading.Lock()
@@ -64,17 +58,15 @@ class Dispatch:
         self._rebalancing.start()
         batchers.start()
 
-    def add(
-        self, index: int, address: str, delay: float = 0.0, late: bool = False
-    ) -> None:
+    def add(self, index: int, address: str, delay: float = 0.0, late: bool = False) -> None:
         """Let a worker join.
 
         Args:
             index: Its index.
             address: Its "host:port".
             delay: Seconds until it is connected to. Spec: FLT-12.
-            late: Whether others were there before, so that it is no error if it is
-                there but cannot be used.
+            late: Whether others were there before, so that it is no error if it is there but cannot
+                be used.
 
         Raises:
             AlreadyExistsError: There is a worker of that index.
@@ -106,12 +98,8 @@ class Dispatch:
             DeadlineExceededError: That took too long; it leaves all the same.
         """
         with self._monitor:
-            if not self._monitor.wait(
-                lambda: index not in self._queue.leaving, patience.left
-            ):
-                raise patience.exceeded(
-                    f"{self._state_of(index)}; it leaves once that has ended"
-                )
+            if not self._monitor.wait(lambda: index not in self._queue.leaving, patience.left):
+                raise patience.exceeded(f"{self._state_of(index)}; it leaves once that has ended")
 
     def workers(self) -> list[int]:
         """Return the indices of the workers that are there."""
@@ -139,8 +127,8 @@ class Dispatch:
         with self._monitor:
             self._monitor.require_open()
             self._runs.expect(closure)
-            # A worker may be so quick that the closure itself has failed by then: that
-            # is for the next call.
+            # A worker may be so quick that the closure itself has failed by then: that is for the
+            # next call.
             failed = bool(self._queue.error) or closure.failure is not None
             with self._batchers:
                 self._put(closure)
@@ -157,9 +145,7 @@ class Dispatch:
             if not self._monitor.wait(
                 lambda: bool(self._queue.error) or self._queue.idle, patience.left
             ):
-                raise patience.exceeded(
-                    f"functions have not ended, and go on. {self._standing()}"
-                )
+                raise patience.exceeded(f"functions have not ended, and go on. {self._standing()}")
             self._report_error(patience)
 
     def done(self) -> bool:
@@ -182,9 +168,7 @@ class Dispatch:
         """
         with self._monitor:
             there = self._roster.there
-            if not self._monitor.wait(
-                lambda: there.keys() == self._roster.indices, patience.left
-            ):
+            if not self._monitor.wait(lambda: there.keys() == self._roster.indices, patience.left):
                 raise patience.exceeded(f"workers are missing. {self._standing()}")
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]

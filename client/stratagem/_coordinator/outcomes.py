@@ -11,11 +11,7 @@ from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._worker_client.answer import ClosureAnswer
-from stratagem._worker_client.closure_failure import (
-    ClosureFailure,
-    FailureKind,
-    RemoteTraceback,
-)
+from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind, RemoteTraceback
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,
@@ -33,8 +29,8 @@ class RunOutcome(NamedTuple):
         answer: The result, if it has one.
         error: What is raised for it, if it failed.
         gave_up: Whether the worker gave it up because it was asked to.
-        lacking: Whether it did not run, because the worker could not have a result of
-            another closure from the worker that has it.
+        lacking: Whether it did not run, because the worker could not have a result of another
+            closure from the worker that has it.
         lost: Whether the worker was lost. Spec: FLT-1.
     """
 
@@ -60,9 +56,7 @@ def outcome_of_failure(
         return RunOutcome(error=error)
 
 
-def result_of(
-    future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel
-) -> bytes:
+def result_of(future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel) -> bytes:
     """Wait for what is no closure, and return its result.
 
     Raises:
@@ -75,9 +69,7 @@ def result_of(
         raise _original(worker.failure_of_input(call) or failure) from failure
 
 
-def _failed(
-    failure: ClosureFailure, worker: RemoteWorker, closure: Closure
-) -> RunOutcome:
+def _failed(failure: ClosureFailure, worker: RemoteWorker, closure: Closure) -> RunOutcome:
     error = _seen(failure, worker, closure)
     if _is_lack(error):
         return RunOutcome(lacking=True)
@@ -87,9 +79,7 @@ def _failed(
     return RunOutcome(error=error)
 
 
-def _seen(
-    failure: ClosureFailure, worker: RemoteWorker, closure: Closure
-) -> BaseException:
+def _seen(failure: ClosureFailure, worker: RemoteWorker, closure: Closure) -> BaseException:
     error = failure.exception
     if failure.kind is FailureKind.INPUT:
         cause = worker.failure_of_input(closure.parcel)

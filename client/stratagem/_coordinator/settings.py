@@ -17,8 +17,7 @@ class CoordinatorSettings:
         longest_start_delay: The most seconds that a worker starts after the first.
         watchdog_seconds: How long nothing may end until that is logged; None for ever.
         resolver_seconds: Time between looks at the resolver; None for one look.
-        max_worker_losses: How many workers may be lost with a function; None for any
-            number.
+        max_worker_losses: How many workers may be lost with a function; None for any number.
     """
 
     queue_size: int

@@ -17,8 +17,8 @@ warned: set[str] = set()
 def old_spelling(replacement: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Mark a function, method or constructor as an old spelling of something else.
 
-    Its first call in a process gives a `DeprecationWarning`. Where warnings are
-    errors, every call raises.
+    Its first call in a process gives a `DeprecationWarning`. Where warnings are errors, every call
+    raises.
 
     Args:
         replacement: What to write instead, for the sentence "use ... instead".

@@ -61,9 +61,7 @@ class DeviceName:
         if isinstance(device, torch.device):
             return cls._of_torch(device.type, device.index or 0)
         if not isinstance(device, str):
-            raise InvalidTypeError(
-                f"A device is a string or a torch.device, not {device!r}"
-            )
+            raise InvalidTypeError(f"A device is a string or a torch.device, not {device!r}")
         short = re.fullmatch(_SHORT, device)
         if short:
             return cls._of_torch(short["kind"].lower(), int(short["index"] or 0))
@@ -125,9 +123,7 @@ _LOCAL_CPU = DeviceName(job="localhost", replica=0, task=0, kind="CPU", index=0)
 
 
 @cache
-def canonicalize(
-    device: str | torch.device, default: str | torch.device | None = None
-) -> str:
+def canonicalize(device: str | torch.device, default: str | torch.device | None = None) -> str:
     """Return the full name of `device`.
 
     Args:
@@ -193,8 +189,8 @@ class device:
 
     Raises:
         InvalidArgumentError: `name` names no device.
-        ContextError: On leaving: a scope opened inside is still open. This one can
-            be left once that is closed. Spec: CTX-13.
+        ContextError: On leaving: a scope opened inside is still open. This one can be left once
+            that is closed. Spec: CTX-13.
     """
 
     def __init__(self, name: str | torch.device) -> None:
@@ -230,8 +226,8 @@ class device:
 
 
 def _is_default(target: torch.device) -> bool:
-    # Where no mode is on, only the default type of tensors says otherwise; to make a
-    # tensor would take 1.2 us, and it is asked for twice in a step.
+    # Where no mode is on, only the default type of tensors says otherwise; to make a tensor would
+    # take 1.2 us, and it is asked for twice in a step.
     if not _len_torch_function_stack() and _get_default_device() == "cpu":
         return target.type == "cpu"
     # torch.get_default_device takes four times as long, and PyTorch 2.6 tells of
@@ -257,12 +253,11 @@ def set_logical_cpus(count: int) -> None:
 def set_logical_gpus(count: int) -> None:
     """Divide each GPU into `count` logical devices, so that replicas can share it.
 
-    With two, `GPU:0` and `GPU:1` are `cuda:0`, `GPU:2` and `GPU:3` are `cuda:1`, and
-    so on, while torch's names stay torch's: "cuda:1" is the first part, `GPU:2`, of its
-    second GPU. The parts share the GPU's memory and NCCL cannot connect them.
+    With two, `GPU:0` and `GPU:1` are `cuda:0`, `GPU:2` and `GPU:3` are `cuda:1`, and so on, while
+    torch's names stay torch's: "cuda:1" is the first part, `GPU:2`, of its second GPU. The parts
+    share the GPU's memory and NCCL cannot connect them.
 
-    To be called before the first strategy: the names that one already has would mean
-    other devices.
+    To be called before the first strategy: the names that one already has would mean other devices.
 
     Raises:
         InvalidArgumentError: `count` is less than 1.
@@ -275,9 +270,7 @@ def set_logical_gpus(count: int) -> None:
 
 def _require_positive(count: int, kind: str) -> None:
     if count < 1:
-        raise InvalidArgumentError(
-            f"There must be at least 1 logical {kind}, not {count}"
-        )
+        raise InvalidArgumentError(f"There must be at least 1 logical {kind}, not {count}")
 
 
 def list_logical_devices(kind: str | None = None) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from stratagem_proto.errors import InvalidArgumentError
 class ReduceOp(Enum):
     """How values of several replicas become one.
 
-    `SUM` adds them; `MEAN` divides the sum by their number. Wherever a
-    `ReduceOp` is expected its name in any case does as well.
+    `SUM` adds them; `MEAN` divides the sum by their number. Wherever a `ReduceOp` is expected its
+    name in any case does as well.
 
     Spec: ENU-1, ENU-2.
     """
@@ -94,6 +94,5 @@ def reduce_op_from(value: object) -> ReduceOp:
     if isinstance(value, str) and value.upper() in ReduceOp.__members__:
         return ReduceOp[value.upper()]
     raise InvalidArgumentError(
-        f"{value!r} is not a valid ReduceOp; pass ReduceOp.SUM or ReduceOp.MEAN, "
-        'or "sum" or "mean"'
+        f'{value!r} is not a valid ReduceOp; pass ReduceOp.SUM or ReduceOp.MEAN, or "sum" or "mean"'
     )

@@ -1,7 +1,7 @@
 """Where the thread of a function that may be given up is not interrupted.
 
-A thread that waits for a socket takes no exception before it has waited, and one that
-comes in the midst of gRPC's code leaves locks taken, and with them a channel, for ever.
+A thread that waits for a socket takes no exception before it has waited, and one that comes in the
+midst of gRPC's code leaves locks taken, and with them a channel, for ever.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Guard:
         """Interrupt the thread, from another one.
 
         Args:
-            interrupt: Does so at once, and returns whether it could. Where that may not
-                be, what the thread waits for is given up instead, and it is interrupted
-                after that.
+            interrupt: Does so at once, and returns whether it could. Where that may not be, what
+                the thread waits for is given up instead, and it is interrupted after that.
 
         Returns:
             Whether that was done; if not, it is to be tried again.
@@ -60,8 +59,8 @@ class Guard:
         """Let no interruption come while the body runs, nor while one around it does.
 
         Args:
-            give_up: Ends what the body waits for; may be called from any thread. That
-                of a body around it counts.
+            give_up: Ends what the body waits for; may be called from any thread. That of a body
+                around it counts.
         """
         if self._give_up is not None:
             yield
@@ -95,9 +94,7 @@ def is_interruptible() -> bool:
 _FREE: AbstractContextManager[None] = nullcontext()
 
 
-def uninterrupted(
-    give_up: Callable[[], object] = lambda: None,
-) -> AbstractContextManager[None]:
+def uninterrupted(give_up: Callable[[], object] = lambda: None) -> AbstractContextManager[None]:
     """Let no interruption come while the body runs; as `Guard.held_off`."""
     guard = _present.get()
     return _FREE if guard is None or not guard.is_mine else guard.held_off(give_up)
@@ -112,9 +109,7 @@ def awaited(wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
         return wait()
 
 
-def abandonable(
-    messages: Iterator[bytes], give_up: Callable[[], object]
-) -> Iterator[bytes]:
+def abandonable(messages: Iterator[bytes], give_up: Callable[[], object]) -> Iterator[bytes]:
     """Yield the same messages; an interruption gives up the call, not the thread.
 
     Args:

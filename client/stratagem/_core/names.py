@@ -26,14 +26,13 @@ gc.callbacks.append(_COLLECTION)
 class UniqueNames:
     """The names of the living objects of one strategy.
 
-    `choose` a name, make the object, then `record` both. Whether a name is free must
-    not depend on when cycles are collected: all workers have to come to the same
-    names. So an object that its last reference frees gives its name back at once, and
-    one that a collection frees does at a clash after a `release`, when garbage is
-    collected on every worker.
+    `choose` a name, make the object, then `record` both. Whether a name is free must not depend on
+    when cycles are collected: all workers have to come to the same names. So an object that its
+    last reference frees gives its name back at once, and one that a collection frees does at a
+    clash after a `release`, when garbage is collected on every worker.
 
-    A collection takes 0.1 s. After two that were of no use one after the other, the
-    next ones leave out more and more clashes.
+    A collection takes 0.1 s. After two that were of no use one after the other, the next ones leave
+    out more and more clashes.
     """
 
     def __init__(self) -> None:

@@ -14,12 +14,12 @@ class RunOptions(NamedTuple):
     """Options of `Strategy.run`.
 
     Attributes:
-        experimental_enable_dynamic_batch_size: Has no effect; shapes are always
-            dynamic. `Strategy.run` warns once if it is set, as of the next two.
+        experimental_enable_dynamic_batch_size: Has no effect; shapes are always dynamic.
+            `Strategy.run` warns once if it is set, as of the next two.
         experimental_bucketizing_dynamic_shape: Has no effect; nothing is padded.
         experimental_xla_options: Has no effect; there is no XLA.
-        run_concurrently: Let replicas overlap instead of running one at a time
-            in replica order; worthwhile where each has a GPU.
+        run_concurrently: Let replicas overlap instead of running one at a time in replica order;
+            worthwhile where each has a GPU.
 
     Spec: ENU-10, RUN-1.
     """
@@ -48,8 +48,8 @@ class CommunicationOptions:
     """Hints for operations that communicate between replicas.
 
     Attributes:
-        bytes_per_pack: Pack tensors into messages of about so many bytes;
-            0 lets the implementation choose.
+        bytes_per_pack: Pack tensors into messages of about so many bytes; 0 lets the implementation
+            choose.
         timeout_seconds: Give up after so many seconds; None waits for ever.
         implementation: A `CommunicationImplementation`, or its name in any case.
 
@@ -63,9 +63,7 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
-            raise InvalidArgumentError(
-                f"bytes_per_pack must be >=0, not {self.bytes_per_pack}"
-            )
+            raise InvalidArgumentError(f"bytes_per_pack must be >=0, not {self.bytes_per_pack}")
         object.__setattr__(self, "implementation", _implementation(self.implementation))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
@@ -82,9 +80,7 @@ def _implementation(value: object) -> CommunicationImplementation:
     names = CommunicationImplementation.__members__
     if isinstance(value, str) and value.upper() in names:
         return CommunicationImplementation[value.upper()]
-    raise InvalidArgumentError(
-        f"implementation must be one of {', '.join(names)}, not {value!r}"
-    )
+    raise InvalidArgumentError(f"implementation must be one of {', '.join(names)}, not {value!r}")
 
 
 @dataclass(frozen=True)

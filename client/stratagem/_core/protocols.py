@@ -1,7 +1,7 @@
 """What the core knows of the classes above it, which it does not import.
 
-Strategies are made of the core, and the core acts for them: a scope asks its strategy
-what to create, a variable asks how many copies count.
+Strategies are made of the core, and the core acts for them: a scope asks its strategy what to
+create, a variable asks how many copies count.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class AnyStrategy(Protocol):
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
 
-    def experimental_distribute_dataset(
-        self, dataset: Any, options: Any = None
-    ) -> Any: ...
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any: ...
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None
@@ -87,9 +85,7 @@ class AnyHosting(Protocol):
 
     def state_dict(self) -> dict[str, torch.Tensor]: ...
 
-    def load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Any: ...
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Any: ...
 
 
 class AnyExtended(Protocol):
@@ -123,9 +119,7 @@ class AnyExtended(Protocol):
 
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]: ...
 
-    def _create_in_scope(
-        self, next_creator: Callable[..., Any], **kwargs: Any
-    ) -> Any: ...
+    def _create_in_scope(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any: ...
 
     def _input_left(self, here: bool) -> bool: ...
 
@@ -146,9 +140,7 @@ class AnyExtended(Protocol):
 
     def _state_dict(self) -> dict[str, torch.Tensor]: ...
 
-    def _load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Any: ...
+    def _load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Any: ...
 
     def _combine_copies(
         self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]

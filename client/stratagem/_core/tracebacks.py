@@ -1,7 +1,7 @@
 """What Python prints of an error that ends a program, without our own frames.
 
-The text is folded, and not the traceback object: it has the errors that caused this
-one, groups of errors, and what workers sent of theirs, each in the same form.
+The text is folded, and not the traceback object: it has the errors that caused this one, groups of
+errors, and what workers sent of theirs, each in the same form.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ from types import TracebackType
 VARIABLE = "STRATAGEM_FOLD_TRACEBACKS"
 
 _HINT = "; --full-tracebacks of `stratagem run` shows them"
-_INSIDE = (
-    "stratagem",
-    "stratagem_deploy",
-    "stratagem_proto",
-    "stratagem_worker",
-    "torch",
-    "grpc",
-)
+_INSIDE = ("stratagem", "stratagem_deploy", "stratagem_proto", "stratagem_worker", "torch", "grpc")
 _PYTHON = ""
 _FRAME = re.compile(r'(?P<margin>[ |]*)File "(?P<path>[^"\n]+)", line \d+, in ')
 
@@ -67,9 +60,8 @@ def folded(text: str, package_of: Callable[[str], str | None]) -> str:
 
     Args:
         text: As Python prints it.
-        package_of: Names the package that a file is of; None if it is the program's
-            own, and "" if it is of Python, whose frames are kept unless others called
-            them that are not.
+        package_of: Names the package that a file is of; None if it is the program's own, and "" if
+            it is of Python, whose frames are kept unless others called them that are not.
     """
     shown: list[str] = []
     hidden: list[str] = []

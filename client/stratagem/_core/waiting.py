@@ -23,9 +23,8 @@ _LONGEST_SECONDS = 600.0
 class Wait:
     """A wait for another process, from `begin` to `end` or as long as a `with` block.
 
-    After 5 s the log says who waits, for whom, since when and until when; again after
-    30 s, and then ever less often. Several waits alike in a process say it once. One
-    that is dropped is over.
+    After 5 s the log says who waits, for whom, since when and until when; again after 30 s, and
+    then ever less often. Several waits alike in a process say it once. One that is dropped is over.
 
     Args:
         who: Who waits, as in "/job:worker/task:1".
@@ -73,10 +72,7 @@ class Wait:
             self._end(waited),
             extra={"event": "waiting"},
         )
-        self.due, self._pause = (
-            now + self._pause,
-            min(2 * self._pause, _LONGEST_SECONDS),
-        )
+        self.due, self._pause = (now + self._pause, min(2 * self._pause, _LONGEST_SECONDS))
 
     def _end(self, waited: float) -> str:
         if self._seconds == math.inf:
@@ -106,8 +102,8 @@ class _Teller:
     """Tells of the waits of a process, by a thread while there are any."""
 
     def __init__(self) -> None:
-        # Weakly, and one that ends only says so: whoever waits may be interrupted
-        # anywhere, and the garbage collector may end a wait while this is looked at.
+        # Weakly, and one that ends only says so: whoever waits may be interrupted anywhere, and the
+        # garbage collector may end a wait while this is looked at.
         self._waits: WeakSet[Wait] = WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -124,9 +120,7 @@ class _Teller:
 
     def _start(self) -> None:
         self._wakes_at = math.inf
-        thread = threading.Thread(
-            target=self._run, name="stratagem-waiting", daemon=True
-        )
+        thread = threading.Thread(target=self._run, name="stratagem-waiting", daemon=True)
         # A process that ends starts no more threads, and waits all the same.
         with suppress(RuntimeError):
             thread.start()

@@ -16,8 +16,8 @@ class Compressed(NamedTuple):
 
     Attributes:
         value: As it travels.
-        loss: What the receiver will lack of it, and of what was kept for it; None
-            if nothing is kept.
+        loss: What the receiver will lack of it, and of what was kept for it; None if nothing is
+            kept.
     """
 
     value: torch.Tensor | Encoded
@@ -27,8 +27,8 @@ class Compressed(NamedTuple):
 class Compressor:
     """Compresses gradients, and keeps what they lose until the next ones.
 
-    A loss counts once `keep` is called: when the gradient has arrived. A step that
-    failed leaves what was kept for the next try.
+    A loss counts once `keep` is called: when the gradient has arrived. A step that failed leaves
+    what was kept for the next try.
 
     Args:
         compression: How; None leaves gradients as they are.

@@ -21,8 +21,8 @@ class Contribution:
     """The gradients of one replica.
 
     Attributes:
-        groups: All param groups, each with all its variables; what has no gradient here
-            has an empty tuple of them.
+        groups: All param groups, each with all its variables; what has no gradient here has an
+            empty tuple of them.
     """
 
     groups: Sequence[GroupStep]
@@ -40,8 +40,7 @@ class Contribution:
 def _group_of_this_replica(group: Mapping[str, Any], is_absent: bool) -> GroupStep:
     params = group["params"]
     gradients: list[tuple[torch.Tensor, ...]] = [
-        () if is_absent or (own := parameter.grad) is None else (own,)
-        for parameter in params
+        () if is_absent or (own := parameter.grad) is None else (own,) for parameter in params
     ]
     return GroupStep(hyperparameters_of(group), params.variables(), gradients)
 
@@ -65,9 +64,7 @@ def _group_step(parts: Sequence[GroupStep]) -> GroupStep:
         # As nearly always.
         return GroupStep(hyperparameters, variables, gradients)
     pairs = [pair for pair in zip(variables, gradients, strict=True) if pair[1]]
-    return GroupStep(
-        hyperparameters, [one for one, _ in pairs], [each for _, each in pairs]
-    )
+    return GroupStep(hyperparameters, [one for one, _ in pairs], [each for _, each in pairs])
 
 
 def hyperparameters_of(group: Mapping[str, Any]) -> dict[str, object]:

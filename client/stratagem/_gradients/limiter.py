@@ -42,14 +42,11 @@ class Limiter:
                 "and on_nonfinite"
             )
 
-    def limited(
-        self, gradients: Mapping[str, torch.Tensor]
-    ) -> Mapping[str, torch.Tensor] | None:
+    def limited(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
         """Return reduced gradients, all of a step, within the limits.
 
         Args:
-            gradients: Dense or `torch.sparse_coo`, by variable; they stay as they
-                are.
+            gradients: Dense or `torch.sparse_coo`, by variable; they stay as they are.
 
         Returns:
             None if the step is dropped.
@@ -73,8 +70,8 @@ class Limiter:
         """Return this worker's part of what is clipped where it is added up.
 
         Returns:
-            The gradients, and the name of a variable because of which the step is to
-            be dropped or to fail; "" if there is none.
+            The gradients, and the name of a variable because of which the step is to be dropped or
+            to fail; "" if there is none.
         """
         values = {name: _values(each) for name, each in gradients.items()}
         if offender := self.limits.offender(values):
@@ -100,9 +97,7 @@ class Limiter:
 
     def _drop(self, variable: str) -> None:
         self.rejected_steps += 1
-        _LOG.warning(
-            "A step is dropped: the gradient of %r has NaN or infinities.", variable
-        )
+        _LOG.warning("A step is dropped: the gradient of %r has NaN or infinities.", variable)
 
 
 def _with_distinct_rows(gradient: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ Slots = dict[str, torch.Tensor]
 class LocalOptimizers:
     """Carries out steps on every copy of each variable, and keeps the state.
 
-    Each copy has state of its own on its own device. Copies that are equal stay
-    equal, because they all get the same gradient.
+    Each copy has state of its own on its own device. Copies that are equal stay equal, because they
+    all get the same gradient.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class LocalOptimizers:
 
         Args:
             step: The step.
-            gradients: The reduced gradient of each of `step.updates()`: a tensor, or
-                one for each copy as `Mirrored`.
+            gradients: The reduced gradient of each of `step.updates()`: a tensor, or one for each
+                copy as `Mirrored`.
         """
         rest = iter(gradients)
         for group in step.groups:
@@ -51,9 +51,7 @@ class LocalOptimizers:
         copies: Sequence[Variable],
         gradients: Sequence[Any],
     ) -> None:
-        keys = [
-            (step.optimizer, update.variable.name, index) for update in group.updates
-        ]
+        keys = [(step.optimizer, update.variable.name, index) for update in group.updates]
         # Not the leaves themselves: their `grad` is the replica's own.
         tensors = [copy.value().detach() for copy in copies]
         build: Callable[..., Optimizer] = rule_named(step.class_name).cls

@@ -20,8 +20,8 @@ class VariableGradients(NamedTuple):
 
     Attributes:
         variable: The variable.
-        gradients: Dense or `torch.sparse_coo`, of the variable's shape and dtype,
-            from those replicas that have one, in replica order; at least one.
+        gradients: Dense or `torch.sparse_coo`, of the variable's shape and dtype, from those
+            replicas that have one, in replica order; at least one.
     """
 
     variable: Variable
@@ -46,8 +46,8 @@ class GroupStep(NamedTuple):
 
     Attributes:
         hyperparameters: The group as torch has it, without its "params".
-        variables: The variables of the group that have a gradient, in its order; the
-            same object as in the step before, where all have one.
+        variables: The variables of the group that have a gradient, in its order; the same object as
+            in the step before, where all have one.
         gradients: As of `VariableGradients`, of each variable.
     """
 
@@ -57,9 +57,7 @@ class GroupStep(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        hyperparameters: Mapping[str, object],
-        updates: Sequence[VariableGradients],
+        cls, hyperparameters: Mapping[str, object], updates: Sequence[VariableGradients]
     ) -> GroupStep:
         """Return the part that consists of certain updates."""
         variables = [update.variable for update in updates]
@@ -75,8 +73,8 @@ class OptimizerStep(NamedTuple):
     """One step, after the replicas of this process have met.
 
     Attributes:
-        optimizer: Name of the optimizer, unique within the strategy and equal in
-            all workers: "Adam_1". Slot variables bear it.
+        optimizer: Name of the optimizer, unique within the strategy and equal in all workers:
+            "Adam_1". Slot variables bear it.
         class_name: Name of the class in `torch.optim`, one of
             `stratagem_proto.programs.optimizers.OPTIMIZERS`.
         groups: The param groups, in the optimizer's order.
@@ -97,8 +95,7 @@ class OptimizerStep(NamedTuple):
     def reduced(self, update: VariableGradients) -> torch.Tensor:
         """Return a gradient as this process alone would apply it.
 
-        A replica that took part but has no gradient for the variable counts as
-        zero in a mean.
+        A replica that took part but has no gradient for the variable counts as zero in a mean.
         """
         total = update.total()
         if self.reduce_op is ReduceOp.MEAN and self.replicas > 1:
@@ -119,9 +116,7 @@ class OptimizerStep(NamedTuple):
         limited = self.limiter.limited(reduced.by_variable())
         return None if limited is None else reduced.with_gradients(limited)
 
-    def mapped(
-        self, merge: Callable[[VariableGradients], torch.Tensor]
-    ) -> OptimizerStep:
+    def mapped(self, merge: Callable[[VariableGradients], torch.Tensor]) -> OptimizerStep:
         """Return the step with one gradient for each variable, made of those it has."""
         groups = [
             group._replace(gradients=[(merge(update),) for update in group.updates])
@@ -134,9 +129,7 @@ class OptimizerStep(NamedTuple):
         return {
             variable.name: gradient
             for group in self.groups
-            for variable, (gradient,) in zip(
-                group.variables, group.gradients, strict=True
-            )
+            for variable, (gradient,) in zip(group.variables, group.gradients, strict=True)
         }
 
     def with_gradients(self, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:

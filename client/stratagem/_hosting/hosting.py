@@ -54,8 +54,8 @@ class LivingHostings:
 class Hosting(ABC):
     """Makes variables of the parameters of modules, and steps optimizers.
 
-    A strategy's `extended` owns one. A subclass says where the variables are. Its
-    methods are called in this order:
+    A strategy's `extended` owns one. A subclass says where the variables are. Its methods are
+    called in this order:
 
     - `host(adoptions)`: when a scope closes, or earlier if its modules are used.
     - `before_replicas()`: before replicas run. It calls the method of this class,
@@ -64,15 +64,14 @@ class Hosting(ABC):
     - `apply_gradients(step)`: when the replicas meet in an optimizer's step.
     - `slots`, `set_slots`: for `state_dict` and `load_state_dict`.
 
-    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each replica
-    has its own, and only those of each process's first replica are kept
-    (`BufferRegistry`).
+    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each replica has its own,
+    and only those of each process's first replica are kept (`BufferRegistry`).
 
     Args:
         extended: The strategy's `extended`.
         devices: The device of each replica of this process.
-        elsewhere: On a worker server, whose functions make nothing; None where the
-            program itself builds modules and optimizers.
+        elsewhere: On a worker server, whose functions make nothing; None where the program itself
+            builds modules and optimizers.
 
     Attributes:
         devices: The device of each replica of this process.
@@ -168,9 +167,7 @@ class Hosting(ABC):
         with cross_replica(self._extended._container_strategy()):
             self.host(adoptions)
 
-    def name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
+    def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         """Return a name for the next optimizer of a class: "Adam", then "Adam_1".
 
         Names are never used again: the slot variables of an optimizer outlive it.
@@ -180,8 +177,8 @@ class Hosting(ABC):
             consistency: The consistency of its steps; None for that of the strategy.
 
         Raises:
-            InvalidArgumentError: The strategy has but one consistency, or a function
-                of a worker server makes the optimizer.
+            InvalidArgumentError: The strategy has but one consistency, or a function of a worker
+                server makes the optimizer.
         """
         if self.elsewhere is not None:
             return self.elsewhere.optimizer_name(class_name)
@@ -195,9 +192,7 @@ class Hosting(ABC):
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name
 
-    def overlapped_push(
-        self, optimizer: str, compressor: Compressor
-    ) -> GradientOverlap | None:
+    def overlapped_push(self, optimizer: str, compressor: Compressor) -> GradientOverlap | None:
         """Return what pushes an optimizer's gradients during backward; None if nothing.
 
         Raises:
@@ -216,9 +211,8 @@ class Hosting(ABC):
     def host(self, adoptions: Sequence[Adoption]) -> None:
         """Make variables of parameters.
 
-        Called in cross-replica context, possibly while a replica waits in the
-        forward of a lazy module. Once this returns, each parameter is in
-        `parameters` and equal to its variable.
+        Called in cross-replica context, possibly while a replica waits in the forward of a lazy
+        module. Once this returns, each parameter is in `parameters` and equal to its variable.
 
         Args:
             adoptions: Parameters, with names that are unique and recorded.
@@ -228,8 +222,8 @@ class Hosting(ABC):
     def apply_gradients(self, step: OptimizerStep) -> None:
         """Carry out a step of an optimizer.
 
-        Called in cross-replica context, once for all replicas of this process,
-        also if none of them has a gradient. The gradients are the `.grad` of the
+        Called in cross-replica context, once for all replicas of this process, also if none of them
+        has a gradient. The gradients are the `.grad` of the
         leaves: they may be read after this returns, and must not be changed.
         """
 
@@ -237,8 +231,8 @@ class Hosting(ABC):
     def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
         """Return the optimizer's state for each variable.
 
-        It is empty where there is none yet. The tensors are on the CPU, or where
-        the optimizer keeps them, and belong to the caller.
+        It is empty where there is none yet. The tensors are on the CPU, or where the optimizer
+        keeps them, and belong to the caller.
         """
 
     @abstractmethod
@@ -249,9 +243,7 @@ class Hosting(ABC):
         """Return the content of a checkpoint, by name."""
         raise self._extended._no_checkpoints()
 
-    def load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Restoration:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
         """Load a checkpoint, also into what is made later."""
         raise self._extended._no_checkpoints()
 

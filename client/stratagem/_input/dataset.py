@@ -47,8 +47,7 @@ class DistributedDataset:
         steps = self._pipeline.steps
         if steps is None:
             raise InvalidTypeError(
-                "The dataset does not know its length; iterate until it ends, or give "
-                "it __len__"
+                "The dataset does not know its length; iterate until it ends, or give it __len__"
             )
         return steps
 
@@ -66,17 +65,15 @@ class DistributedDataset:
     def element_spec(self) -> Any:
         """Shapes and dtypes of the elements, from reading the first one.
 
-        A nest of objects with `shape` and `dtype`; with several replicas of objects
-        whose `specs` are those of each.
+        A nest of objects with `shape` and `dtype`; with several replicas of objects whose `specs`
+        are those of each.
 
         Raises:
             OutOfRangeError: The dataset is empty. Spec: INP-45.
         """
         return self._pipeline.spec
 
-    def reduce(
-        self, initial_state: _State, reduce_func: Callable[[_State, Any], _State]
-    ) -> _State:
+    def reduce(self, initial_state: _State, reduce_func: Callable[[_State, Any], _State]) -> _State:
         """Return `reduce_func(state, element)` carried through all steps.
 
         Args:

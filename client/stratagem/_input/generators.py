@@ -58,8 +58,8 @@ def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
 def shuffle_alike(dataset: Any, seed: Callable[[], int] | None) -> None:
     """Give samplers that draw from torch's generator one of their own, by `seed`.
 
-    The generators of several processes may differ, and then each would read other
-    rows at the same place of the same batch.
+    The generators of several processes may differ, and then each would read other rows at the same
+    place of the same batch.
 
     Raises:
         InvalidArgumentError: There is such a sampler, but no seed.

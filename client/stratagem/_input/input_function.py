@@ -17,21 +17,18 @@ from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 
 def input_function_pipeline(
-    input_fn: Callable[[InputContext], Any],
-    worker: InputWorker,
-    mode: InputReplicationMode,
+    input_fn: Callable[[InputContext], Any], worker: InputWorker, mode: InputReplicationMode
 ) -> InputPipeline:
     """Return a pipeline that deals what `input_fn` provides, in whole rounds.
 
     Args:
-        input_fn: Called once, on the CPU. It returns a dataset, or a function that
-            returns one element per call and ends by StopIteration or OutOfRangeError.
+        input_fn: Called once, on the CPU. It returns a dataset, or a function that returns one
+            element per call and ends by StopIteration or OutOfRangeError.
         worker: Who reads.
         mode: How often the function is called.
 
     Raises:
-        InvalidArgumentError: `mode` is not PER_WORKER, or `input_fn` returns
-            something else.
+        InvalidArgumentError: `mode` is not PER_WORKER, or `input_fn` returns something else.
 
     Spec: INP-4, INP-30b, INP-49c.
     """

@@ -68,8 +68,8 @@ class DistributedIterator(Iterator[Any]):
         self._ended = False
 
     def _opened(self) -> Iterator[Round]:
-        # As late as this, a loader draws the order of its pass once, also for an
-        # iterator that goes elsewhere first.
+        # As late as this, a loader draws the order of its pass once, also for an iterator that goes
+        # elsewhere first.
         if self._rounds is None:
             self._order.note()
             self._rounds = self._pipeline.open(self._position)
@@ -148,27 +148,23 @@ class DistributedIterator(Iterator[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last input that was taken.
 
-        It is for an iterator over the same dataset, in this program or a later one.
-        Where the dataset or its iterator has a `state_dict` of its own, that is part
-        of it; otherwise it counts elements, and the dataset has to give them in the
-        same order again: the generator of a `DataLoader` that shuffles has to be
-        seeded as it was when the pass began.
+        It is for an iterator over the same dataset, in this program or a later one. Where the
+        dataset or its iterator has a `state_dict` of its own, that is part of it; otherwise it
+        counts elements, and the dataset has to give them in the same order again: the generator of
+        a `DataLoader` that shuffles has to be seeded as it was when the pass began.
         """
         states = self._position.states
-        return {
-            "datasets": None if states is None else list(states),
-            "taken": self._position.taken,
-        }
+        return {"datasets": None if states is None else list(states), "taken": self._position.taken}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the position that `state_dict` returned.
 
-        A loader with a generator of its own shuffles as it did for what this iterator
-        has read, if it has read anything.
+        A loader with a generator of its own shuffles as it did for what this iterator has read, if
+        it has read anything.
 
         Raises:
-            InvalidArgumentError: It is not the state of such an iterator, or a
-                dataset that knew its position no longer does.
+            InvalidArgumentError: It is not the state of such an iterator, or a dataset that knew
+                its position no longer does.
         """
         position = _position(state_dict, len(self._pipeline.datasets))
         self._order.repeat()

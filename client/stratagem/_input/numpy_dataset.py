@@ -15,16 +15,15 @@ from stratagem_proto.errors import InvalidArgumentError
 class NumpyDataset(Dataset[Any]):
     """The rows of a nest of arrays, which is copied.
 
-    Batch it by a `DataLoader`, then distribute that; distributed as it is, each
-    replica gets one row a step.
+    Batch it by a `DataLoader`, then distribute that; distributed as it is, each replica gets one
+    row a step.
 
     Args:
-        numpy_input: A nest of arrays of shape [rows, ...]. A list counts as one
-            array that has its items as rows, not as a structure.
+        numpy_input: A nest of arrays of shape [rows, ...]. A list counts as one array that has its
+            items as rows, not as a structure.
 
     Raises:
-        InvalidArgumentError: The arrays differ in their numbers of rows, or have
-            none.
+        InvalidArgumentError: The arrays differ in their numbers of rows, or have none.
 
     Spec: INP-50.
     """
@@ -34,8 +33,7 @@ class NumpyDataset(Dataset[Any]):
         sizes = sorted({len(column) for column in leaves(self._columns)})
         if len(sizes) != 1:
             raise InvalidArgumentError(
-                f"The arrays of a dataset must have the same number of rows, not "
-                f"{sizes}"
+                f"The arrays of a dataset must have the same number of rows, not {sizes}"
             )
         self._size = sizes[0]
 

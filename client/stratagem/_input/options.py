@@ -6,18 +6,14 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from stratagem._core.no_effect import warn_of_no_effect
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    InvalidTypeError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 
 class InputReplicationMode(Enum):
     """How often a dataset function is called.
 
-    `PER_WORKER` calls it once for all replicas of a worker, `PER_REPLICA` once for
-    each of them. Spec: ENU-5.
+    `PER_WORKER` calls it once for all replicas of a worker, `PER_REPLICA` once for each of them.
+    Spec: ENU-5.
     """
 
     PER_WORKER = "PER_WORKER"
@@ -27,13 +23,12 @@ class InputReplicationMode(Enum):
 class AutoShardPolicy(IntEnum):
     """What of a dataset each of several workers reads.
 
-    `OFF` gives every worker all of it, `FILE` every worker some of the files of a
-    dataset that has `files` and `with_files(files)`, `DATA` every worker some of
-    the rows of each batch; `AUTO` is `FILE` where the dataset has files, else
-    `DATA`. A single worker reads everything.
+    `OFF` gives every worker all of it, `FILE` every worker some of the files of a dataset that has
+    `files` and `with_files(files)`, `DATA` every worker some of the rows of each batch; `AUTO` is
+    `FILE` where the dataset has files, else `DATA`. A single worker reads everything.
 
-    Under all of them a batch is cut into a chunk for each replica of all workers
-    that step together, so under `OFF` and `FILE` it lasts several steps.
+    Under all of them a batch is cut into a chunk for each replica of all workers that step
+    together, so under `OFF` and `FILE` it lasts several steps.
 
     Spec: ENU-6.
     """
@@ -56,14 +51,14 @@ class InputOptions(_InputOptions):
     """Options of `experimental_distribute_dataset` and its sister from a function.
 
     Attributes:
-        experimental_fetch_to_device: Whether elements go to the devices of their
-            replicas, or stay on the host. None means True.
+        experimental_fetch_to_device: Whether elements go to the devices of their replicas, or stay
+            on the host. None means True.
         experimental_replication_mode: How often a dataset function is called.
-        experimental_place_dataset_on_device: Has no effect, and warns once if set:
-            datasets are read on the host. For datasets of functions it goes with
-            `PER_REPLICA` and elements that are not fetched.
-        experimental_per_replica_buffer_size: How many rounds a thread reads ahead
-            of the one in use; with 0 the calling thread reads.
+        experimental_place_dataset_on_device: Has no effect, and warns once if set: datasets are
+            read on the host. For datasets of functions it goes with `PER_REPLICA` and elements that
+            are not fetched.
+        experimental_per_replica_buffer_size: How many rounds a thread reads ahead of the one in
+            use; with 0 the calling thread reads.
 
     Spec: ENU-11.
     """
@@ -73,9 +68,7 @@ class InputOptions(_InputOptions):
     def __new__(
         cls,
         experimental_fetch_to_device: bool | None = None,
-        experimental_replication_mode: InputReplicationMode = (
-            InputReplicationMode.PER_WORKER
-        ),
+        experimental_replication_mode: InputReplicationMode = (InputReplicationMode.PER_WORKER),
         experimental_place_dataset_on_device: bool = False,
         experimental_per_replica_buffer_size: int = 1,
     ) -> InputOptions:
@@ -118,8 +111,8 @@ def check_for_function(options: InputOptions | None) -> None:
 
     Raises:
         InvalidTypeError: They are no `InputOptions`.
-        InvalidArgumentError: They contradict each other, or one has no meaning.
-            Spec: INP-31, INP-32.
+        InvalidArgumentError: They contradict each other, or one has no meaning. Spec: INP-31,
+            INP-32.
     """
     _check_fields(options)
     if options is None or not options.experimental_place_dataset_on_device:
@@ -149,14 +142,11 @@ def _check_fields(options: InputOptions | None) -> None:
     if options is None:
         return
     if not isinstance(options, InputOptions):
-        raise InvalidTypeError(
-            f"options must be InputOptions(...), not {type(options).__name__}"
-        )
+        raise InvalidTypeError(f"options must be InputOptions(...), not {type(options).__name__}")
     mode = options.experimental_replication_mode
     if not isinstance(mode, InputReplicationMode):
         raise InvalidArgumentError(
-            "experimental_replication_mode must be one of InputReplicationMode, not "
-            f"{mode!r}"
+            f"experimental_replication_mode must be one of InputReplicationMode, not {mode!r}"
         )
     _check_buffer(options.experimental_per_replica_buffer_size)
 

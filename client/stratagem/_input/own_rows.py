@@ -14,8 +14,8 @@ from stratagem._input.splitting import rows_in_chunk
 def can_read_by_index(dataset: Any) -> bool:
     """Return whether the rows of a batch can be read without the rest of it.
 
-    With another `collate_fn` the rows of a batch may depend on each other, or be no
-    samples at all; and subclasses may read in ways of their own.
+    With another `collate_fn` the rows of a batch may depend on each other, or be no samples at all;
+    and subclasses may read in ways of their own.
     """
     return (
         type(dataset) is DataLoader
@@ -25,9 +25,7 @@ def can_read_by_index(dataset: Any) -> bool:
     )
 
 
-def reading_own_rows(
-    loader: DataLoader[Any], chunks: int, own: Sequence[int]
-) -> DataLoader[Any]:
+def reading_own_rows(loader: DataLoader[Any], chunks: int, own: Sequence[int]) -> DataLoader[Any]:
     """Return a loader of the same batches that reads some chunks of each.
 
     Args:
@@ -36,9 +34,9 @@ def reading_own_rows(
         own: The numbers of those to read.
 
     Returns:
-        A loader of pairs (rows in a whole chunk, the rows of the own chunks). Where
-        these have no rows the first number is 0, and the second is a row of others,
-        which shows what the data look like.
+        A loader of pairs (rows in a whole chunk, the rows of the own chunks). Where these have no
+        rows the first number is 0, and the second is a row of others, which shows what the data
+        look like.
     """
     assert loader.batch_sampler is not None
     return DataLoader(

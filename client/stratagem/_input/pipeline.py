@@ -20,14 +20,7 @@ from stratagem._input.options import (
 )
 from stratagem._input.read_ahead import ReadAhead
 from stratagem._input.reader import Reader, State, check_dataset, length
-from stratagem._input.rounds import (
-    BEGINNING,
-    DealElements,
-    Dealing,
-    DealtRounds,
-    Position,
-    Round,
-)
+from stratagem._input.rounds import BEGINNING, DealElements, Dealing, DealtRounds, Position, Round
 from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
@@ -53,17 +46,13 @@ class InputPipeline:
 
     def open(self, position: Position = BEGINNING) -> Iterator[Round]:
         """Return the rounds that follow `position`."""
-        rounds = TransferredRounds(
-            self._rounds(position), self.devices, aside=self.depth > 0
-        )
+        rounds = TransferredRounds(self._rounds(position), self.devices, aside=self.depth > 0)
         return ReadAhead(rounds, self.depth) if self.depth else rounds
 
     def _rounds(self, position: Position = BEGINNING) -> DealtRounds:
         beginning: Sequence[State | None] = [None] * len(self.datasets)
         states = position.states or beginning
-        return DealtRounds(
-            list(map(Reader, self.datasets, states)), self.dealing, position
-        )
+        return DealtRounds(list(map(Reader, self.datasets, states)), self.dealing, position)
 
     @property
     def steps(self) -> int | None:
@@ -110,19 +99,17 @@ def splitting_pipeline(
 
     Raises:
         InvalidTypeError: `dataset` is none.
-        InvalidArgumentError: An option or the policy has no meaning, or cannot be
-            honoured with this dataset.
+        InvalidArgumentError: An option or the policy has no meaning, or cannot be honoured with
+            this dataset.
         NotFoundError: Files are to be shared, but the dataset names none.
-        UnimplementedError: Each replica is to have a dataset of its own, or
-            several workers are to share this one in a way that does not exist.
+        UnimplementedError: Each replica is to have a dataset of its own, or several workers are to
+            share this one in a way that does not exist.
     """
     check_for_dataset(options)
     check_dataset(dataset, "The dataset")
     devices = _destinations(worker.devices, options)
     share = worker.share_of(dataset, policy)
-    return InputPipeline(
-        [share.dataset], share.dealing, devices, _depth(devices, options)
-    )
+    return InputPipeline([share.dataset], share.dealing, devices, _depth(devices, options))
 
 
 def function_pipeline(
@@ -166,9 +153,7 @@ def replica_contexts(worker: InputWorker) -> list[InputContext]:
     ]
 
 
-def dataset_made(
-    dataset_fn: Callable[[InputContext], Any], context: InputContext
-) -> Any:
+def dataset_made(dataset_fn: Callable[[InputContext], Any], context: InputContext) -> Any:
     """Call `dataset_fn` on the CPU.
 
     Raises:
@@ -198,7 +183,7 @@ def _depth(devices: Sequence[torch.device | None], options: InputOptions | None)
 def read_ahead_by_default(devices: Sequence[torch.device | None]) -> int:
     """Return how many rounds to read ahead where nobody said.
 
-    Where all is on the CPU there is nothing to copy, and a dataset that draws from
-    torch's generator in a thread would race with the training step: none.
+    Where all is on the CPU there is nothing to copy, and a dataset that draws from torch's
+    generator in a thread would race with the training step: none.
     """
     return int(any(device is not None and device.type != "cpu" for device in devices))

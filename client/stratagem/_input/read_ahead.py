@@ -70,8 +70,8 @@ class _ReaderThread(threading.Thread, Generic[_Item]):
 class ReadAhead(Iterator[_Item]):
     """The items of `items`, read by a thread before they are asked for.
 
-    The thread starts with the first item that is asked for, sees the errors of
-    `items` to the one who asks, and stops when this object is dropped.
+    The thread starts with the first item that is asked for, sees the errors of `items` to the one
+    who asks, and stops when this object is dropped.
 
     Args:
         items: What to read.

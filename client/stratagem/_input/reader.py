@@ -20,8 +20,8 @@ _NUMERIC_KINDS = frozenset("biufc")
 def as_tensors(element: Any) -> Any:
     """Return `element` with numbers and NumPy arrays as tensors.
 
-    Strings have no tensors: a list of them, which is what collating makes of a batch,
-    becomes a NumPy array of objects, so that it can be split by rows as well.
+    Strings have no tensors: a list of them, which is what collating makes of a batch, becomes a
+    NumPy array of objects, so that it can be split by rows as well.
 
     Args:
         element: A nest of tensors, arrays, numbers, strings or other objects.
@@ -57,8 +57,8 @@ def _shareable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 State = Mapping[str, Any]
-"""Where a reader stands: the number of "elements" read, and where the dataset
-knows its own position the state of that "loader"."""
+"""Where a reader stands: the number of "elements" read, and where the dataset knows its own
+position the state of that "loader"."""
 
 
 @runtime_checkable
@@ -80,8 +80,8 @@ def check_dataset(dataset: Any, origin: str) -> None:
     """Check that `dataset` can be read, again and again.
 
     Args:
-        dataset: A loader, an iterable or map-style dataset, a list, or a function
-            without arguments that makes an iterator, such as a generator function.
+        dataset: A loader, an iterable or map-style dataset, a list, or a function without arguments
+            that makes an iterator, such as a generator function.
         origin: Where it comes from, for the message.
 
     Raises:
@@ -122,9 +122,9 @@ class Reader(Iterator[Any]):
 
     Args:
         dataset: What `check_dataset` lets pass.
-        state: A position to go on from: what `state_dict` returned. A dataset
-            that knows its own position goes there by itself; of others that many
-            elements are skipped, so they have to come in the same order again.
+        state: A position to go on from: what `state_dict` returned. A dataset that knows its own
+            position goes there by itself; of others that many elements are skipped, so they have to
+            come in the same order again.
     """
 
     def __init__(self, dataset: Any, state: State | None = None) -> None:

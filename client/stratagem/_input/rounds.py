@@ -63,8 +63,8 @@ class SplitBatches:
 
     Attributes:
         chunks: Into how many.
-        turns: The numbers of those that this worker's replicas take, in replica
-            order, for each step that an element lasts.
+        turns: The numbers of those that this worker's replicas take, in replica order, for each
+            step that an element lasts.
 
     Spec: INP-1, INP-10 to INP-16, INP-27.
     """
@@ -119,8 +119,8 @@ _MISSING = object()
 class DealElements:
     """Each element is for one replica.
 
-    The replicas read in turn from one reader, or each from its own. In the last
-    round those without data get tensors with 0 rows.
+    The replicas read in turn from one reader, or each from its own. In the last round those without
+    data get tensors with 0 rows.
 
     Attributes:
         replicas: How many there are.
@@ -140,8 +140,7 @@ class DealElements:
         if len(present) < (self.replicas if self.whole_rounds else 1):
             raise StopIteration
         parts = [
-            without_rows(present[0]) if element is _MISSING else element
-            for element in elements
+            without_rows(present[0]) if element is _MISSING else element for element in elements
         ]
         return [parts]
 
@@ -162,9 +161,7 @@ class DealtRounds(Iterator[Round]):
         position: Where to begin.
     """
 
-    def __init__(
-        self, readers: Sequence[Reader], dealing: Dealing, position: Position
-    ) -> None:
+    def __init__(self, readers: Sequence[Reader], dealing: Dealing, position: Position) -> None:
         self._readers = readers
         self._dealing = dealing
         self._position = position

@@ -13,11 +13,7 @@ from stratagem._input.generators import shuffle_alike
 from stratagem._input.options import AutoShardPolicy
 from stratagem._input.own_rows import can_read_by_index, reading_own_rows
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, NotFoundError, UnimplementedError
 
 
 class Share(NamedTuple):
@@ -38,14 +34,13 @@ class InputWorker:
 
     Attributes:
         context: Its place among all workers; dataset functions are given it.
-        devices: Where the elements of each of its replicas go; None leaves them
-            where they are.
-        seed: Returns the same number to all workers, by which loaders shuffle that
-            were given no generator. None if the workers can agree on none.
+        devices: Where the elements of each of its replicas go; None leaves them where they are.
+        seed: Returns the same number to all workers, by which loaders shuffle that were given no
+            generator. None if the workers can agree on none.
 
     Raises:
-        InvalidArgumentError: The replicas in sync are not shared evenly between
-            the workers. Spec: INP-21.
+        InvalidArgumentError: The replicas in sync are not shared evenly between the workers. Spec:
+            INP-21.
     """
 
     context: InputContext
@@ -69,19 +64,18 @@ class InputWorker:
     def share_of(self, dataset: Any, policy: AutoShardPolicy | int) -> Share:
         """Return the part of `dataset` that this worker reads.
 
-        Each element is cut into one chunk for each replica in sync, whatever the
-        policy. Under `DATA` chunk j is for worker j mod workers; all workers have
-        to read the same elements, or the indices of what is in them where that will
-        do. Otherwise all chunks are for this worker, which then takes several steps
-        for an element.
+        Each element is cut into one chunk for each replica in sync, whatever the policy. Under
+        `DATA` chunk j is for worker j mod workers; all workers have to read the same elements, or
+        the indices of what is in them where that will do. Otherwise all chunks are for this worker,
+        which then takes several steps for an element.
 
         Args:
             dataset: The whole.
             policy: How to share; a single worker reads everything.
 
         Raises:
-            InvalidArgumentError: `policy` is none, there are fewer files than
-                workers, or a loader shuffles differently on each worker.
+            InvalidArgumentError: `policy` is none, there are fewer files than workers, or a loader
+                shuffles differently on each worker.
             NotFoundError: Files are to be shared, but the dataset names none.
             UnimplementedError: The dataset cannot be shared so.
 
@@ -105,9 +99,7 @@ class InputWorker:
             return Share(reading_own_rows(dataset, chunks, own), CutOwnRows(len(own)))
         return Share(dataset, SplitBatches(chunks, (own,)))
 
-    def _effective(
-        self, dataset: Any, policy: AutoShardPolicy | int
-    ) -> AutoShardPolicy:
+    def _effective(self, dataset: Any, policy: AutoShardPolicy | int) -> AutoShardPolicy:
         """Return DATA, FILE, or OFF, by which this worker reads everything."""
         if policy not in tuple(AutoShardPolicy):
             raise InvalidArgumentError(

@@ -20,8 +20,8 @@ class LeafSpec:
 
     Attributes:
         kind: Its class.
-        shape: Its shape, None if it has none; the first dimension of a tensor is
-            None, as batches may be short, and so is a ragged one.
+        shape: Its shape, None if it has none; the first dimension of a tensor is None, as batches
+            may be short, and so is a ragged one.
         dtype: Its dtype, None if it has none.
     """
 
@@ -67,9 +67,7 @@ def spec_of(rounds: Iterator[Round]) -> Any:
     """
     first = next(rounds, None)
     if first is None:
-        raise OutOfRangeError(
-            "The dataset has no elements, so there is no element_spec to tell"
-        )
+        raise OutOfRangeError("The dataset has no elements, so there is no element_spec to tell")
     parts = [element_spec(part) for part in first.parts]
     if len(parts) == 1:
         return parts[0]

@@ -18,9 +18,9 @@ def split(batch: Any, parts: int) -> list[Any]:
     Each part has ceil(rows / parts) rows; the last ones may have fewer, or none.
 
     Args:
-        batch: A nest of tensors of shape [rows, ...], and of arrays of strings;
-            sparse_coo tensors and ragged ones, which are nested tensors of layout
-            torch.jagged, do as well. None stays None in each part.
+        batch: A nest of tensors of shape [rows, ...], and of arrays of strings; sparse_coo tensors
+            and ragged ones, which are nested tensors of layout torch.jagged, do as well. None stays
+            None in each part.
         parts: How many.
 
     Returns:
@@ -28,8 +28,8 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Raises:
         UnbatchedInputError: A leaf has no first dimension.
-        InvalidArgumentError: Leaves differ in their numbers of rows, or have a
-            layout that cannot be split.
+        InvalidArgumentError: Leaves differ in their numbers of rows, or have a layout that cannot
+            be split.
 
     Spec: INP-11 to INP-13, INP-20, INP-24, INP-25.
     """
@@ -51,8 +51,8 @@ def cut(batch: Any, size: int, parts: int) -> list[Any]:
 def without_rows(element: Any) -> Any:
     """Return a nest like `element` whose tensors have 0 rows.
 
-    It has the dtypes and inner shapes of `element`; a scalar becomes a vector of
-    length 0. It is what a replica gets that has no data in a round.
+    It has the dtypes and inner shapes of `element`; a scalar becomes a vector of length 0. It is
+    what a replica gets that has no data in a round.
 
     Spec: INP-27, INP-28.
     """
@@ -122,11 +122,9 @@ def _leaf_rows(leaf: Any, start: int, end: int) -> Any:
 
 
 def _ragged_rows(ragged: Any, start: int, end: int) -> torch.Tensor:
-    # torch slices no nested tensor along the batch, so it is cut by its parts. Those
-    # of a narrowed one have gaps between them.
+    # torch slices no nested tensor along the batch, so it is cut by its parts. Those of a narrowed
+    # one have gaps between them.
     whole = ragged if ragged.lengths() is None else ragged.contiguous()
     offsets = whole.offsets()
     values = whole.values()[offsets[start] : offsets[end]]
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets[start : end + 1] - offsets[start]
-    )
+    return torch.nested.nested_tensor_from_jagged(values, offsets[start : end + 1] - offsets[start])

@@ -19,15 +19,12 @@ class TransferredRounds(Iterator[Round]):
     Args:
         rounds: Rounds on the host.
         devices: One for each replica; None leaves the part where it is.
-        aside: Copy beside the work that GPUs do, to be used while that goes on:
-            this thread then waits until the copies are there.
+        aside: Copy beside the work that GPUs do, to be used while that goes on: this thread then
+            waits until the copies are there.
     """
 
     def __init__(
-        self,
-        rounds: Iterator[Round],
-        devices: Sequence[torch.device | None],
-        aside: bool,
+        self, rounds: Iterator[Round], devices: Sequence[torch.device | None], aside: bool
     ) -> None:
         self._rounds = rounds
         self._devices = devices
@@ -62,8 +59,8 @@ def _copied(leaf: Any, device: torch.device) -> Any:
 def hand_over(round_: Round) -> None:
     """Let the work that this thread queues on GPUs use the tensors of a round.
 
-    Without this the memory of a tensor that was copied aside could be given to the
-    next one while queued work still reads it.
+    Without this the memory of a tensor that was copied aside could be given to the next one while
+    queued work still reads it.
     """
     for leaf in leaves(list(round_.parts)):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:

@@ -30,10 +30,7 @@ class AcrossReplicas(ABC):
 
     @abstractmethod
     def reduce_to(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
     ) -> list[Any]:
         """Reduce each value of pairs, and copy the result to its destinations."""
 
@@ -50,9 +47,7 @@ class AcrossReplicas(ABC):
         """Return where in concatenations the parts of this process begin."""
 
     @abstractmethod
-    def combine_copies(
-        self, op: ReduceOp, copies: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def combine_copies(self, op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         """Reduce the copies of a variable."""
 
     @abstractmethod
@@ -68,17 +63,12 @@ class AcrossDevices(AcrossReplicas):
         count: Returns the number of replicas.
     """
 
-    def __init__(
-        self, cross_device_ops: CrossDeviceOps, count: Callable[[], int]
-    ) -> None:
+    def __init__(self, cross_device_ops: CrossDeviceOps, count: Callable[[], int]) -> None:
         self._cross_device_ops = cross_device_ops
         self._count = count
 
     def reduce_to(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
     ) -> list[Any]:
         def reduced(leaf: Any, destination: Any) -> Any:
             parts = components(leaf)
@@ -100,9 +90,7 @@ class AcrossDevices(AcrossReplicas):
     def lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
         return [0] * len(lengths)
 
-    def combine_copies(
-        self, op: ReduceOp, copies: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def combine_copies(self, op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         total = combine(op, copies)
         assert isinstance(total, torch.Tensor)
         return total

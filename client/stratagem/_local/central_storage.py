@@ -10,11 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from stratagem._core import device_names
-from stratagem._core.device_names import (
-    canonicalize,
-    list_logical_devices,
-    torch_device,
-)
+from stratagem._core.device_names import canonicalize, list_logical_devices, torch_device
 from stratagem._core.distributed_variables.aggregating import AggregatingVariable
 from stratagem._core.distributed_variables.mirrored import created_copies
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
@@ -40,17 +36,16 @@ if TYPE_CHECKING:
 class CentralStorageStrategy(Strategy):
     """Variables on one device of this machine, replicas on several.
 
-    Gradients are reduced and applied where the variables are, and the parameters of
-    modules follow them on the replicas' devices. Variables may be in the memory of the
-    host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as
-    running statistics, are each replica's own; the first one's last. So is each
-    replica's copy of a variable made with `synchronization=ON_READ`, on its device.
+    Gradients are reduced and applied where the variables are, and the parameters of modules follow
+    them on the replicas' devices. Variables may be in the memory of the
+    host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as running
+    statistics, are each replica's own; the first one's last. So is each replica's copy of a
+    variable made with `synchronization=ON_READ`, on its device.
 
     Args:
-        compute_devices: Devices of the replicas; by default all GPUs, or without any
-            `CPU:0`.
-        parameter_device: Device of the variables; by default the only compute device
-            if there is one, else `CPU:0`.
+        compute_devices: Devices of the replicas; by default all GPUs, or without any `CPU:0`.
+        parameter_device: Device of the variables; by default the only compute device if there is
+            one, else `CPU:0`.
 
     Raises:
         InvalidArgumentError: A device is named twice, or is none of this process.
@@ -87,9 +82,7 @@ class HomeHosting(LocalHosting):
         home: Full name of the variables' device.
     """
 
-    def __init__(
-        self, extended: StrategyExtended, devices: Sequence[str], home: str
-    ) -> None:
+    def __init__(self, extended: StrategyExtended, devices: Sequence[str], home: str) -> None:
         super().__init__(extended, [*map(torch_device, devices)])
         self._home = home
 
@@ -228,8 +221,7 @@ class CentralStorageExtended(StrategyExtended):
     ) -> Any:
         if not isinstance(var, Variable):
             raise InvalidArgumentError(
-                f"`update` changes a variable: its first argument must be a Variable, "
-                f"not {var!r}"
+                f"`update` changes a variable: its first argument must be a Variable, not {var!r}"
             )
         copy = var.only_copy if isinstance(var, AggregatingVariable) else var
         return self._update_non_slot(var, partial(fn, copy), args, kwargs, group)

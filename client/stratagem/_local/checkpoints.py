@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class LocalCheckpoints:
     """Saves and restores what a strategy holds.
 
-    A checkpoint has the variables that still live, those of modules included, the
-    buffers that `state_dict()` of the modules would have, and the optimizers' state.
-    Values are reduced over all replicas, so that they fit under any strategy. What is
-    made after a checkpoint was restored starts with its value there.
+    A checkpoint has the variables that still live, those of modules included, the buffers that
+    `state_dict()` of the modules would have, and the optimizers' state. Values are reduced over all
+    replicas, so that they fit under any strategy. What is made after a checkpoint was restored
+    starts with its value there.
     """
 
     def __init__(self, hosting: LocalHosting) -> None:
@@ -49,10 +49,7 @@ class LocalCheckpoints:
     def _entries(self) -> list[CheckpointEntry]:
         return [
             *map(CheckpointEntry.of_variable, self._hosting.variables()),
-            *(
-                CheckpointEntry.of_tensor(*named)
-                for named in self._hosting.adopter.buffers
-            ),
+            *(CheckpointEntry.of_tensor(*named) for named in self._hosting.adopter.buffers),
         ]
 
     # Restoring.
@@ -83,9 +80,7 @@ class LocalCheckpoints:
         self._hosting.extended._before_replicas()
         return Restoration(self._deferred)
 
-    def _restore_slots(
-        self, variable: Variable, optimizers: Iterable[str] = ()
-    ) -> None:
+    def _restore_slots(self, variable: Variable, optimizers: Iterable[str] = ()) -> None:
         slots = self._deferred.take_slots(variable.name)
         for optimizer in {*slots, *optimizers}:
             self._hosting.set_slots(optimizer, {variable: slots.get(optimizer, {})})
@@ -100,9 +95,7 @@ class LocalCheckpoints:
 
     def restore_parameter(self, adoption: Adoption) -> None:
         """Give a parameter that is to be hosted its value in the checkpoint."""
-        self._deferred.restore(
-            CheckpointEntry.of_tensor(adoption.name, adoption.parameter)
-        )
+        self._deferred.restore(CheckpointEntry.of_tensor(adoption.name, adoption.parameter))
 
     def restore_slots_of(self, adoptions: Sequence[Adoption]) -> None:
         """Give optimizers their state for parameters that were just hosted."""
@@ -117,9 +110,7 @@ class LocalCheckpoints:
             self._deferred.restore(CheckpointEntry.of_tensor(*named))
 
 
-def _require_all(
-    entries: Sequence[CheckpointEntry], state: Mapping[str, torch.Tensor]
-) -> None:
+def _require_all(entries: Sequence[CheckpointEntry], state: Mapping[str, torch.Tensor]) -> None:
     missing = [entry.name for entry in entries if entry.name not in state]
     if missing:
         raise NotFoundError(

@@ -26,8 +26,8 @@ Unite = Callable[[Sequence[LocalVariable]], Variable]
 class CopiesHosting(LocalHosting):
     """Keeps a leaf of each parameter on each replica's device.
 
-    Leaves have storage of their own, and optimizers work on them in place. When the
-    user writes a parameter, the first replica's leaf counts.
+    Leaves have storage of their own, and optimizers work on them in place. When the user writes a
+    parameter, the first replica's leaf counts.
     """
 
     def __init__(

@@ -109,9 +109,7 @@ class CopiesExtended(StrategyExtended):
         kind = self._replicas.sync_on_read if on_read else MirroredVariable
         return kind(self._container_strategy(), copies)
 
-    def _created_copies(
-        self, next_creator: NextCreator, kwargs: dict[str, Any]
-    ) -> list[Variable]:
+    def _created_copies(self, next_creator: NextCreator, kwargs: dict[str, Any]) -> list[Variable]:
         """Create the first copy, and the others from its value. Spec: VAR-3."""
         home, *others = self._devices
         first = next_creator(**{**kwargs, "device": home})
@@ -142,8 +140,7 @@ class CopiesExtended(StrategyExtended):
         strategy = self._container_strategy()
         if owner is not strategy:
             raise InvalidArgumentError(
-                "`update` takes a variable that was created in this strategy's scope, "
-                f"not {var!r}"
+                f"`update` takes a variable that was created in this strategy's scope, not {var!r}"
             )
         copies = self.value_container(var).values
         calls = [partial(fn, copy) for copy in copies]
@@ -206,9 +203,7 @@ class CopiesExtended(StrategyExtended):
     def _lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
         return self._replicas.across.lengths_before(lengths)
 
-    def _combine_copies(
-        self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _combine_copies(self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._replicas.across.combine_copies(reduce_op, copies)
 
     def _of_first_replica(self, value: Any) -> Any:

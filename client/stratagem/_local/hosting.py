@@ -110,7 +110,5 @@ class LocalHosting(Hosting):
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._checkpoints.state_dict()
 
-    def load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Restoration:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
         return self._checkpoints.load(state, strict)

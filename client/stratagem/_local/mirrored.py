@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._core.device_names import list_logical_devices
-from stratagem._core.values.cross_device_ops import (
-    CrossDeviceOps,
-    default_cross_device_ops,
-)
+from stratagem._core.values.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from stratagem._core.variables.variable import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.extended import CopiesExtended
@@ -28,15 +25,14 @@ if TYPE_CHECKING:
 class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine.
 
-    Each variable, and each parameter of a module built in scope, has a copy on every
-    device. Gradients are reduced across devices, and every copy takes the same step.
-    Buffers, such as running statistics, are each replica's own; the first one's last.
+    Each variable, and each parameter of a module built in scope, has a copy on every device.
+    Gradients are reduced across devices, and every copy takes the same step. Buffers, such as
+    running statistics, are each replica's own; the first one's last.
 
     Args:
-        devices: Devices of the replicas; by default all GPUs, or without any all
-            logical CPUs.
-        cross_device_ops: How values of several devices are brought together; by
-            default NCCL between GPUs, else a reduction to one device.
+        devices: Devices of the replicas; by default all GPUs, or without any all logical CPUs.
+        cross_device_ops: How values of several devices are brought together; by default NCCL
+            between GPUs, else a reduction to one device.
 
     Raises:
         InvalidArgumentError: A device is named twice, or is none of this process.
@@ -56,9 +52,7 @@ class MirroredStrategy(Strategy):
         names = distinct_devices(chosen)
         ops = cross_device_ops or default_cross_device_ops(names)
         if not isinstance(ops, CrossDeviceOps):
-            raise InvalidTypeError(
-                f"cross_device_ops must be CrossDeviceOps, not {ops!r}"
-            )
+            raise InvalidTypeError(f"cross_device_ops must be CrossDeviceOps, not {ops!r}")
         super().__init__(MirroredExtended(self, LocalReplicas(names, ops)))
 
 

@@ -41,9 +41,7 @@ class ReplicaGroup(ABC):
     between_graph: bool = False
     sync_on_read: type[SyncOnReadVariable] = SyncOnReadVariable
 
-    def __init__(
-        self, devices: Sequence[str], cross_device_ops: CrossDeviceOps
-    ) -> None:
+    def __init__(self, devices: Sequence[str], cross_device_ops: CrossDeviceOps) -> None:
         self.devices = tuple(devices)
         self.cross_device_ops = cross_device_ops
 
@@ -71,9 +69,7 @@ class ReplicaGroup(ABC):
 class LocalReplicas(ReplicaGroup):
     """Replicas that are all in this process."""
 
-    def __init__(
-        self, devices: Sequence[str], cross_device_ops: CrossDeviceOps
-    ) -> None:
+    def __init__(self, devices: Sequence[str], cross_device_ops: CrossDeviceOps) -> None:
         super().__init__(devices, cross_device_ops)
         self.across = AcrossDevices(cross_device_ops, self.count)
 

@@ -19,8 +19,8 @@ from stratagem_proto.errors import InvalidArgumentError
 class StepsTogether:
     """Makes all workers take the same steps.
 
-    If only some workers have a gradient for a variable, for instance because the
-    others had no data, these take part with zeros.
+    If only some workers have a gradient for a variable, for instance because the others had no
+    data, these take part with zeros.
     """
 
     def __init__(self, group: WorkerGroup, across: AcrossWorkers) -> None:
@@ -32,23 +32,19 @@ class StepsTogether:
     ) -> OptimizerStep:
         """Return the step of all workers.
 
-        Its variables are those for which any worker has a gradient, and its replicas
-        those of all workers that took part.
+        Its variables are those for which any worker has a gradient, and its replicas those of all
+        workers that took part.
 
         Args:
             step: The step as this worker alone would take it.
-            written: A digest of what the user has written into parameters; "" if
-                nothing.
+            written: A digest of what the user has written into parameters; "" if nothing.
             find: Returns a variable by its name.
 
         Raises:
-            InvalidArgumentError: The workers' optimizers, hyperparameters or writes
-                differ.
+            InvalidArgumentError: The workers' optimizers, hyperparameters or writes differ.
         """
         same: list[Any] = [step.optimizer, step.class_name, str(step.reduce_op)]
-        same.append(
-            f"parameters and states that were written by hand: {written or 'none'}"
-        )
+        same.append(f"parameters and states that were written by hand: {written or 'none'}")
         same += [pair for group in step.groups for pair in _hyperparameters(group)]
         own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
         heard = self.group.agree("A step of an optimizer", same, own)
@@ -67,10 +63,7 @@ class StepsTogether:
         )
         dense = self.group.sums([total for total in totals if not total.is_sparse])
         rest = iter(rows), iter(dense)
-        return [
-            _sparse(next(rest[0])) if total.is_sparse else next(rest[1])
-            for total in totals
-        ]
+        return [_sparse(next(rest[0])) if total.is_sparse else next(rest[1]) for total in totals]
 
 
 def mean(step: OptimizerStep, total: torch.Tensor) -> torch.Tensor:
@@ -110,10 +103,7 @@ def _shown(value: object) -> str:
 
 def _forms(group: GroupStep) -> list[list[Any]]:
     """Return name and sparsity of each variable that has a gradient."""
-    return [
-        [update.variable.name, update.gradients[0].is_sparse]
-        for update in group.updates
-    ]
+    return [[update.variable.name, update.gradients[0].is_sparse] for update in group.updates]
 
 
 def _union(by_rank: Sequence[Sequence[Sequence[Any]]]) -> Mapping[str, bool]:

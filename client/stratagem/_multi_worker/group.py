@@ -20,9 +20,9 @@ _DIGEST_BYTES = 32
 class WorkerGroup:
     """The workers that train together, as one of them sees them.
 
-    All workers call the same methods in the same order. Each operation begins with
-    an `exchange`, in which workers notice that they are at different operations. The
-    first operation connects the workers; a worker that is alone never connects.
+    All workers call the same methods in the same order. Each operation begins with an `exchange`,
+    in which workers notice that they are at different operations. The first operation connects the
+    workers; a worker that is alone never connects.
 
     Args:
         place: The place of this process among the workers.
@@ -91,9 +91,7 @@ class WorkerGroup:
                 )
         return [beside for _, beside in heard]
 
-    def sums(
-        self, tensors: Sequence[torch.Tensor], pack_bytes: int = 0
-    ) -> list[torch.Tensor]:
+    def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int = 0) -> list[torch.Tensor]:
         """Return the sum over workers of each tensor, the same bits on every worker.
 
         The workers have agreed on shapes and dtypes.
@@ -106,9 +104,7 @@ class WorkerGroup:
             return list(tensors)
         return self._connected().sums(tensors, pack_bytes)
 
-    def joined(
-        self, tensor: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
+    def joined(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Return the tensors of all workers, by rank.
 
         Args:

@@ -17,11 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from stratagem._multi_worker.meeting import Meeting
 from stratagem._multi_worker.place import WorkerPlace
 from stratagem._multi_worker.process_groups import ProcessGroup, gloo, nccl, wait
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    StratagemError,
-    UnavailableError,
-)
+from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
 
 _Result = TypeVar("_Result")
 
@@ -63,9 +59,7 @@ class Links:
         finalize(self, self._groups.clear)
         self._group_for(torch.device("cpu"))
 
-    def sums(
-        self, tensors: Sequence[torch.Tensor], pack_bytes: int
-    ) -> list[torch.Tensor]:
+    def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[torch.Tensor]:
         """Carry out `WorkerGroup.sums`."""
         found: dict[int, torch.Tensor] = {}
         for pack in _packs(tensors, pack_bytes):
@@ -86,15 +80,11 @@ class Links:
         self._await(tensor.device, lambda group: group.allreduce([tensor]))
         return tensor
 
-    def joined(
-        self, tensor: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
+    def joined(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Carry out `WorkerGroup.joined`."""
         return self._joined(tensor.detach(), lengths, tensor.device)
 
-    def joined_on_host(
-        self, tensor: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
+    def joined_on_host(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Like `joined`, for small tensors in the memory of the host."""
         return self._joined(tensor, lengths, torch.device("cpu"))
 
@@ -109,9 +99,7 @@ class Links:
         found = [torch.empty_like(mine) for _ in lengths]
         self._await(device, lambda group: group.allgather([found], [mine]))
         return [
-            _tensor_of(
-                part[: length * width], tensor.dtype, (length, *tensor.shape[1:])
-            )
+            _tensor_of(part[: length * width], tensor.dtype, (length, *tensor.shape[1:]))
             for part, length in zip(found, lengths, strict=True)
         ]
 
@@ -130,9 +118,7 @@ class Links:
         ]
 
     def _await(
-        self,
-        device: torch.device,
-        start: Callable[[ProcessGroup], distributed.Work],
+        self, device: torch.device, start: Callable[[ProcessGroup], distributed.Work]
     ) -> None:
         group = self._group_for(device)
         self._carried_out(lambda: wait(start(group), device))
@@ -177,9 +163,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _tensor_of(
-    content: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]
-) -> torch.Tensor:
+def _tensor_of(content: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     return content.view(dtype).reshape(shape)
 
 

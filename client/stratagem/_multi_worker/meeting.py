@@ -1,7 +1,7 @@
 """How workers find each other, and which of them are missing after a failure.
 
-The workers meet in a key-value store of torch that the chief serves. Each group of
-workers has its own keys there, by the order in which the programs make groups.
+The workers meet in a key-value store of torch that the chief serves. Each group of workers has its
+own keys there, by the order in which the programs make groups.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ from torch.distributed import DistStoreError
 
 from stratagem._core.waiting import Wait
 from stratagem._multi_worker.place import WorkerPlace
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    FailedPreconditionError,
-    UnavailableError,
-)
+from stratagem_proto.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 
 _REPORT_SECONDS = 2.0
 _STORES = 16
 """The number of connections that are kept, for worker servers that meet repeatedly."""
 
-# The keys are meeting point, attempt and rank, since workers may be threads of one
-# process.
-_numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(
-    itertools.count
-)
+# The keys are meeting point, attempt and rank, since workers may be threads of one process.
+_numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(itertools.count)
 
 
 class Meeting:
@@ -121,8 +114,8 @@ class Meeting:
         return ", ".join(missing)
 
 
-# A store is kept because later groups may use it, and the chief serves them too. Each
-# group keeps the store that it uses.
+# A store is kept because later groups may use it, and the chief serves them too. Each group keeps
+# the store that it uses.
 @lru_cache(maxsize=_STORES)
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
     whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"
@@ -146,9 +139,7 @@ def _store(place: WorkerPlace, timeout: float) -> TCPStore:
     )
 
 
-def _not_connected(
-    place: WorkerPlace, timeout: float, error: Exception
-) -> UnavailableError:
+def _not_connected(place: WorkerPlace, timeout: float, error: Exception) -> UnavailableError:
     reason = str(error).splitlines()[0]
     if place.hosts_meeting:
         return UnavailableError(

@@ -1,8 +1,7 @@
 """The process groups of torch that carry tensors between workers.
 
-gloo carries tensors in the memory of hosts, and what workers tell each other; NCCL
-carries tensors on GPUs. The groups are independent of the program's own
-`torch.distributed.init_process_group`.
+gloo carries tensors in the memory of hosts, and what workers tell each other; NCCL carries tensors
+on GPUs. The groups are independent of the program's own `torch.distributed.init_process_group`.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def nccl(
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = timeout
     with torch.cuda.device(device):
-        group: object = distributed.ProcessGroupNCCL(
-            store, place.rank, place.size, options
-        )
+        group: object = distributed.ProcessGroupNCCL(store, place.rank, place.size, options)
     return cast("ProcessGroup", group)
 
 

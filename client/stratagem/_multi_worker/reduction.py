@@ -1,7 +1,7 @@
 """Sums, means and concatenations over the replicas of all workers.
 
-Each worker first reduces the values of its own replicas, and then all workers reduce
-these. Every worker gets the same bits.
+Each worker first reduces the values of its own replicas, and then all workers reduce these. Every
+worker gets the same bits.
 """
 
 from __future__ import annotations
@@ -42,18 +42,13 @@ class AcrossWorkers(AcrossReplicas):
         options: How the workers communicate.
     """
 
-    def __init__(
-        self, group: WorkerGroup, local: int, options: CommunicationOptions
-    ) -> None:
+    def __init__(self, group: WorkerGroup, local: int, options: CommunicationOptions) -> None:
         self._group = group
         self._local = local
         self._options = options
 
     def reduce_to(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
     ) -> list[Any]:
         flat = [leaf for value, _ in pairs for leaf in leaves(value)]
         pack_bytes = self._options.merge(options).bytes_per_pack
@@ -66,9 +61,7 @@ class AcrossWorkers(AcrossReplicas):
 
         return [place(map_leaves(result, value), where) for value, where in pairs]
 
-    def combine_copies(
-        self, op: ReduceOp, copies: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def combine_copies(self, op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         (total,) = self._reduced(op, [PerReplica(copies)])
         assert isinstance(total, torch.Tensor)
         return total
@@ -81,9 +74,7 @@ class AcrossWorkers(AcrossReplicas):
         found = components(leaf)
         return (leaf,) if found is None and self._local == 1 else found
 
-    def _reduced(
-        self, op: ReduceOp, values: Sequence[Any], pack_bytes: int = 0
-    ) -> list[Any]:
+    def _reduced(self, op: ReduceOp, values: Sequence[Any], pack_bytes: int = 0) -> list[Any]:
         """Reduce values; plain ones count as equal on all replicas."""
         parts = [self._components(value) for value in values]
         if op is ReduceOp.SUM:
@@ -138,10 +129,7 @@ class AcrossWorkers(AcrossReplicas):
         own = [gather(value, axis) for value in values]
         tensors = [dense(x) for x, many in zip(own, spread, strict=True) if many]
         joined = iter(self._joined(tensors, axis))
-        return [
-            next(joined) if many else value
-            for value, many in zip(own, spread, strict=True)
-        ]
+        return [next(joined) if many else value for value, many in zip(own, spread, strict=True)]
 
     def _joined(self, tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
         # Lengths may differ only in the first dimension.

@@ -29,8 +29,8 @@ class WorkersReplicas(ReplicaGroup):
         devices: Full names of the devices of this worker's replicas.
         group: The workers.
         options: How the workers communicate.
-        elsewhere: On a worker server, whose functions make nothing; None where the
-            program itself builds modules and optimizers.
+        elsewhere: On a worker server, whose functions make nothing; None where the program itself
+            builds modules and optimizers.
     """
 
     across: AcrossWorkers

@@ -10,11 +10,7 @@ from stratagem._core.device_names import DeviceName, list_logical_devices
 from stratagem._core.options import CommunicationOptions
 from stratagem._local.mirrored import MirroredExtended
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.place import (
-    WorkerPlace,
-    place_by_torchrun,
-    place_in_cluster,
-)
+from stratagem._multi_worker.place import WorkerPlace, place_by_torchrun, place_in_cluster
 from stratagem._multi_worker.replicas import WorkersReplicas
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver
@@ -25,29 +21,25 @@ from stratagem_proto.errors import InvalidTypeError
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on the devices of several workers, without servers.
 
-    Every worker runs the same program. Each variable, and each parameter of a module
-    built in scope, has a copy on every device of every worker and starts with the
-    chief's value. Gradients are reduced over all replicas of all workers, and every
-    copy takes the same step. A worker uses all its GPUs, or without any all its
-    logical CPUs; all workers have equally many.
+    Every worker runs the same program. Each variable, and each parameter of a module built in
+    scope, has a copy on every device of every worker and starts with the chief's value. Gradients
+    are reduced over all replicas of all workers, and every copy takes the same step. A worker uses
+    all its GPUs, or without any all its logical CPUs; all workers have equally many.
 
-    The workers connect when the first of them needs the others: to create variables,
-    to reduce, to step. They use process groups of torch that are this strategy's own:
-    NCCL between GPUs, gloo otherwise. What involves all workers has to be called by
-    all of them, in the same order.
+    The workers connect when the first of them needs the others: to create variables, to reduce, to
+    step. They use process groups of torch that are this strategy's own: NCCL between GPUs, gloo
+    otherwise. What involves all workers has to be called by all of them, in the same order.
 
     Args:
-        cluster_resolver: Describes the cluster, whose chief and workers train, and
-            says which task this process is. By default that is read from
-            `TF_CONFIG`, or else from the environment that torchrun sets. Without a
-            cluster this process trains alone.
-        communication_options: `timeout_seconds` is how long a worker waits for the
-            others, by default half an hour, as torch does; `bytes_per_pack` bounds
-            the size of messages.
+        cluster_resolver: Describes the cluster, whose chief and workers train, and says which task
+            this process is. By default that is read from `TF_CONFIG`, or else from the environment
+            that torchrun sets. Without a cluster this process trains alone.
+        communication_options: `timeout_seconds` is how long a worker waits for the others, by
+            default half an hour, as torch does; `bytes_per_pack` bounds the size of messages.
 
     Raises:
-        InvalidArgumentError: The cluster is none for training, or this process is no
-            task of it that trains.
+        InvalidArgumentError: The cluster is none for training, or this process is no task of it
+            that trains.
         InvalidTypeError: An argument is of another type.
 
     Spec: STR-4, STR-12, LOC-8, MWU-1 to MWU-7.

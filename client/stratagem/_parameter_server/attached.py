@@ -29,11 +29,7 @@ from stratagem._parameter_server.variables.shards import Layout, Rows
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
 from stratagem_proto.errors import InternalError
-from stratagem_proto.v1.variable_pb2 import (
-    Aggregation,
-    Synchronization,
-    VariableSpec,
-)
+from stratagem_proto.v1.variable_pb2 import Aggregation, Synchronization, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
 
 
@@ -45,8 +41,8 @@ class ParameterParts:
         name: Name of its variable.
         shape: Its shape.
         specs: What it is on the servers: one variable, or several with some rows each.
-        readable_nbytes: Of a table: how many bytes of it are read as a whole at most;
-            None for a parameter with a copy in each process.
+        readable_nbytes: Of a table: how many bytes of it are read as a whole at most; None for a
+            parameter with a copy in each process.
     """
 
     name: str
@@ -152,9 +148,7 @@ class AttachedObjects(Attached):
         return SplitVariable(parts.traits, remotes, parts.layout)
 
     def _remote(self, spec: VariableSpec, value: torch.Tensor) -> RemoteVariable:
-        return RemoteVariable(
-            self._store, _place(spec), _traits(spec), value, _owner(spec)
-        )
+        return RemoteVariable(self._store, _place(spec), _traits(spec), value, _owner(spec))
 
     def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
         loading = OnlyTheChief(self._extended._membership)
@@ -171,9 +165,7 @@ class AttachedObjects(Attached):
             _traits(spec),
             nothing.expand(tuple(spec.tensor.shape)),
             _owner(spec),
-            LazyRows(spec.initializer, spec.table)
-            if spec.HasField("initializer")
-            else None,
+            LazyRows(spec.initializer, spec.table) if spec.HasField("initializer") else None,
         )
 
 

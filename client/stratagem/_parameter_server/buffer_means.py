@@ -17,9 +17,9 @@ Named = Iterable[tuple[str, torch.Tensor]]
 class BufferMeans:
     """Gives the floating buffers of all workers their mean when they meet.
 
-    Each worker writes its own to its row of a variable, and takes the mean of all rows
-    once everybody has come. There are two such variables by turns: until all have come
-    the next time, nobody writes to what others may still read.
+    Each worker writes its own to its row of a variable, and takes the mean of all rows once
+    everybody has come. There are two such variables by turns: until all have come the next time,
+    nobody writes to what others may still read.
 
     Args:
         membership: Which of the workers this one is.

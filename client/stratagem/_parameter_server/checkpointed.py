@@ -36,39 +36,36 @@ class CheckpointedStrategy(Strategy):
     ) -> Future[None]:
         """Save the variables of all servers, as they are at one moment, to a folder.
 
-        Of each worker's steps a first part is in the checkpoint on every server, and
-        the rest on none. A step is one `run` with all that it sends, or outside of
-        `run` one request, such as an assignment. While the moment is found, steps that
-        have not begun wait until those that have are over: some milliseconds, unless a
-        worker takes long from its first push to the end of its `run`; after a second
-        they go on, and it is tried again. Then each server writes its own file while
-        training goes on, and copies what changes before it is written.
+        Of each worker's steps a first part is in the checkpoint on every server, and the rest on
+        none. A step is one `run` with all that it sends, or outside of `run` one request, such as
+        an assignment. While the moment is found, steps that have not begun wait until those that
+        have are over: some milliseconds, unless a worker takes long from its first push to the end
+        of its `run`; after a second they go on, and it is tried again. Then each server writes its
+        own file while training goes on, and copies what changes before it is written.
 
-        Only the chief saves; other workers' calls do nothing. Its modules' buffers are
-        saved as well. All servers and the chief have to share the folder.
+        Only the chief saves; other workers' calls do nothing. Its modules' buffers are saved as
+        well. All servers and the chief have to share the folder.
 
         Args:
-            path: The folder of checkpoints, made if need be. It has the file `latest`
-                and a folder for each checkpoint. A crash at any time leaves the latest
-                one whole. Without a cluster, a file: see `Strategy.save`.
-            wait: Whether to return only when it is written. Otherwise training goes
-                on meanwhile, and the checkpoint is as of the call.
+            path: The folder of checkpoints, made if need be. It has the file `latest` and a folder
+                for each checkpoint. A crash at any time leaves the latest one whole. Without a
+                cluster, a file: see `Strategy.save`.
+            wait: Whether to return only when it is written. Otherwise training goes on meanwhile,
+                and the checkpoint is as of the call.
             keep: How many checkpoints the folder keeps, this one included.
-            extra: What else to keep, as JSON can express it, for instance the number of
-                an epoch; the `Restoration` of `restore` has it.
+            extra: What else to keep, as JSON can express it, for instance the number of an epoch;
+                the `Restoration` of `restore` has it.
 
         Returns:
             Done when it is written, or has the error.
 
         Raises:
-            NotFoundError: The folder of `path` does not exist, or a server does not
-                see it.
-            InvalidArgumentError: `path` is a file or a URL, `extra` is not for JSON, or
-                safetensors does not know a variable's dtype.
-            FailedPreconditionError: The chief does not see what a server has written,
-                or device filters hide a server from it, so that its part would lack.
-            DeadlineExceededError: Workers were in the midst of a step for
-                `peer_seconds`.
+            NotFoundError: The folder of `path` does not exist, or a server does not see it.
+            InvalidArgumentError: `path` is a file or a URL, `extra` is not for JSON, or safetensors
+                does not know a variable's dtype.
+            FailedPreconditionError: The chief does not see what a server has written, or device
+                filters hide a server from it, so that its part would lack.
+            DeadlineExceededError: Workers were in the midst of a step for `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: CKP-3, CKP-4, SHV-30, SHV-31.
@@ -87,27 +84,25 @@ class CheckpointedStrategy(Strategy):
     def register_for_checkpointing(self, name: str, stateful: Any) -> None:
         """Have checkpoints contain a state of this worker, and restore it.
 
-        It is for how far a worker has read its data: each worker registers its own
-        iterator over a distributed dataset, and a checkpoint has of each the position
-        after the last of its runs that the variables contain. `restore` brings it back
-        to the same task; what is registered later starts with its state. If there are
-        more or fewer workers than when it was saved, their shares of the data are
-        others, so states are left alone, and a warning says so::
+        It is for how far a worker has read its data: each worker registers its own iterator over a
+        distributed dataset, and a checkpoint has of each the position after the last of its runs
+        that the variables contain. `restore` brings it back to the same task; what is registered
+        later starts with its state. If there are more or fewer workers than when it was saved,
+        their shares of the data are others, so states are left alone, and a warning says so::
 
             iterator = iter(dataset)
             strategy.register_for_checkpointing("data", iterator)
 
         Args:
-            name: The state is found by it. A later call with it takes the place of an
-                earlier one, as for the iterator of the next epoch.
-            stateful: Has `state_dict()` and `load_state_dict()`. The state is what JSON
-                can express, and small: it is taken after each run, and travels with
-                each request.
+            name: The state is found by it. A later call with it takes the place of an earlier one,
+                as for the iterator of the next epoch.
+            stateful: Has `state_dict()` and `load_state_dict()`. The state is what JSON can
+                express, and small: it is taken after each run, and travels with each request.
 
         Raises:
             InvalidTypeError: It lacks a method.
-            InvalidArgumentError: The state is not for JSON, or larger than 64 KiB; or
-                there is no cluster, so that a checkpoint is one file of tensors.
+            InvalidArgumentError: The state is not for JSON, or larger than 64 KiB; or there is no
+                cluster, so that a checkpoint is one file of tensors.
         """
         if isinstance(self.extended, LocalExtended):
             raise InvalidArgumentError(
@@ -119,17 +114,16 @@ class CheckpointedStrategy(Strategy):
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
         """Replace values, and the state of optimizers, by those of a checkpoint.
 
-        The servers read it, each what it hosts; their number may be another than when
-        it was saved. All workers make the call, and return when the chief has.
-        Variables that are made later start with their values. So does the account of
-        data that a coordinator's workers share (`exactly_once`).
+        The servers read it, each what it hosts; their number may be another than when it was saved.
+        All workers make the call, and return when the chief has. Variables that are made later
+        start with their values. So does the account of data that a coordinator's workers share
+        (`exactly_once`).
 
         Args:
-            path: What `save` of this or another strategy was given; the latest
-                checkpoint there is taken. One checkpoint in it, or any safetensors
-                file, will do as well.
-            strict: Whether each variable must be in it; otherwise those that are not
-                stay as they are.
+            path: What `save` of this or another strategy was given; the latest checkpoint there is
+                taken. One checkpoint in it, or any safetensors file, will do as well.
+            strict: Whether each variable must be in it; otherwise those that are not stay as they
+                are.
 
         Returns:
             Says what has not been used yet, and has what was kept as `extra`.
@@ -138,8 +132,8 @@ class CheckpointedStrategy(Strategy):
             NotFoundError: There is no checkpoint, or a variable is not in it.
             InvalidArgumentError: A shape or a dtype differs; nothing is changed.
             DataLossError: It is damaged; nothing is changed. Restore another one.
-            AbortedError: A server went away when others had replaced their values
-                already; restore again.
+            AbortedError: A server went away when others had replaced their values already; restore
+                again.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
 
@@ -155,27 +149,24 @@ class CheckpointedStrategy(Strategy):
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context manager in which all values are those of one moment.
 
-        While others train, this task can evaluate one version of the model: all that
-        it reads in the block, in `run` or elsewhere, is what the variables were when
-        the block began, whichever server they are on. The moment is found as for
-        `save`. Nothing can be written in the block. What newer values there are it sees
-        after the block, or in the next one::
+        While others train, this task can evaluate one version of the model: all that it reads in
+        the block, in `run` or elsewhere, is what the variables were when the block began, whichever
+        server they are on. The moment is found as for `save`. Nothing can be written in the block.
+        What newer values there are it sees after the block, or in the next one::
 
             while not stopped:
                 with strategy.snapshot():
                     losses = [strategy.run(loss_of, args=(b,)) for b in batches]
 
-        The servers keep the values of that moment that change meanwhile, so each may
-        need the memory of its variables once more; at most for 4 tasks at once, and
-        until the block or this task's session ends. Buffers of modules,
-        which are on no server, are this task's own. Without a cluster nobody else
-        trains, and nothing happens.
+        The servers keep the values of that moment that change meanwhile, so each may need the
+        memory of its variables once more; at most for 4 tasks at once, and until the block or this
+        task's session ends. Buffers of modules, which are on no server, are this task's own.
+        Without a cluster nobody else trains, and nothing happens.
 
         Raises:
-            FailedPreconditionError: This strategy reads from a snapshot already, or 4
-                other tasks do.
-            DeadlineExceededError: Workers were in the midst of a step for
-                `peer_seconds`.
+            FailedPreconditionError: This strategy reads from a snapshot already, or 4 other tasks
+                do.
+            DeadlineExceededError: Workers were in the midst of a step for `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
         """
         require_cross_replica_or_default(self.extended, "snapshot")

@@ -20,8 +20,8 @@ _LOG = logging.getLogger("stratagem")
 class Coordination:
     """What a strategy knows of its program's `ClusterCoordinator`.
 
-    With one, functions run on workers, each of which has all of the data, and in the
-    program itself only by mistake, or to evaluate.
+    With one, functions run on workers, each of which has all of the data, and in the program itself
+    only by mistake, or to evaluate.
 
     Args:
         container_strategy: Returns the strategy.
@@ -33,22 +33,18 @@ class Coordination:
     Spec: PS2-8, PS2-10 to PS2-13.
     """
 
-    def __init__(
-        self, container_strategy: Callable[[], Strategy], active: bool
-    ) -> None:
+    def __init__(self, container_strategy: Callable[[], Strategy], active: bool) -> None:
         self.active = active
         self._container_strategy = container_strategy
         self._make_per_worker: Callable[..., Variable] | None = None
         self._end: Callable[[], None] = _nothing
 
-    def begin(
-        self, make_per_worker: Callable[..., Variable], end: Callable[[], None]
-    ) -> None:
+    def begin(self, make_per_worker: Callable[..., Variable], end: Callable[[], None]) -> None:
         """Note that there is a coordinator from now on.
 
         Args:
-            make_per_worker: Makes a variable of which each worker has its own; takes
-                the arguments of `Variable`.
+            make_per_worker: Makes a variable of which each worker has its own; takes the arguments
+                of `Variable`.
             end: Called when the strategy is closed.
         """
         self.active = True
@@ -64,9 +60,7 @@ class Coordination:
         """Whether there is a coordinator, and this is not one of its workers."""
         return self.active and not runs_on_a_worker()
 
-    def create_per_worker(
-        self, next_creator: NextCreator, given: dict[str, Any]
-    ) -> Variable:
+    def create_per_worker(self, next_creator: NextCreator, given: dict[str, Any]) -> Variable:
         """Create a variable of which each worker has its own.
 
         Raises:

@@ -48,8 +48,8 @@ class ParameterServerExtended(WorkerExtended):
         store: The variables on the servers.
         devices: Full names of the devices of this worker's replicas.
         settings: What its user chose.
-        elsewhere: On a worker server, whose functions make nothing; None where the
-            program itself makes variables, modules and optimizers.
+        elsewhere: On a worker server, whose functions make nothing; None where the program itself
+            makes variables, modules and optimizers.
 
     Spec: PS1-5, PS1-6, PS1-12.
     """
@@ -67,16 +67,10 @@ class ParameterServerExtended(WorkerExtended):
         elsewhere: MadeElsewhere | None = None,
     ) -> None:
         super().__init__(
-            container_strategy,
-            membership,
-            devices,
-            settings.synchronous,
-            elsewhere is not None,
+            container_strategy, membership, devices, settings.synchronous, elsewhere is not None
         )
         self._store = store
-        self._variables = RemoteVariables(
-            self._container_strategy, membership, store, settings
-        )
+        self._variables = RemoteVariables(self._container_strategy, membership, store, settings)
         self._sharding = ShardedCreation(self._variables.partitioning, self._names)
         # Kept alive, since what was created on a server keeps its name there.
         self._shared: list[AggregatingVariable] = []
@@ -94,9 +88,7 @@ class ParameterServerExtended(WorkerExtended):
             else None,
         )
 
-    def coordinate(
-        self, make_per_worker: Callable[..., Variable], end: Callable[[], None]
-    ) -> None:
+    def coordinate(self, make_per_worker: Callable[..., Variable], end: Callable[[], None]) -> None:
         """Note that there is a coordinator from now on; see `Coordination.begin`."""
         self._coordination.begin(make_per_worker, end)
 
@@ -208,15 +200,11 @@ class ParameterServerExtended(WorkerExtended):
 
     # Runs.
 
-    def _table_scope(
-        self, name: str | None, meta_above: float
-    ) -> AbstractContextManager[object]:
+    def _table_scope(self, name: str | None, meta_above: float) -> AbstractContextManager[object]:
         """Open the resources of a scope; parameters of more bytes are tables."""
         return self._hosting.watching(name, meta_above)
 
-    def _run(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = partial(self._call_for_each_replica, fn, args, kwargs)
         return self._hosting.trainers.run(self._before_run, call)
 
@@ -242,9 +230,7 @@ class ParameterServerExtended(WorkerExtended):
         group: bool,
     ) -> Any:
         remote = self._variables.own(var)
-        call = partial(
-            _remote_updates.run, self._store, remote.place.server, fn, [remote]
-        )
+        call = partial(_remote_updates.run, self._store, remote.place.server, fn, [remote])
         return self._run_update(remote.device_name, call, args, kwargs, group)
 
     def _update_non_slot(
@@ -259,16 +245,12 @@ class ParameterServerExtended(WorkerExtended):
         call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
         return self._run_update(remote.device_name, call, args, kwargs, group)
 
-    def non_slot_devices(
-        self, var_list: Sequence[Variable | ShardedVariable]
-    ) -> Variable:
+    def non_slot_devices(self, var_list: Sequence[Variable | ShardedVariable]) -> Variable:
         """Return the variable, or shard, on whose server non-slot variables go.
 
         Spec: EXT-7.
         """
-        lists = (
-            v.variables if isinstance(v, ShardedVariable) else [v] for v in var_list
-        )
+        lists = (v.variables if isinstance(v, ShardedVariable) else [v] for v in var_list)
         return smallest_by_name([variable for one in lists for variable in one])
 
     def _require_own(self, destinations: Any) -> None:

@@ -1,7 +1,7 @@
 """Values that the program sets itself, in parameters and in optimizers' state.
 
-The chief's go to the servers. Other tasks may set the same ones, so that one program
-does for all of them; what they set is held until the next run, step or barrier.
+The chief's go to the servers. Other tasks may set the same ones, so that one program does for all
+of them; what they set is held until the next run, step or barrier.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.agreement import Agreement, Held, mark_of
-from stratagem._parameter_server.hosting.local_writes import (
-    carry,
-    written_in,
-)
+from stratagem._parameter_server.hosting.local_writes import carry, written_in
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.split_variable import Slots, parts_of

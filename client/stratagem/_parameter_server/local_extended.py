@@ -11,9 +11,7 @@ from stratagem.consistency import Consistency
 class _AloneHosting(HomeHosting):
     """Takes optimizers of any consistency: with one worker all are the same."""
 
-    def name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
+    def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         return super().name_optimizer(class_name)
 
 

@@ -20,9 +20,7 @@ from stratagem._hosting.hosting import Hosting, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.hosting.local_writes import (
-    refuse_writes_in_replicas,
-)
+from stratagem._parameter_server.hosting.local_writes import refuse_writes_in_replicas
 from stratagem._parameter_server.hosting.parameters import placed_parameter
 from stratagem._parameter_server.hosting.trainers import Trainers
 from stratagem._parameter_server.loaded_values import LoadedValues
@@ -30,14 +28,8 @@ from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
-from stratagem._parameter_server.tables.variable import (
-    TableVariable,
-    require_whole_state,
-)
-from stratagem._parameter_server.variables.split_variable import (
-    SplitVariable,
-    parts_of,
-)
+from stratagem._parameter_server.tables.variable import TableVariable, require_whole_state
+from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._strategies.extended import StrategyExtended
 from stratagem.consistency import Consistency
@@ -76,13 +68,9 @@ class RemoteHosting(Hosting):
         self._variables = variables
         self._store = store
         self.loaded = LoadedValues(store, self.parameters, membership)
-        self._tables = Tables(
-            store, self.loaded, variables.partitioning, self.parameters
-        )
+        self._tables = Tables(store, self.loaded, variables.partitioning, self.parameters)
         self._steps = RemoteOptimizers(store, variables)
-        self.checkpoints = ClusterCheckpoints(
-            membership, store, variables.established, buffers
-        )
+        self.checkpoints = ClusterCheckpoints(membership, store, variables.established, buffers)
         self.trainers = Trainers()
 
     # Modules.
@@ -113,9 +101,7 @@ class RemoteHosting(Hosting):
         self._variables.establish(variables)
         self.checkpoints.created(variables)
 
-    def show(
-        self, variable: RemoteVariable | SplitVariable, adoption: Adoption
-    ) -> None:
+    def show(self, variable: RemoteVariable | SplitVariable, adoption: Adoption) -> None:
         """Let modules see a variable by the parameter that it was made of."""
         variable._join(self._extended._container_strategy())
         hosted = self._hosted(variable, adoption)
@@ -186,9 +172,7 @@ class RemoteHosting(Hosting):
 
     # Optimizers.
 
-    def name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
+    def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         name = super().name_optimizer(class_name)
         self._steps.add(name, consistency)
         if self.elsewhere is None:
@@ -206,9 +190,7 @@ class RemoteHosting(Hosting):
         if not is_fresh:
             self._steps.await_values(step)
 
-    def overlapped_push(
-        self, optimizer: str, compressor: Compressor
-    ) -> GradientOverlap:
+    def overlapped_push(self, optimizer: str, compressor: Compressor) -> GradientOverlap:
         self._require_one_replica("overlap=True")
         return self._steps.overlap(optimizer, compressor)
 

@@ -16,10 +16,7 @@ from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.variable import require_whole_state
-from stratagem._parameter_server.variables.split_variable import (
-    divided_slots,
-    joined_slots,
-)
+from stratagem._parameter_server.variables.split_variable import divided_slots, joined_slots
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem.consistency import Consistency
 
@@ -45,8 +42,7 @@ class RemoteOptimizers:
 
         Args:
             name: Its name.
-            consistency: What holds workers together in its steps; None for what the
-                strategy says.
+            consistency: What holds workers together in its steps; None for what the strategy says.
         """
         if consistency is not None:
             self._store.servers.require_visible(self._store.first)
@@ -77,9 +73,7 @@ class RemoteOptimizers:
 
     def overlap(self, optimizer: str, compressor: Compressor) -> GradientOverlap:
         """Return where the gradients of an optimizer go early."""
-        self._overlaps[optimizer] = OverlappedPush(
-            self._store.servers, optimizer, compressor
-        )
+        self._overlaps[optimizer] = OverlappedPush(self._store.servers, optimizer, compressor)
         return self._overlaps[optimizer]
 
     def rejected(self, optimizer: str) -> int:

@@ -18,16 +18,10 @@ from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.variables.partitioning import Partitioning
-from stratagem._parameter_server.variables.placement import (
-    placement_named,
-    server_named,
-)
+from stratagem._parameter_server.variables.placement import placement_named, server_named
 from stratagem._parameter_server.variables.split_variable import parts_of
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
-from stratagem._parameter_server.variables.variable_placement import (
-    VariablePlacement,
-    placements,
-)
+from stratagem._parameter_server.variables.variable_placement import VariablePlacement, placements
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -47,8 +41,8 @@ class RemoteVariables:
         store: Where they are kept.
         partitioning: Says which are divided into shards.
         creation: Makes them exist.
-        established: Those that exist. They are kept alive, since what was created on a
-            server keeps its name there.
+        established: Those that exist. They are kept alive, since what was created on a server keeps
+            its name there.
     """
 
     def __init__(
@@ -74,12 +68,8 @@ class RemoteVariables:
             device: Where this process sees its value.
             kwargs: The arguments of `Variable`, filled in.
         """
-        traits = VariableTraits(
-            *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
-        )
-        initial = initial_tensor(
-            kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")
-        )
+        traits = VariableTraits(*(kwargs[key] for key in VariableTraits.__dataclass_fields__))
+        initial = initial_tensor(kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape"))
         value = initial.detach().to(torch_device(device), copy=True)
         differentiable = value.is_floating_point() or value.is_complex()
         value.requires_grad_(traits.trainable and differentiable)

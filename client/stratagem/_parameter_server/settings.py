@@ -14,8 +14,8 @@ from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
-# Where variables are is decided by the task that creates them, and each task has the
-# token from where it runs.
+# Where variables are is decided by the task that creates them, and each task has the token from
+# where it runs.
 _OF_ONE_TASK = {"variable_partitioner", "placement", "token"}
 
 
@@ -24,8 +24,8 @@ class Settings:
     """The arguments of a `ParameterServerStrategy`, but for the cluster.
 
     Raises:
-        InvalidArgumentError: There is no such placement, so many pushes cannot be in
-            flight, or buffers are to be something else.
+        InvalidArgumentError: There is no such placement, so many pushes cannot be in flight, or
+            buffers are to be something else.
     """
 
     variable_partitioner: VariablePartitioner | None
@@ -45,13 +45,9 @@ class Settings:
     def __post_init__(self) -> None:
         placement_named(self.placement)
         if self.buffers not in ("own", "mean"):
-            raise InvalidArgumentError(
-                f'buffers is "own" or "mean", not {self.buffers!r}'
-            )
+            raise InvalidArgumentError(f'buffers is "own" or "mean", not {self.buffers!r}')
         if self.pushes_in_flight not in (0, 1):
-            raise InvalidArgumentError(
-                f"pushes_in_flight is 0 or 1, not {self.pushes_in_flight!r}"
-            )
+            raise InvalidArgumentError(f"pushes_in_flight is 0 or 1, not {self.pushes_in_flight!r}")
         if self.pushes_in_flight:
             self._require_asynchronous()
 

@@ -22,21 +22,12 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.tables.tables import META_ABOVE
-from stratagem._parameter_server.task import (
-    member_of,
-    replica_devices,
-    servers_of,
-    store_of,
-)
+from stratagem._parameter_server.task import member_of, replica_devices, servers_of, store_of
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
 from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
-from stratagem.consistency import (
-    Consistency,
-    ConsistencyReport,
-    consistency_from,
-)
+from stratagem.consistency import Consistency, ConsistencyReport, consistency_from
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -46,11 +37,10 @@ _Self = TypeVar("_Self", bound="ParameterServerStrategy")
 class ParameterServerStrategy(CheckpointedStrategy):
     """Variables on parameter servers, replicas in worker processes.
 
-    Every worker runs the same program. The chief (else worker 0) creates the
-    variables, on one server after the other, and the other workers attach to them
-    in the same order. A worker reduces the gradients of its own replicas and pushes
-    them; the servers apply them. Each `run` starts with fresh parameters, and an
-    optimizer's `step` leaves those that it has stepped fresh::
+    Every worker runs the same program. The chief (else worker 0) creates the variables, on one
+    server after the other, and the other workers attach to them in the same order. A worker reduces
+    the gradients of its own replicas and pushes them; the servers apply them. Each `run` starts
+    with fresh parameters, and an optimizer's `step` leaves those that it has stepped fresh::
 
         strategy = ParameterServerStrategy(consistency="async")
         with strategy.scope():
@@ -65,81 +55,72 @@ class ParameterServerStrategy(CheckpointedStrategy):
         for batch in batches:
             strategy.run(replica_step, args=(batch,))
 
-    With one replica in this process, forward, backward and `step` need no `run`: a loop
-    that was written for plain PyTorch trains as it is. What others have changed since
-    the last `step` is here after the next one, or after `refresh`.
-    A program that is started again while its servers run goes on with the variables
-    and the optimizers' state that they hold, and logs a warning that says so; a
-    program whose variables differ in names, shapes, dtypes or modules is refused by
-    an `AttachmentError`. Restart the servers to begin anew.
+    With one replica in this process, forward, backward and `step` need no `run`: a loop that was
+    written for plain PyTorch trains as it is. What others have changed since the last `step` is
+    here after the next one, or after `refresh`. A program that is started again while its servers
+    run goes on with the variables and the optimizers' state that they hold, and logs a warning that
+    says so; a program whose variables differ in names, shapes, dtypes or modules is refused by an
+    `AttachmentError`. Restart the servers to begin anew.
 
     Without a cluster it is a strategy for this process alone.
 
     Constructing it does not connect to anything.
 
     Args:
-        cluster_resolver: Describes the cluster and which task of it this process is;
-            by default the environment variable TF_CONFIG does.
+        cluster_resolver: Describes the cluster and which task of it this process is; by default the
+            environment variable TF_CONFIG does.
         variable_partitioner: Divides variables into shards, by their rows: one of
             `stratagem.partitioners`, or a function like them. A `Variable` becomes a
-            `ShardedVariable`; parameters of modules stay one tensor here, and are
-            several variables only on the servers. Without a cluster it is not used.
-        consistency: What holds the workers together, for optimizers that do not say
-            otherwise. "async": nothing, each worker's push is applied when it
-            arrives. "bounded": likewise, but a worker waits while it is too far ahead
-            of the slowest. "sync": all workers' gradients of a step are added and
-            applied once, and the next step starts with the result. Or a value of
-            `stratagem.consistency`, which says how far ahead, or how many
+            `ShardedVariable`; parameters of modules stay one tensor here, and are several variables
+            only on the servers. Without a cluster it is not used.
+        consistency: What holds the workers together, for optimizers that do not say otherwise.
+            "async": nothing, each worker's push is applied when it arrives. "bounded": likewise,
+            but a worker waits while it is too far ahead of the slowest. "sync": all workers'
+            gradients of a step are added and applied once, and the next step starts with the
+            result. Or a value of `stratagem.consistency`, which says how far ahead, or how many
             contributions are enough.
-        placement: Where variables and shards go in the order of their creation.
-            "round_robin": to the servers in turn. "balanced": to the one that has the
-            fewest bytes of them; tables that store only rows that were written are
-            counted by themselves, as if all rows were. Tables without a fixed
-            vocabulary have a part on each server.
-        pull_dtype: `torch.bfloat16` or `torch.float16`: what trainable variables and
-            rows of embedding tables are rounded to when they come for a training step,
-            which halves the bytes of float32. Servers keep and step them as they are;
-            all other reads, such as those of checkpoints, `refresh`, `state_dict`,
-            snapshots and `run` within `torch.no_grad()`, are exact. float16 keeps
-            finite elements finite: they are 65504 at most. Without a cluster it is not
+        placement: Where variables and shards go in the order of their creation. "round_robin": to
+            the servers in turn. "balanced": to the one that has the fewest bytes of them; tables
+            that store only rows that were written are counted by themselves, as if all rows were.
+            Tables without a fixed vocabulary have a part on each server.
+        pull_dtype: `torch.bfloat16` or `torch.float16`: what trainable variables and rows of
+            embedding tables are rounded to when they come for a training step, which halves the
+            bytes of float32. Servers keep and step them as they are; all other reads, such as those
+            of checkpoints, `refresh`, `state_dict`, snapshots and `run` within `torch.no_grad()`,
+            are exact. float16 keeps finite elements finite: they are 65504 at most. Without a
+            cluster it is not used.
+        fused_steps: Whether the values that a step starts with come with the answer to the worker's
+            push before, which spares a request; only where steps are asynchronous, with one push a
+            run, and models are small enough (8 MiB) to gain by it. What other workers finish
+            between that push and the step is seen one step later. By default only a lone worker's
+            steps are fused, which makes no difference to the values. Without a cluster it is not
             used.
-        fused_steps: Whether the values that a step starts with come with the answer to
-            the worker's push before, which spares a request; only where steps are
-            asynchronous, with one push a run, and models are small enough (8 MiB) to
-            gain by it. What other workers finish between that push and the step is
-            seen one step later. By default only a lone worker's steps are fused, which
-            makes no difference to the values. Without a cluster it is not used.
-        pushes_in_flight: 1 to compute a step while the push of the one before is sent
-            and applied; see `flush`. A step then starts with values that lack its
-            worker's own last push, but no earlier one, and what others finished since
-            the push before that was sent. Errors of a push are raised by the next
-            step. Needs "async" consistency. Steps that became otherwise since, runs
-            that push several times, and optimizers with `overlap=True` wait for their
-            push as with 0. Takes memory for the gradients and the parameters once more.
-            Without a cluster it is not used.
-        num_replicas_per_worker: Replicas in this process, on its first GPUs, or
-            without any on the CPUs of `config.set_logical_cpus`; by default one for
-            each GPU, or one.
-        token: Secret of the cluster; by default the resolver's `cluster_token`, or
-            the contents of the file that STRATAGEM_TOKEN_FILE names.
-        device_filters: Which servers each task of the cluster sees; give the same
-            to all. Variables are placed on those that the chief sees. A task does
-            not contact the others.
+        pushes_in_flight: 1 to compute a step while the push of the one before is sent and applied;
+            see `flush`. A step then starts with values that lack its worker's own last push, but no
+            earlier one, and what others finished since the push before that was sent. Errors of a
+            push are raised by the next step. Needs "async" consistency. Steps that became otherwise
+            since, runs that push several times, and optimizers with `overlap=True` wait for their
+            push as with 0. Takes memory for the gradients and the parameters once more. Without a
+            cluster it is not used.
+        num_replicas_per_worker: Replicas in this process, on its first GPUs, or without any on the
+            CPUs of `config.set_logical_cpus`; by default one for each GPU, or one.
+        token: Secret of the cluster; by default the resolver's `cluster_token`, or the contents of
+            the file that STRATAGEM_TOKEN_FILE names.
+        device_filters: Which servers each task of the cluster sees; give the same to all. Variables
+            are placed on those that the chief sees. A task does not contact the others.
         session_config: Its `device_filters` are further filters of every task. Its
             `isolate_session_state` has no effect: variables are always shared.
         connect_seconds: How long a server may be away before its requests fail.
-        peer_seconds: How long to wait for other workers: for the chief to create
-            variables, and for contributions to a synchronous step.
-        buffers: What becomes of the buffers of modules, such as the running statistics
-            of batch norm, of which each worker has its own. "own": they stay so.
-            "mean": at each `barrier` those of floating dtype become their mean over
-            the workers, on all workers; an evaluation or `save` after a barrier has
-            it. Without a cluster it is not used.
+        peer_seconds: How long to wait for other workers: for the chief to create variables, and for
+            contributions to a synchronous step.
+        buffers: What becomes of the buffers of modules, such as the running statistics of batch
+            norm, of which each worker has its own. "own": they stay so. "mean": at each `barrier`
+            those of floating dtype become their mean over the workers, on all workers; an
+            evaluation or `save` after a barrier has it. Without a cluster it is not used.
 
     Raises:
-        InvalidArgumentError: The cluster has no parameter servers, or filters hide
-            all of them, this process's task is not given, or another argument is
-            out of its range.
+        InvalidArgumentError: The cluster has no parameter servers, or filters hide all of them,
+            this process's task is not given, or another argument is out of its range.
         InvalidTypeError: `cluster_resolver` is none.
 
     Spec: PS1-1 to PS1-12, PSV-1 to PSV-10, PRT-1 to PRT-13.
@@ -217,14 +198,13 @@ class ParameterServerStrategy(CheckpointedStrategy):
     ) -> Scope[_Self]:
         """Return a context manager that makes this strategy the current one.
 
-        Modules may have parameters that are larger than any machine: those get no
-        memory here, what initialises them is recorded, and the servers store the rows
-        that are written.
+        Modules may have parameters that are larger than any machine: those get no memory here, what
+        initialises them is recorded, and the servers store the rows that are written.
 
         Args:
             name: Prefix for the names of the modules' parameters.
-            meta_above: The most bytes of a parameter that gets memory in this process;
-                also the most that is read of a table as a whole.
+            meta_above: The most bytes of a parameter that gets memory in this process; also the
+                most that is read of a table as a whole.
 
         Raises:
             ContextError: As of `Strategy.scope`.
@@ -237,10 +217,9 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def refresh(self) -> None:
         """Bring parameters and servers together, as each `run` does at its start.
 
-        What this process wrote to parameters goes to the servers; then parameters
-        get their values of now. With "sync" consistency this waits for the step
-        that this worker has contributed to last, with "bounded" for workers that
-        are too far behind.
+        What this process wrote to parameters goes to the servers; then parameters get their values
+        of now. With "sync" consistency this waits for the step that this worker has contributed to
+        last, with "bounded" for workers that are too far behind.
 
         Raises:
             ContextError: A replica is running, or another strategy is in charge.
@@ -255,8 +234,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def flush(self) -> None:
         """Wait until the push in flight is applied, if there is one.
 
-        Whatever reads or writes variables outside of `run` waits for it too, and so do
-        `refresh`, `barrier`, `save`, `snapshot` and `close`.
+        Whatever reads or writes variables outside of `run` waits for it too, and so do `refresh`,
+        `barrier`, `save`, `snapshot` and `close`.
 
         Raises:
             StratagemError: It could not be applied, which is not raised again.
@@ -266,11 +245,10 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
         """Wait until every worker of the cluster has come here.
 
-        Afterwards parameters are fresh: the chief can evaluate what all have
-        trained; and with `buffers="mean"` they are the mean of all workers. An
-        evaluator, for which nobody waits, waits for nobody. A worker that
-        is started again alone meets the others at the barrier where they wait, and
-        does not wait where all others have been, since they will not come again.
+        Afterwards parameters are fresh: the chief can evaluate what all have trained; and with
+        `buffers="mean"` they are the mean of all workers. An evaluator, for which nobody waits,
+        waits for nobody. A worker that is started again alone meets the others at the barrier where
+        they wait, and does not wait where all others have been, since they will not come again.
 
         Args:
             name: Which barrier. Workers pass barriers of one name in turn.
@@ -294,35 +272,30 @@ class ParameterServerStrategy(CheckpointedStrategy):
         return self.extended._cluster.traffic
 
     def set_consistency(
-        self,
-        consistency: Consistency | str,
-        optimizer: DistributedOptimizer | str | None = None,
+        self, consistency: Consistency | str, optimizer: DistributedOptimizer | str | None = None
     ) -> None:
         """Change what holds the workers together, while they train.
 
-        The chief decides; in other workers the call does nothing. The change holds
-        from the first step on that no worker had begun, for all workers: each hears
-        of it when it asks for leave to take a step. Those that are behind leave out
-        the numbers of the steps between, unless these are synchronous.
+        The chief decides; in other workers the call does nothing. The change holds from the first
+        step on that no worker had begun, for all workers: each hears of it when it asks for leave
+        to take a step. Those that are behind leave out the numbers of the steps between, unless
+        these are synchronous.
 
-        Who has taken all its steps may keep the others waiting: where loops have a
-        fixed number of steps, pass a `barrier` before the change and one after it.
-        `num_replicas_in_sync` and the sharing of datasets stay what the strategy was
-        made with.
+        Who has taken all its steps may keep the others waiting: where loops have a fixed number of
+        steps, pass a `barrier` before the change and one after it. `num_replicas_in_sync` and the
+        sharing of datasets stay what the strategy was made with.
 
         Args:
             consistency: As in the constructor.
             optimizer: Of which optimizer, or its name; by default of all that exist.
 
         Raises:
-            InvalidArgumentError: The cluster has too few workers for it, or there is
-                no such optimizer.
+            InvalidArgumentError: The cluster has too few workers for it, or there is no such
+                optimizer.
             ContextError: A replica is running, or another strategy is in charge.
         """
         require_cross_replica_or_default(self.extended, "set_consistency")
-        name = (
-            optimizer.name if isinstance(optimizer, DistributedOptimizer) else optimizer
-        )
+        name = optimizer.name if isinstance(optimizer, DistributedOptimizer) else optimizer
         self.extended._cluster.set_consistency(consistency_from(consistency), name)
 
     def consistency_report(self) -> dict[str, ConsistencyReport]:
@@ -348,8 +321,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Return another strategy, without what was made under this one.
 
-        With a cluster it is as if it were constructed again: it has sessions of its
-        own, and no coordinator. Spec: PS2-17, CTX-41.
+        With a cluster it is as if it were constructed again: it has sessions of its own, and no
+        coordinator. Spec: PS2-17, CTX-41.
         """
         if isinstance(self.extended, LocalExtended):
             return super().__deepcopy__(memo)

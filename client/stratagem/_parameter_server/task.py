@@ -25,15 +25,13 @@ def member_of(resolver: ClusterResolver) -> Membership:
     return Membership.of(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
-def servers_of(
-    member: Membership, resolver: ClusterResolver, settings: Settings
-) -> ServerGroup:
+def servers_of(member: Membership, resolver: ClusterResolver, settings: Settings) -> ServerGroup:
     """Return the servers of a task; nothing is sent to them yet.
 
     Args:
         member: The task.
-        resolver: Has the cluster's secret, where the settings have none; by default
-            that of the environment. Asked again for servers that cannot be reached.
+        resolver: Has the cluster's secret, where the settings have none; by default that of the
+            environment. Asked again for servers that cannot be reached.
         settings: What the user chose.
     """
     token = resolver.cluster_token if settings.token is None else settings.token
@@ -49,11 +47,7 @@ def servers_of(
 def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
     secret = token_from_environment() if token is None else token
     return Identity(
-        member.role,
-        member.task_type,
-        member.task_id,
-        secret,
-        outlives_servers=not synchronous,
+        member.role, member.task_type, member.task_id, secret, outlives_servers=not synchronous
     )
 
 
@@ -75,21 +69,18 @@ def replica_devices(count: int | None) -> list[str]:
     return [f"{kind}:{index}" for index in range(count)]
 
 
-def store_of(
-    member: Membership, servers: ServerGroup, settings: Settings
-) -> RemoteStore:
+def store_of(member: Membership, servers: ServerGroup, settings: Settings) -> RemoteStore:
     """Return the variables of a task that has taken no step.
 
     Raises:
-        InvalidArgumentError: There are too few workers for the consistency, or
-            `pull_dtype` is no type to which parameters are rounded.
+        InvalidArgumentError: There are too few workers for the consistency, or `pull_dtype` is no
+            type to which parameters are rounded.
     """
     pull_dtype = settings.pull_dtype
     if pull_dtype is not None and pull_dtype not in NARROW_DTYPES:
         known = " or ".join(map(str, NARROW_DTYPES))
         raise InvalidArgumentError(
-            f"pull_dtype is {known}, or None for parameters as they are, not "
-            f"{pull_dtype!r}"
+            f"pull_dtype is {known}, or None for parameters as they are, not {pull_dtype!r}"
         )
     step_tracker = _step_tracker_of(member, servers, settings.consistency)
     # A server that goes back may lack a part of a step that others do not send again.
@@ -106,9 +97,7 @@ def _pull_mode(step_tracker: StepTracker, settings: Settings) -> PullMode:
     return PullMode.ALWAYS if fused else PullMode.NEVER
 
 
-def _step_tracker_of(
-    member: Membership, servers: ServerGroup, initial: Consistency
-) -> StepTracker:
+def _step_tracker_of(member: Membership, servers: ServerGroup, initial: Consistency) -> StepTracker:
     if not member.trains:
         return StepTracker(initial, None, 1)
     initial._check(member.num_workers)

@@ -21,9 +21,7 @@ class UnbuiltDataset(DistributedDataset):
     Spec: PS2-13.
     """
 
-    def __init__(
-        self, strategy: Strategy, build: Callable[[], DistributedDataset]
-    ) -> None:
+    def __init__(self, strategy: Strategy, build: Callable[[], DistributedDataset]) -> None:
         self._strategy = strategy
         self._build = build
         self._made: DistributedDataset | None = None

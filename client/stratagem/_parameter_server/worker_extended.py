@@ -38,8 +38,8 @@ class WorkerExtended(StrategyExtended):
         container_strategy: The strategy.
         membership: Which task of the cluster this process is.
         devices: Full names of the devices of this worker's replicas.
-        synchronous: Whether the workers take their steps together, so that their
-            replicas are in sync.
+        synchronous: Whether the workers take their steps together, so that their replicas are in
+            sync.
         coordinated: Whether a coordinator has functions run here.
 
     Spec: PS1-4, PS1-7 to PS1-9.
@@ -118,9 +118,7 @@ class WorkerExtended(StrategyExtended):
         in_sync = self._num_replicas_in_sync
         if self._coordination.active:
             return InputContext(num_replicas_in_sync=in_sync)
-        return InputContext(
-            self._membership.num_workers, self._membership.number, in_sync
-        )
+        return InputContext(self._membership.num_workers, self._membership.number, in_sync)
 
     def _input_worker(self) -> InputWorker:
         return replace(super()._input_worker(), seed=self._shuffling_seed)
@@ -134,10 +132,7 @@ class WorkerExtended(StrategyExtended):
         return int(self._seed.numpy())
 
     def _distribute_dataset(
-        self,
-        dataset: Any,
-        options: InputOptions | None,
-        auto_shard_policy: AutoShardPolicy | int,
+        self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int
     ) -> Any:
         built = super()._distribute_dataset(dataset, options, auto_shard_policy)
         if not self._coordination.is_off_workers:

@@ -25,8 +25,8 @@ class RunningClosure:
     def next_key(self, server: str) -> ClosureKey:
         """Number the next of its mutations of a server.
 
-        The numbers are the same when the function runs again, as long as it changes
-        each server in the same order.
+        The numbers are the same when the function runs again, as long as it changes each server in
+        the same order.
         """
         with self._counting:
             ordinal = self._mutations.get(server, 0) + 1
@@ -34,9 +34,7 @@ class RunningClosure:
         return ClosureKey(identity=self._identity, ordinal=ordinal)
 
 
-_running: ContextVar[RunningClosure | None] = ContextVar(
-    "stratagem_running_closure", default=None
-)
+_running: ContextVar[RunningClosure | None] = ContextVar("stratagem_running_closure", default=None)
 
 
 def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:

@@ -58,13 +58,13 @@ _NOTHING_AHEAD = _NothingAhead()
 class ServerGroup:
     """The servers of the ps job, by task index. Thread-safe.
 
-    Connects at the first request and keeps the sessions alive until `close`, the end
-    of the program, or until nobody uses it any more.
+    Connects at the first request and keeps the sessions alive until `close`, the end of the
+    program, or until nobody uses it any more.
 
     Attributes:
         steps: Which requests belong together; what `together` sends always does.
-        snapshot: The cut of which all is read, while nothing may be changed; empty
-            for what is there now.
+        snapshot: The cut of which all is read, while nothing may be changed; empty for what is
+            there now.
         changes: How often something was changed, other than by `push`.
     """
 
@@ -233,11 +233,11 @@ class ServerGroup:
             The results by task index.
 
         Raises:
-            FailedPreconditionError: A server is hidden from this task, or something
-                is to be changed while this task reads from a snapshot.
-            StratagemError: A server could not be reached for the first time, and
-                nothing was sent. Or of the first server, by index, that failed; the
-                others' requests were carried out all the same.
+            FailedPreconditionError: A server is hidden from this task, or something is to be
+                changed while this task reads from a snapshot.
+            StratagemError: A server could not be reached for the first time, and nothing was sent.
+                Or of the first server, by index, that failed; the others' requests were carried out
+                all the same.
         """
         if not beside_push:
             self._ahead.finish()
@@ -256,9 +256,7 @@ class ServerGroup:
         with self.steps.taking():
             return self._together(requests)
 
-    def send(
-        self, requests: Mapping[int, Request[Result]]
-    ) -> Callable[[], dict[int, Result]]:
+    def send(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
         """As `push`, but only sends them.
 
         Returns:
@@ -282,10 +280,10 @@ class ServerGroup:
         """Send writes to servers; a scheduled function does not wait for small ones.
 
         Raises:
-            FailedPreconditionError: A server is hidden from this task, or this task
-                reads from a snapshot.
-            StratagemError: As `together`. Of writes that are not waited for, only that
-                they could not be sent; otherwise they fail the function.
+            FailedPreconditionError: A server is hidden from this task, or this task reads from a
+                snapshot.
+            StratagemError: As `together`. Of writes that are not waited for, only that they could
+                not be sent; otherwise they fail the function.
         """
         writes = present_writes()
         if writes is None or not all(map(_is_small, requests.values())):
@@ -311,9 +309,7 @@ class ServerGroup:
         # One order for all threads, since mutations wait for each other.
         tasks = sorted(requests)
         if len(tasks) == 1:
-            return {
-                task: self._connections[task].call(requests[task]) for task in tasks
-            }
+            return {task: self._connections[task].call(requests[task]) for task in tasks}
         try:
             return self._sent(requests)()
         except BaseException:
@@ -322,9 +318,7 @@ class ServerGroup:
                     self._connections[task].release_interrupted()
             raise
 
-    def _sent(
-        self, requests: Mapping[int, Request[Result]]
-    ) -> Callable[[], dict[int, Result]]:
+    def _sent(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
         tasks = sorted(requests)
         # Before anything is sent: who cannot be reached may not leave half of it done.
         for task in tasks:

@@ -28,8 +28,8 @@ class _ThreadStep(threading.local):
 class StepCount:
     """Numbers the steps of a client, the same on all servers. Thread-safe.
 
-    A step is what happens while `taking` is entered, from the first thread that enters
-    it to the last that leaves. A checkpoint has all of a step or nothing.
+    A step is what happens while `taking` is entered, from the first thread that enters it to the
+    last that leaves. A checkpoint has all of a step or nothing.
     """
 
     def __init__(self) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 class Traffic:
     """Bytes of messages that this process and servers have exchanged.
 
-    Those of repeated requests count each time; what gRPC, HTTP/2 and TCP add does
-    not.
+    Those of repeated requests count each time; what gRPC, HTTP/2 and TCP add does not.
 
     Attributes:
-        sent_bytes: To servers. To parameter servers: gradients, and values that were
-            written. To workers: functions, and what they need.
-        received_bytes: From servers. From parameter servers: values that were read.
-            From workers: what functions returned, wrote and logged.
+        sent_bytes: To servers. To parameter servers: gradients, and values that were written. To
+            workers: functions, and what they need.
+        received_bytes: From servers. From parameter servers: values that were read. From workers:
+            what functions returned, wrote and logged.
     """
 
     __module__ = "stratagem"
@@ -28,14 +27,12 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
+            self.sent_bytes + other.sent_bytes, self.received_bytes + other.received_bytes
         )
 
     def __sub__(self, other: Traffic) -> Traffic:
         return Traffic(
-            self.sent_bytes - other.sent_bytes,
-            self.received_bytes - other.received_bytes,
+            self.sent_bytes - other.sent_bytes, self.received_bytes - other.received_bytes
         )
 
 

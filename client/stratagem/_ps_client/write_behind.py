@@ -1,7 +1,7 @@
 """Small writes of scheduled functions, which do not wait until they are applied.
 
-As in a graph of TensorFlow, a write that fails fails the function that it is of, and
-not the line of it; what the function reads afterwards has all its writes.
+As in a graph of TensorFlow, a write that fails fails the function that it is of, and not the line
+of it; what the function reads afterwards has all its writes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.step_count import StepCount
 
-# Writes that are sent together, at most: half as many as functions run ahead of, so
-# that a server answers some while others are made.
+# Writes that are sent together, at most: half as many as functions run ahead of, so that a server
+# answers some while others are made.
 _MOST_KEPT = 8
 
 Line = tuple[str, int, str]
@@ -123,8 +123,8 @@ class WritesBehind:
     def give_up_waiting(self) -> None:
         """Wait for answers, but not for servers that are away; in any thread.
 
-        For a function that was given up: nobody asks for the outcomes of its writes any
-        more, as long as none comes later.
+        For a function that was given up: nobody asks for the outcomes of its writes any more, as
+        long as none comes later.
         """
         self._given_up = True
         for write in [*self._writes]:
@@ -171,8 +171,8 @@ class Backlog:
         Raises:
             StratagemError: It could not be sent.
         """
-        # A call without its place in the line would be answered with another's answer,
-        # and a write that its function does not know of would land after its end.
+        # A call without its place in the line would be answered with another's answer, and a write
+        # that its function does not know of would land after its end.
         with uninterrupted():
             with self._changing:
                 write = self._sent(writes, send)
@@ -180,9 +180,7 @@ class Backlog:
             write.remember()
             writes.add(write, self)
 
-    def _sent(
-        self, writes: WritesBehind, send: Callable[[], Pending[Any]]
-    ) -> SentWrite:
+    def _sent(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> SentWrite:
         if not self._waiting:
             self._taking = self._steps.enter()
         try:
@@ -242,9 +240,7 @@ class Backlog:
                 self._leave(taking)
 
 
-_present: ContextVar[WritesBehind | None] = ContextVar(
-    "stratagem_writes_behind", default=None
-)
+_present: ContextVar[WritesBehind | None] = ContextVar("stratagem_writes_behind", default=None)
 
 
 def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:

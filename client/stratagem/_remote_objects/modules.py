@@ -25,8 +25,8 @@ _ATTRIBUTE, _BUFFER = "attribute ", "buffer "
 class ModuleKind(ChangingKind):
     """A module that was built in the strategy's scope, or a part of one.
 
-    Attributes and buffers travel when they change on the coordinator, each by itself.
-    A worker keeps what its functions make of the others, such as running statistics.
+    Attributes and buffers travel when they change on the coordinator, each by itself. A worker
+    keeps what its functions make of the others, such as running statistics.
     """
 
     name = "module"
@@ -51,10 +51,7 @@ class ModuleKind(ChangingKind):
 
     def state(self, subject: nn.Module) -> Mapping[str, Any]:
         own = _attributes(subject)
-        found = {
-            _PARAMETERS: own.pop(_PARAMETERS).copy(),
-            _MODULES: own.pop(_MODULES).copy(),
-        }
+        found = {_PARAMETERS: own.pop(_PARAMETERS).copy(), _MODULES: own.pop(_MODULES).copy()}
         buffers = own.pop(_BUFFERS).copy()
         found[_BUFFERS] = tuple(buffers)
         found |= {_BUFFER + key: buffer for key, buffer in buffers.items()}
@@ -83,10 +80,7 @@ class ModuleKind(ChangingKind):
 
 def _pickles_its_attributes(module: nn.Module) -> bool:
     cls = type(module)
-    plain = (
-        cls.__reduce_ex__ is object.__reduce_ex__
-        and cls.__reduce__ is object.__reduce__
-    )
+    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
     return plain or isinstance(module, Following)
 
 
@@ -108,31 +102,23 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 def _named(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the part of a state whose keys begin with a prefix, without the prefix."""
     return {
-        key.removeprefix(prefix): value
-        for key, value in state.items()
-        if key.startswith(prefix)
+        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
     }
 
 
 def _buffers(
-    earlier: Mapping[str, Tensor | None],
-    state: Mapping[str, Any],
-    device: torch.device,
+    earlier: Mapping[str, Tensor | None], state: Mapping[str, Any], device: torch.device
 ) -> dict[str, Tensor | None]:
     """Return the buffers of a module, those that changed in place where they fit."""
     new = _named(state, _BUFFER)
     keys = state.get(_BUFFERS, tuple(earlier))
     return {
-        key: _brought(earlier.get(key), new[key], device)
-        if key in new
-        else earlier[key]
+        key: _brought(earlier.get(key), new[key], device) if key in new else earlier[key]
         for key in keys
     }
 
 
-def _brought(
-    earlier: Tensor | None, new: Tensor | None, device: torch.device
-) -> Tensor | None:
+def _brought(earlier: Tensor | None, new: Tensor | None, device: torch.device) -> Tensor | None:
     if new is None or earlier is None:
         return new if new is None else new.to(device)
     if (earlier.shape, earlier.dtype) != (new.shape, new.dtype):

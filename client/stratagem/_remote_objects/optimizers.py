@@ -28,8 +28,8 @@ Group = tuple[dict[str, Any], list[Any]]
 class OptimizerKind(ChangingKind):
     """A `DistributedOptimizer`: its hyperparameters, and what it trains.
 
-    Its state is with the variables. Hyperparameters travel when they change on the
-    coordinator, so schedulers run there.
+    Its state is with the variables. Hyperparameters travel when they change on the coordinator, so
+    schedulers run there.
     """
 
     name = "optimizer"
@@ -76,10 +76,7 @@ class OptimizerKind(ChangingKind):
 
 def _groups(optimizer: DistributedOptimizer) -> list[Group]:
     return [
-        (
-            hyperparameters_of(group),
-            [_travelling(one) for one in group["params"].trained()],
-        )
+        (hyperparameters_of(group), [_travelling(one) for one in group["params"].trained()])
         for group in optimizer.param_groups
     ]
 
@@ -95,9 +92,7 @@ def _travelling(trained: Trained | None) -> object:
     return trained.variable
 
 
-def _inner(
-    cls: type[Optimizer], defaults: dict[str, Any], groups: Iterable[Group]
-) -> Optimizer:
+def _inner(cls: type[Optimizer], defaults: dict[str, Any], groups: Iterable[Group]) -> Optimizer:
     # As when torch unpickles one: constructors would fill groups in anew.
     made = cls.__new__(cls)
     param_groups = [_param_group(group) for group in groups]

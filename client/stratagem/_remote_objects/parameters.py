@@ -8,10 +8,7 @@ from typing import Any
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from stratagem._hosting.modules.hosted_parameter import (
-    HostedParameter,
-    hosted_parameter,
-)
+from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.split_variable import parts_of
@@ -60,9 +57,7 @@ class ParameterKind(HostedKind):
 
     def essence(self, subject: HostedParameter, strategy: Strategy) -> Any:
         variable = subject.variable
-        readable = (
-            variable.reach.nbytes if isinstance(variable, TableVariable) else None
-        )
+        readable = variable.reach.nbytes if isinstance(variable, TableVariable) else None
         specs = [part.spec.SerializeToString() for part in parts_of(variable)]
         shape = tuple(subject.parameter.shape)
         return strategy, subject.name, shape, specs, readable

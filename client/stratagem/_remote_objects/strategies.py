@@ -26,9 +26,9 @@ from stratagem_proto.errors import InvalidArgumentError
 class StrategyKind(SessionKind, ChangingKind):
     """The coordinator's strategy. Workers have one replica for each device of theirs.
 
-    Where workers prove that they belong to the cluster, they do so by their own token.
-    Of each server they know the run that the coordinator knows, so that a new worker
-    sees as well that variables were lost, and its address.
+    Where workers prove that they belong to the cluster, they do so by their own token. Of each
+    server they know the run that the coordinator knows, so that a new worker sees as well that
+    variables were lost, and its address.
     """
 
     name = "strategy"
@@ -49,9 +49,7 @@ class StrategyKind(SessionKind, ChangingKind):
     def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
         cluster, settings = essence
         resolver = SimpleClusterResolver(
-            _joined_by(ClusterSpec(cluster), task),
-            task_type="worker",
-            task_id=task.index,
+            _joined_by(ClusterSpec(cluster), task), task_type="worker", task_id=task.index
         )
         return AttachedStrategy(resolver, token=task.token, **settings)
 

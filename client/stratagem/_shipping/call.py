@@ -54,9 +54,7 @@ class FunctionCall:
 
 
 def bound(
-    fn: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
+    fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return arguments of a function as `FunctionCall` has them.
 
@@ -86,9 +84,7 @@ def bound(
     try:
         signature.bind(*given[0], **given[1])
     except TypeError as error:
-        raise InvalidTypeError(
-            f"{name_of(fn)} cannot be called like this: {error}"
-        ) from None
+        raise InvalidTypeError(f"{name_of(fn)} cannot be called like this: {error}") from None
     return given
 
 
@@ -96,9 +92,7 @@ def _is_of_values(args: object) -> bool:
     return isinstance(args, Sequence) and not isinstance(args, str | bytes)
 
 
-def _surely_fit(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> bool:
+def _surely_fit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether arguments fit, as far as a function's code tells.
 
     To make a signature takes a tenth of the time to schedule a function.

@@ -21,10 +21,9 @@ from stratagem._strategies.strategy import Strategy
 class ClosurePickler:
     """Makes parcels of values, for all workers of one coordinator. Thread-safe.
 
-    What belongs to the strategy stays on the workers once it is there: the strategy,
-    its variables, and the modules and parameters and optimizers that were made in its
-    scope. Parcels name it, and have the definitions of what they name. All else
-    travels by value, each time.
+    What belongs to the strategy stays on the workers once it is there: the strategy, its variables,
+    and the modules and parameters and optimizers that were made in its scope. Parcels name it, and
+    have the definitions of what they name. All else travels by value, each time.
     """
 
     def __init__(self, strategy: Strategy, kinds: KindTable) -> None:
@@ -43,8 +42,7 @@ class ClosurePickler:
 
         Raises:
             InvalidTypeError: Something in it cannot be pickled; says which, and where.
-            UnavailableError: A server cannot be reached, to which a parameter has to
-                be written.
+            UnavailableError: A server cannot be reached, to which a parameter has to be written.
         """
         self._write_parameters()
         with self._lock:
@@ -95,12 +93,10 @@ class _Dump:
         body, needs = self.write(value)
         found = self._with_all_needs(needs)
         definitions = tuple(one.definition for one in found if one.definition)
-        revisions = {
-            one.handle: one.revision for one in definitions if one.revision > 1
-        }
+        revisions = {one.handle: one.revision for one in definitions if one.revision > 1}
         payload = pickle.dumps((revisions, body), protocol=5)
-        # It has a method of this object, so that both would stay until garbage is
-        # collected, with the results that closures take.
+        # It has a method of this object, so that both would stay until garbage is collected, with
+        # the results that closures take.
         vars(self).pop("_pickler", None)
         return Parcel(payload, definitions, self._remote_objects, tuple(self._kept))
 

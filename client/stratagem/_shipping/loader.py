@@ -26,9 +26,9 @@ from stratagem_proto.errors import ClosureInputError, NotFoundError
 class Loader:
     """Loads what one coordinator sends to one worker.
 
-    Definitions may come at any time and from any thread. They take effect when a value
-    is loaded that was dumped after them, in the order in which values are loaded, which
-    is to be done in one thread.
+    Definitions may come at any time and from any thread. They take effect when a value is loaded
+    that was dumped after them, in the order in which values are loaded, which is to be done in one
+    thread.
 
     Attributes:
         task: The worker.
@@ -125,9 +125,7 @@ class _NamingFailures(AbstractContextManager[None]):
             raise _input_error(self._what, self._task, error) from error
 
 
-def _input_error(
-    what: str, task: WorkerTask, error: BaseException
-) -> ClosureInputError:
+def _input_error(what: str, task: WorkerTask, error: BaseException) -> ClosureInputError:
     """Return the error of a worker that cannot load something.
 
     Args:

@@ -67,13 +67,13 @@ class Parcel:
 
     Attributes:
         payload: What `Loader.load` takes.
-        definitions: The objects that the value refers to, by way of others too, as
-            they were when it was dumped. A worker has to have each of them in this
-            revision or a later one before it loads the value.
-        remote_objects: What must be kept on the worker besides, by its handle: results,
-            and per-worker values.
-        kept: What the definitions are of. Their handles stay valid, as those of
-            residents do, while there is a parcel.
+        definitions: The objects that the value refers to, by way of others too, as they were when
+            it was dumped. A worker has to have each of them in this revision or a later one before
+            it loads the value.
+        remote_objects: What must be kept on the worker besides, by its handle: results, and
+            per-worker values.
+        kept: What the definitions are of. Their handles stay valid, as those of residents do, while
+            there is a parcel.
     """
 
     payload: bytes
@@ -87,11 +87,7 @@ class Parcel:
         Args:
             revisions: What it was sent, by handle.
         """
-        return [
-            one
-            for one in self.definitions
-            if revisions.get(one.handle, 0) < one.revision
-        ]
+        return [one for one in self.definitions if revisions.get(one.handle, 0) < one.revision]
 
 
 class WaitingDefinitions:
@@ -114,8 +110,8 @@ class WaitingDefinitions:
 
         Args:
             handle: Of which object.
-            revision: Which revision is wanted. Who was dumped before others may have
-                to put up with a later one.
+            revision: Which revision is wanted. Who was dumped before others may have to put up with
+                a later one.
             exists: Whether there is the object in some revision.
         """
         if handle not in self._waiting:

@@ -25,15 +25,13 @@ class CheckpointMethods:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return snapshots of the variables, by name.
 
-        There are also the parameters and buffers of modules, under the names of
-        their own `state_dict()`, and the state of optimizers, as
-        `<variable>/<optimizer>/<key>`. Values are those of all replicas together:
-        for `synchronization=ON_READ` what reading it would give.
+        There are also the parameters and buffers of modules, under the names of their own
+        `state_dict()`, and the state of optimizers, as `<variable>/<optimizer>/<key>`. Values are
+        those of all replicas together: for `synchronization=ON_READ` what reading it would give.
 
         Raises:
             UnimplementedError: The strategy's variables are not in this process.
-            InvalidArgumentError: A variable is synchronized ON_READ and has no
-                aggregation.
+            InvalidArgumentError: A variable is synchronized ON_READ and has no aggregation.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: VCK-1 to VCK-7.
@@ -47,13 +45,13 @@ class CheckpointMethods:
     ) -> Restoration:
         """Replace values by those that `state_dict` of this or another strategy gave.
 
-        What has a value for no variable of this program is kept: a variable, or a
-        parameter, that is made later starts with it.
+        What has a value for no variable of this program is kept: a variable, or a parameter, that
+        is made later starts with it.
 
         Args:
             state: The values by name.
-            strict: Whether each variable must be in it; otherwise those that are not
-                stay as they are.
+            strict: Whether each variable must be in it; otherwise those that are not stay as they
+                are.
 
         Returns:
             Says what has not been used yet.
@@ -74,22 +72,22 @@ class CheckpointMethods:
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
         """Save `state_dict` as one safetensors file.
 
-        The file appears as a whole, in place of an earlier one. A program without
-        Stratagem reads it by `safetensors.torch.load_file`. Of several workers all
-        make the call, and the chief writes.
+        The file appears as a whole, in place of an earlier one. A program without Stratagem reads
+        it by `safetensors.torch.load_file`. Of several workers all make the call, and the chief
+        writes.
 
         Args:
             path: The file, for instance "model.safetensors".
-            wait: Whether to return only when it is written. Otherwise training goes
-                on meanwhile, and the file has the values as of the call.
+            wait: Whether to return only when it is written. Otherwise training goes on meanwhile,
+                and the file has the values as of the call.
 
         Returns:
             Done when the file is written, or has the error.
 
         Raises:
             NotFoundError: The folder does not exist.
-            InvalidArgumentError: `path` is a folder or a URL, or safetensors does not
-                know a variable's dtype; otherwise as for `state_dict`.
+            InvalidArgumentError: `path` is a folder or a URL, or safetensors does not know a
+                variable's dtype; otherwise as for `state_dict`.
             UnimplementedError: As for `state_dict`.
             ContextError: As for `state_dict`.
 

@@ -27,52 +27,48 @@ class DatasetMethods:
     ) -> Any:
         """Split each element of a dataset between the replicas.
 
-        Each element is a global batch: of B rows and N replicas the first gets the
-        first ceil(B / N), and so on. The last replicas may get tensors with 0 rows.
+        Each element is a global batch: of B rows and N replicas the first gets the first ceil(B /
+        N), and so on. The last replicas may get tensors with 0 rows.
 
         Args:
-            dataset: A `DataLoader`, an iterable or map-style `Dataset`, a list, or a
-                generator function; its elements are nests of tensors, arrays or
-                numbers. With one replica they need not be batches.
-            options: How the data reach the replicas. Without, they are read ahead by
-                one step where replicas are on GPUs.
-            auto_shard_policy: What each of several workers reads. N is the number of
-                replicas of all workers that step together.
+            dataset: A `DataLoader`, an iterable or map-style `Dataset`, a list, or a generator
+                function; its elements are nests of tensors, arrays or numbers. With one replica
+                they need not be batches.
+            options: How the data reach the replicas. Without, they are read ahead by one step where
+                replicas are on GPUs.
+            auto_shard_policy: What each of several workers reads. N is the number of replicas of
+                all workers that step together.
 
         Returns:
             A `DistributedDataset`; under the default strategy `dataset` itself.
 
         Raises:
             InvalidTypeError: `dataset` is none, or can be read only once.
-            InvalidArgumentError: An option or the policy has no meaning, there are
-                fewer files than workers, or workers would shuffle differently.
+            InvalidArgumentError: An option or the policy has no meaning, there are fewer files than
+                workers, or workers would shuffle differently.
             NotFoundError: Files are to be shared, but the dataset names none.
-            UnimplementedError: Options ask for one dataset per replica, or workers
-                that step alone are to share batches.
+            UnimplementedError: Options ask for one dataset per replica, or workers that step alone
+                are to share batches.
 
         Spec: STR-33, INP-1, INP-10 to INP-22, INP-27, INP-34.
         """
         return self._extended._distribute_dataset(dataset, options, auto_shard_policy)
 
     def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
         """Deal the elements of the dataset that a function returns to the replicas.
 
-        Each element is the batch of one replica. Replicas without data in the last
-        step get tensors with 0 rows.
+        Each element is the batch of one replica. Replicas without data in the last step get tensors
+        with 0 rows.
 
         Args:
-            dataset_fn: Called now, once for each worker, or for each replica if
-                options say so. It returns what `experimental_distribute_dataset`
-                takes.
+            dataset_fn: Called now, once for each worker, or for each replica if options say so. It
+                returns what `experimental_distribute_dataset` takes.
             options: How the data reach the replicas.
 
         Returns:
-            A `DistributedDataset`; under the default strategy what `dataset_fn`
-            returned.
+            A `DistributedDataset`; under the default strategy what `dataset_fn` returned.
 
         Raises:
             InvalidTypeError: `dataset_fn` is no function, or returns no dataset.
@@ -97,8 +93,8 @@ class DatasetMethods:
             value_fn: Called for each, in order; returns a nest.
 
         Returns:
-            The nest with `PerReplica` as leaves, which are not converted; under the
-            default strategy what `value_fn` returned.
+            The nest with `PerReplica` as leaves, which are not converted; under the default
+            strategy what `value_fn` returned.
 
         Raises:
             InvalidArgumentError: The nests differ in structure.

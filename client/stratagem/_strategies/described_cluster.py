@@ -22,8 +22,8 @@ def require_described(
         task_id: Its task, or None.
 
     Raises:
-        InvalidArgumentError: It says something else than the strategy's resolver, or
-            the strategy has none.
+        InvalidArgumentError: It says something else than the strategy's resolver, or the strategy
+            has none.
     """
     given = {
         "cluster_spec": _as_dict(cluster_spec) or None,

@@ -35,8 +35,8 @@ def require_local(devices: Sequence[str | torch.device]) -> None:
     """Check that this process has these devices.
 
     Raises:
-        InvalidArgumentError: It has not; or some are of this process and others are
-            not; or one is of a job without saying which task.
+        InvalidArgumentError: It has not; or some are of this process and others are not; or one is
+            of a job without saying which task.
         UnimplementedError: All belong to other processes.
     """
     parts = [DeviceName.parse(device) for device in devices]

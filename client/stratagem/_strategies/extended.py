@@ -19,11 +19,7 @@ from stratagem._core.enums import ReduceOp, destined_reduce_op_from
 from stratagem._core.names import UniqueNames
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._core.values.placement import refused_destinations
-from stratagem._core.values.without_rows import (
-    marked,
-    replicas_without_rows,
-    running_without_rows,
-)
+from stratagem._core.values.without_rows import marked, replicas_without_rows, running_without_rows
 from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
@@ -42,9 +38,9 @@ if TYPE_CHECKING:
 class StrategyExtended(StrategyHooks):
     """What a strategy does, behind `strategy.extended`.
 
-    A public method checks the context, enters the scope where it has to, and
-    calls the protected method of the same name. Subclass it to write a strategy,
-    override the protected methods, and pass an instance to `Strategy.__init__`.
+    A public method checks the context, enters the scope where it has to, and calls the protected
+    method of the same name. Subclass it to write a strategy, override the protected methods, and
+    pass an instance to `Strategy.__init__`.
 
     Args:
         container_strategy: The strategy; only a weak reference is kept.
@@ -62,17 +58,14 @@ class StrategyExtended(StrategyHooks):
         def _container_strategy(self) -> Strategy: ...
 
     def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `fn` once per replica and merge the results.
 
         Args:
             fn: The replica function.
-            args: Positional arguments, a list or a tuple, or a single tensor or
-                distributed value; each replica gets its components.
+            args: Positional arguments, a list or a tuple, or a single tensor or distributed value;
+                each replica gets its components.
             kwargs: Keyword arguments, likewise.
 
         Raises:
@@ -91,9 +84,7 @@ class StrategyExtended(StrategyHooks):
             results = self._run(fn, args, kwargs or {})
         return marked(results, empty) if empty else results
 
-    def _run(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._before_run()
         return self._call_for_each_replica(fn, args, kwargs)
 
@@ -107,16 +98,14 @@ class StrategyExtended(StrategyHooks):
         """Return a dataset of the rows of arrays.
 
         Args:
-            numpy_input: A nest of arrays of shape [rows, ...]; a list of arrays is
-                stacked to one.
+            numpy_input: A nest of arrays of shape [rows, ...]; a list of arrays is stacked to one.
             session: Accepted and ignored.
 
         Returns:
             A map-style `Dataset`, to be batched by a `DataLoader`.
 
         Raises:
-            InvalidArgumentError: The arrays differ in their numbers of rows, or have
-                none.
+            InvalidArgumentError: The arrays differ in their numbers of rows, or have none.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: EXT-18, INP-50.
@@ -134,20 +123,19 @@ class StrategyExtended(StrategyHooks):
         """Call a step for several inputs, one after the other.
 
         Args:
-            fn: The step, called in cross-replica context with a `MultiStepContext`
-                and one input, however nested; it usually calls `run`.
+            fn: The step, called in cross-replica context with a `MultiStepContext` and one input,
+                however nested; it usually calls `run`.
             iterator: Gives an input for each step.
             iterations: How many steps.
-            initial_loop_values: None; or a nest of values of the outputs before the
-                first step. Of a mapping, steps find them in `last_step_outputs`.
+            initial_loop_values: None; or a nest of values of the outputs before the first step. Of
+                a mapping, steps find them in `last_step_outputs`.
 
         Returns:
             The context, with what the last step has set.
 
         Raises:
             OutOfRangeError: The data have ended.
-            InvalidArgumentError: There are not as many `initial_loop_values` as
-                outputs.
+            InvalidArgumentError: There are not as many `initial_loop_values` as outputs.
             UnimplementedError: The strategy has no such loops.
             ContextError: A replica is running, or another strategy is in charge.
 
@@ -180,19 +168,15 @@ class StrategyExtended(StrategyHooks):
             InvalidTypeError: `v` is no variable.
         """
         if not hasattr(v, "distribute_strategy"):
-            raise InvalidTypeError(
-                f"`variable_created_in_scope` takes a Variable, not {v!r}"
-            )
+            raise InvalidTypeError(f"`variable_created_in_scope` takes a Variable, not {v!r}")
         return v.distribute_strategy is self._container_strategy()
 
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> AbstractContextManager[None]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
         """Return a scope whose variables go to the devices of another one.
 
         Args:
-            colocate_with_variable: A variable of this strategy, or what
-                `non_slot_devices` returned.
+            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
+                returned.
 
         Raises:
             ContextError: The strategy's scope is not open.
@@ -221,8 +205,8 @@ class StrategyExtended(StrategyHooks):
         """Return a snapshot of a variable, or of any tensor.
 
         Raises:
-            InvalidArgumentError: The strategy keeps copies of its variables, and `v`
-                is not one of them.
+            InvalidArgumentError: The strategy keeps copies of its variables, and `v` is not one of
+                them.
 
         Spec: EXT-15.
         """
@@ -239,11 +223,10 @@ class StrategyExtended(StrategyHooks):
 
         Args:
             reduce_op: The reduction.
-            value: Nest of distributed values; a plain leaf counts as equal on all
-                replicas, so that its mean is itself and its sum is refused.
-            destinations: A device, a variable, or distributed values, meaning
-                the devices of all their components; `value` itself for an
-                all-reduce.
+            value: Nest of distributed values; a plain leaf counts as equal on all replicas, so that
+                its mean is itself and its sum is refused.
+            destinations: A device, a variable, or distributed values, meaning the devices of all
+                their components; `value` itself for an all-reduce.
             options: Hints for the communication.
 
         Returns:
@@ -251,8 +234,8 @@ class StrategyExtended(StrategyHooks):
 
         Raises:
             ContextError: A replica is running, or another strategy is in charge.
-            InvalidArgumentError: The reduction or the destinations are none, or
-                the components cannot be reduced.
+            InvalidArgumentError: The reduction or the destinations are none, or the components
+                cannot be reduced.
 
         Spec: EXT-1, RED-5 to RED-23.
         """
@@ -320,20 +303,20 @@ class StrategyExtended(StrategyHooks):
     ) -> Any:
         """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
 
-        In a replica context this is a merge call, which all replicas have to make;
-        where each has a copy of `var`, it gets the arguments of its own replica.
+        In a replica context this is a merge call, which all replicas have to make; where each has a
+        copy of `var`, it gets the arguments of its own replica.
 
         Args:
             var: The variable.
             fn: The function; it runs without recording gradients.
             args: Further positional arguments; mirrored ones are unwrapped.
             kwargs: Keyword arguments, likewise.
-            group: Whether to merge what `fn` returns; otherwise each leaf becomes
-                the tuple of what it is on each component.
+            group: Whether to merge what `fn` returns; otherwise each leaf becomes the tuple of what
+                it is on each component.
 
         Raises:
-            InvalidArgumentError: `var` is no variable of the strategy, or an
-                argument differs between replicas.
+            InvalidArgumentError: `var` is no variable of the strategy, or an argument differs
+                between replicas.
             ContextError: Another strategy is in charge.
 
         Spec: EXT-4, EXT-5.
@@ -376,8 +359,8 @@ class StrategyExtended(StrategyHooks):
         """Run `fn(*args, **kwargs)` on the devices of non-slot variables.
 
         Args:
-            colocate_with: What `non_slot_devices` returned: a variable, or a tuple of
-                devices where each variable has a copy on several.
+            colocate_with: What `non_slot_devices` returned: a variable, or a tuple of devices where
+                each variable has a copy on several.
             fn: The function; it runs without recording gradients.
             args: Positional arguments; mirrored ones are unwrapped.
             kwargs: Keyword arguments, likewise.
@@ -385,8 +368,8 @@ class StrategyExtended(StrategyHooks):
 
         Raises:
             InvalidArgumentError: An argument differs between replicas.
-            InvalidTypeError: `colocate_with` is nothing that the strategy's
-                `non_slot_devices` returns.
+            InvalidTypeError: `colocate_with` is nothing that the strategy's `non_slot_devices`
+                returns.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: EXT-6.

@@ -41,9 +41,7 @@ def only_argument(value: Any) -> tuple[Any]:
 def require_function(method: str, fn: Any) -> None:
     """Raise InvalidTypeError for what cannot be called."""
     if not callable(fn):
-        raise InvalidTypeError(
-            f"`{method}` takes a function to call, not {type(fn).__name__}"
-        )
+        raise InvalidTypeError(f"`{method}` takes a function to call, not {type(fn).__name__}")
 
 
 def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
@@ -64,8 +62,7 @@ def require_pairs(pairs: Any) -> None:
     """Raise InvalidTypeError for anything but pairs of a value and a destination."""
     if not isinstance(pairs, Sequence) or not all(_is_pair(pair) for pair in pairs):
         raise InvalidTypeError(
-            "`batch_reduce_to` takes a list of pairs (value, destinations), not "
-            f"{pairs!r}"
+            f"`batch_reduce_to` takes a list of pairs (value, destinations), not {pairs!r}"
         )
     for value, destinations in pairs:
         require_one(destinations, value)

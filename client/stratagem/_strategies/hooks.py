@@ -49,8 +49,8 @@ class StrategyHooks(StrategyPrimitives):
       become one. `_broadcast_to`: one value goes to several devices.
     - `_update`, `_update_non_slot`: functions run where variables are.
 
-    All are called in the strategy's cross-replica context, but for the reducing
-    ones, which may also be called in the default context.
+    All are called in the strategy's cross-replica context, but for the reducing ones, which may
+    also be called in the default context.
     """
 
     _default_device: str | None = None
@@ -92,9 +92,7 @@ class StrategyHooks(StrategyPrimitives):
         if opened(value) is None:
             return (value,)
         local = range(self._num_local_replicas)
-        return tuple(
-            map_leaves(partial(select_component, index), value) for index in local
-        )
+        return tuple(map_leaves(partial(select_component, index), value) for index in local)
 
     def _of_first_replica(self, value: Any) -> Any:
         """Return what the first of all replicas in sync has.
@@ -144,8 +142,7 @@ class StrategyHooks(StrategyPrimitives):
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
         """Return what has to be open while the user's `scope(name)` is.
 
-        It is entered last and left first. The scopes that methods enter by
-        themselves do without.
+        It is entered last and left first. The scopes that methods enter by themselves do without.
         """
         return nullcontext() if self._hosting is None else self._hosting.watching(name)
 
@@ -153,10 +150,10 @@ class StrategyHooks(StrategyPrimitives):
         """Create a variable of this strategy.
 
         Args:
-            next_creator: Makes a plain variable; takes `device` as well, or `make`,
-                a function that makes another one in its place.
-            kwargs: The arguments of `Variable` with traits filled in and a
-                unique name; in `colocate_vars_with` also `colocate_with`.
+            next_creator: Makes a plain variable; takes `device` as well, or `make`, a function that
+                makes another one in its place.
+            kwargs: The arguments of `Variable` with traits filled in and a unique name; in
+                `colocate_vars_with` also `colocate_with`.
         """
         raise self._missing("_create_variable")
 
@@ -254,9 +251,7 @@ class StrategyHooks(StrategyPrimitives):
             raise self._no_checkpoints()
         return self._hosting.state_dict()
 
-    def _load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Restoration:
+    def _load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
         """Replace values by those of a checkpoint, also of what is made later."""
         if self._hosting is None:
             raise self._no_checkpoints()
@@ -326,9 +321,7 @@ class StrategyHooks(StrategyPrimitives):
         """
         return [0] * len(lengths)
 
-    def _combine_copies(
-        self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _combine_copies(self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         """Reduce the copies of a variable, for a read."""
         total = combine(reduce_op, copies)
         assert isinstance(total, torch.Tensor)
@@ -351,8 +344,8 @@ class StrategyHooks(StrategyPrimitives):
     def _input_left(self, here: bool) -> bool:
         """Return whether any worker in sync has input for one more step.
 
-        Each asks for every step, in the same order. One without input then takes
-        part with tensors of 0 rows. Spec: INP-27.
+        Each asks for every step, in the same order. One without input then takes part with tensors
+        of 0 rows. Spec: INP-27.
 
         Args:
             here: Whether this one has.
@@ -360,10 +353,7 @@ class StrategyHooks(StrategyPrimitives):
         return here
 
     def _distribute_dataset(
-        self,
-        dataset: Any,
-        options: InputOptions | None,
-        auto_shard_policy: AutoShardPolicy | int,
+        self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int
     ) -> Any:
         from stratagem._input.dataset import DistributedDataset
         from stratagem._input.numpy_dataset import NumpyDataset
@@ -376,9 +366,7 @@ class StrategyHooks(StrategyPrimitives):
         return DistributedDataset(self._container_strategy(), pipeline)
 
     def _distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Any:
         from stratagem._input.dataset import DistributedDataset
         from stratagem._input.pipeline import function_pipeline
@@ -386,12 +374,7 @@ class StrategyHooks(StrategyPrimitives):
         pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
         return DistributedDataset(self._container_strategy(), pipeline)
 
-    def _distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
-    ) -> Any:
+    def _distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return per_replica_values(
-            value_fn,
-            self._first_replica_id,
-            self._num_local_replicas,
-            self._num_replicas_in_sync,
+            value_fn, self._first_replica_id, self._num_local_replicas, self._num_replicas_in_sync
         )

@@ -64,8 +64,8 @@ class MultiStepContext:
         Args:
             name: Its name.
             output: A tensor, or what `run` returned.
-            reduce_op: How the replicas' values become one; None, outside of
-                replicas only, leaves `output` as it is.
+            reduce_op: How the replicas' values become one; None, outside of replicas only, leaves
+                `output` as it is.
 
         Raises:
             InvalidArgumentError: A replica gives no `reduce_op`.
@@ -76,8 +76,7 @@ class MultiStepContext:
         if replica is not None:
             _require_reduction(name, reduce_op)
             replica.merge_call(
-                lambda _, merged: self.set_last_step_output(name, merged, reduce_op),
-                (output,),
+                lambda _, merged: self.set_last_step_output(name, merged, reduce_op), (output,)
             )
         elif reduce_op is None:
             self._set_output(name, output, reduced=False)
@@ -96,8 +95,8 @@ class MultiStepContext:
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Set an output of any kind.
 
-        In a replica this is a merge call, which all replicas have to make; the
-        output is then the tuple of what each of them gives.
+        In a replica this is a merge call, which all replicas have to make; the output is then the
+        tuple of what each of them gives.
 
         Args:
             name: Its name.
@@ -147,8 +146,8 @@ def run_steps(
         fn: The step.
         iterator: Gives the inputs.
         iterations: How many.
-        initial_loop_values: None, or a nest with as many leaves as outputs; a mapping
-            is what `last_step_outputs` has before the first step.
+        initial_loop_values: None, or a nest with as many leaves as outputs; a mapping is what
+            `last_step_outputs` has before the first step.
 
     Spec: MSC-2 to MSC-12.
     """
@@ -162,9 +161,7 @@ def run_steps(
     return context
 
 
-def require_as_many(
-    strategy: AnyStrategy, initial: Any, outputs: dict[str, Any]
-) -> None:
+def require_as_many(strategy: AnyStrategy, initial: Any, outputs: dict[str, Any]) -> None:
     """Check that a graph's loop could carry the outputs.
 
     Raises:

@@ -43,10 +43,7 @@ class OldSpellings:
 
     @old_spelling("run")
     def experimental_run_v2(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """As `run`, but `args` may be any iterable. Spec: STR-21."""
         if isinstance(args, Iterable) and not isinstance(args, torch.Tensor):
@@ -55,9 +52,7 @@ class OldSpellings:
 
     @old_spelling("run, with the next element of an iterator as an argument,")
     def experimental_run(
-        self,
-        fn: Callable[..., Any],
-        input_iterator: InputIterator | None = None,
+        self, fn: Callable[..., Any], input_iterator: InputIterator | None = None
     ) -> Any:
         """Run `fn` once per replica, with the next input of an iterator.
 
@@ -95,9 +90,7 @@ class OldSpellings:
 
     @old_spelling("distribute_datasets_from_function")
     def experimental_distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
         """Spec: STR-34."""
         return self._this().distribute_datasets_from_function(dataset_fn, options)
@@ -107,8 +100,8 @@ class OldSpellings:
         """Return an iterator over `dataset`, whose elements are global batches.
 
         Raises:
-            InvalidArgumentError: The batches of a `DataLoader` cannot be divided
-                evenly between the replicas of this process.
+            InvalidArgumentError: The batches of a `DataLoader` cannot be divided evenly between the
+                replicas of this process.
             InvalidTypeError: As for `experimental_distribute_dataset`.
             UnimplementedError: As there.
 
@@ -136,13 +129,13 @@ class OldSpellings:
         A last round that has not an element for each replica is dropped.
 
         Args:
-            input_fn: Called now; returns a dataset, or a function that returns one
-                element per call and ends by StopIteration or `OutOfRangeError`.
+            input_fn: Called now; returns a dataset, or a function that returns one element per call
+                and ends by StopIteration or `OutOfRangeError`.
             replication_mode: PER_WORKER.
 
         Raises:
-            InvalidArgumentError: `replication_mode` is another one, or `input_fn`
-                returns something else.
+            InvalidArgumentError: `replication_mode` is another one, or `input_fn` returns something
+                else.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: STR-31, INP-4, INP-30b, INP-49c, DEF-7.
@@ -152,9 +145,7 @@ class OldSpellings:
         return self._input_fn_iterator(input_fn, replication_mode)
 
     def _input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode,
+        self, input_fn: Callable[[InputContext], Any], replication_mode: InputReplicationMode
     ) -> InputIterator:
         from stratagem._input.input_function import input_function_pipeline
         from stratagem._input.iterator import InputIterator
@@ -164,9 +155,7 @@ class OldSpellings:
             pipeline = input_function_pipeline(input_fn, worker, replication_mode)
         return InputIterator(self._this(), pipeline)
 
-    @old_spelling(
-        "experimental_distribute_dataset, with a DataLoader over a TensorDataset,"
-    )
+    @old_spelling("experimental_distribute_dataset, with a DataLoader over a TensorDataset,")
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: object = None
     ) -> NumpyDataset:
@@ -190,8 +179,8 @@ class OldSpellings:
             task_id: None, or its task.
 
         Raises:
-            InvalidArgumentError: The strategy was made for another cluster or task;
-                its constructor takes a `ClusterResolver`.
+            InvalidArgumentError: The strategy was made for another cluster or task; its constructor
+                takes a `ClusterResolver`.
 
         Spec: CFG-1.
         """
@@ -236,19 +225,13 @@ class MovedToExtended:
     non_slot_devices = _moved("non_slot_devices", "non_slot_devices")
     parameter_devices = _moved("parameter_devices", "parameter_devices")
     read_var = _moved("read_var", "read_var")
-    require_static_shapes = _moved(
-        "require_static_shapes", "experimental_require_static_shapes"
-    )
-    run_steps_on_dataset = _moved(
-        "run_steps_on_dataset", "experimental_run_steps_on_iterator"
-    )
+    require_static_shapes = _moved("require_static_shapes", "experimental_require_static_shapes")
+    run_steps_on_dataset = _moved("run_steps_on_dataset", "experimental_run_steps_on_iterator")
     should_checkpoint = _moved("should_checkpoint", "should_checkpoint")
     should_init = _moved("should_init", "experimental_should_init")
     should_save_summary = _moved("should_save_summary", "should_save_summary")
     update = _moved("update", "update")
     update_non_slot = _moved("update_non_slot", "update_non_slot")
     value_container = _moved("value_container", "value_container")
-    variable_created_in_scope = _moved(
-        "variable_created_in_scope", "variable_created_in_scope"
-    )
+    variable_created_in_scope = _moved("variable_created_in_scope", "variable_created_in_scope")
     worker_devices = _moved("worker_devices", "worker_devices")

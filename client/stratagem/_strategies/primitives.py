@@ -13,11 +13,7 @@ from stratagem._core.replicas.threads import run_replicas
 from stratagem._core.values.placement import place
 from stratagem._core.values.reduction import reduce_nest
 from stratagem._core.variables.variable import Variable
-from stratagem._strategies.multi_step import (
-    GivesInputs,
-    MultiStepContext,
-    run_steps,
-)
+from stratagem._strategies.multi_step import GivesInputs, MultiStepContext, run_steps
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,8 +23,8 @@ if TYPE_CHECKING:
 class StrategyPrimitives:
     """The operations that hooks of a strategy are usually one call of.
 
-    They are for authors of strategies, to be called by the hooks of
-    `StrategyExtended`, not overridden.
+    They are for authors of strategies, to be called by the hooks of `StrategyExtended`, not
+    overridden.
     """
 
     _container: weakref.ref[AnyStrategy]
@@ -56,16 +52,16 @@ class StrategyPrimitives:
     ) -> Any:
         """Call `fn` once per device, for `_call_for_each_replica`.
 
-        Of distributed values each replica gets its component; what the replicas
-        return is merged, and they may make merge calls. Spec: RUN-1 to RUN-7.
+        Of distributed values each replica gets its component; what the replicas return is merged,
+        and they may make merge calls. Spec: RUN-1 to RUN-7.
         """
         return run_replicas(self._container_strategy(), devices, fn, args, kwargs)
 
     def _share(self, variable: Variable) -> Variable:
         """Return what all replicas share of a variable, for `_create_variable`.
 
-        What several replicas write is reduced by `_reduce_to`, as the variable's
-        aggregation says, and written once. Spec: VAR-4.
+        What several replicas write is reduced by `_reduce_to`, as the variable's aggregation says,
+        and written once. Spec: VAR-4.
         """
         return AggregatingVariable(self._container_strategy(), variable)
 
@@ -76,8 +72,8 @@ class StrategyPrimitives:
     def _place_value(self, value: Any, destinations: Any) -> Any:
         """Copy tensors of a nest to the destinations, for `_broadcast_to`.
 
-        Several destinations, as of distributed values, give `Mirrored`. Other
-        leaves stay as they are. Spec: EXT-1, EXT-3.
+        Several destinations, as of distributed values, give `Mirrored`. Other leaves stay as they
+        are. Spec: EXT-1, EXT-3.
         """
         return place(value, destinations)
 
@@ -96,8 +92,8 @@ class StrategyPrimitives:
             call: The function, with the variable already bound to it.
             args: Positional arguments; mirrored ones are unwrapped.
             kwargs: Keyword arguments, likewise.
-            group: Whether to return the result as it is; otherwise each leaf
-                becomes a tuple of one.
+            group: Whether to return the result as it is; otherwise each leaf becomes a tuple of
+                one.
 
         Raises:
             InvalidArgumentError: An argument differs between replicas. Spec: EXT-4.

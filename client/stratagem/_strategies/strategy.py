@@ -72,8 +72,8 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
             name: Prefix for the names of the modules' parameters.
 
         Raises:
-            ContextError: On entering: a replica is running, or another strategy
-                is in charge. Spec: CTX-10 to CTX-13.
+            ContextError: On entering: a replica is running, or another strategy is in charge. Spec:
+                CTX-10 to CTX-13.
         """
         return Scope(self, name)
 
@@ -92,21 +92,21 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
 
         Args:
             fn: The replica function.
-            args: Positional arguments, a list or a tuple. Of distributed values in
-                it, however deep, each replica gets its component.
+            args: Positional arguments, a list or a tuple. Of distributed values in it, however
+                deep, each replica gets its component.
             kwargs: Keyword arguments, likewise.
             options: How to run.
 
         Returns:
-            The nest that `fn` returned; leaves that are not the same object on all
-            replicas become `PerReplica`.
+            The nest that `fn` returned; leaves that are not the same object on all replicas become
+            `PerReplica`.
 
         Raises:
-            InvalidArgumentError: `args` is neither list nor tuple, or the replicas
-                return different structures.
+            InvalidArgumentError: `args` is neither list nor tuple, or the replicas return different
+                structures.
             InvalidTypeError: `options` are no `RunOptions`.
-            ContextError: A replica is running, another strategy is in charge, or
-                the replicas make different numbers of merge calls.
+            ContextError: A replica is running, another strategy is in charge, or the replicas make
+                different numbers of merge calls.
 
         Spec: STR-20, RUN-1 to RUN-7.
         """
@@ -119,9 +119,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         with running_with(options):
             return self._extended.call_for_each_replica(fn, args, kwargs)
 
-    def reduce(
-        self, reduce_op: ReduceOp | str, value: Any, axis: Axis | None = None
-    ) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis | None = None) -> Any:
         """Reduce a nest of values over replicas, to the current device.
 
         Without an axis, it warns if a replica had no data when it returned its part.
@@ -129,17 +127,17 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         Args:
             reduce_op: The reduction.
             value: Typically what `run` returned.
-            axis: Dimension, or several, to reduce as well; a mean then weights
-                every element alike, however many a replica has.
+            axis: Dimension, or several, to reduce as well; a mean then weights every element alike,
+                however many a replica has.
 
         Returns:
             The nest with one tensor per leaf.
 
         Raises:
-            InvalidArgumentError: `reduce_op` is no reduction, a plain value is to
-                be summed, or shapes differ between replicas.
-            InvalidTypeError: With an axis: `reduce_op` is no reduction, or `axis`
-                is neither an integer nor several.
+            InvalidArgumentError: `reduce_op` is no reduction, a plain value is to be summed, or
+                shapes differ between replicas.
+            InvalidTypeError: With an axis: `reduce_op` is no reduction, or `axis` is neither an
+                integer nor several.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: RED-1 to RED-27.
@@ -150,8 +148,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
             return self._extended._reduce(reduce_op_from(reduce_op), value)
         if not isinstance(reduce_op, ReduceOp | str):
             raise InvalidTypeError(
-                "Expected `reduce_op` to be a ReduceOp or its name, not "
-                f"{type(reduce_op).__name__}"
+                f"Expected `reduce_op` to be a ReduceOp or its name, not {type(reduce_op).__name__}"
             )
         return self._extended._reduce_axes(reduce_op_from(reduce_op), value, axis)
 

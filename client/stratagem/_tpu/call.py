@@ -21,11 +21,7 @@ from stratagem._tpu.inputs import HostInput, StaticShapes
 from stratagem._tpu.outputs import LoopOutputs
 from stratagem._tpu.valued import Valued, variable_of
 from stratagem._worker_client.closure_failure import RemoteTraceback
-from stratagem_proto.errors import (
-    AbortedError,
-    DeadlineExceededError,
-    UnavailableError,
-)
+from stratagem_proto.errors import AbortedError, DeadlineExceededError, UnavailableError
 
 OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
 """Errors after which hosts do not know what the others do."""
@@ -37,8 +33,8 @@ class Writes:
 
     Attributes:
         values: New values, by position in the call's `state`.
-        slots: New states of optimizers: the optimizer's name, the position of the
-            variable in `state`, and the tensors by key.
+        slots: New states of optimizers: the optimizer's name, the position of the variable in
+            `state`, and the tensors by key.
     """
 
     values: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -54,10 +50,10 @@ class HostAnswer:
         error: What the work raised instead.
         traceback: Where it was raised, as Python prints it.
         in_step: Whether the host can go on with the others.
-        values: The values that have changed, by position in the call's `state`. Only
-            the first host returns them.
-        buffers: The buffers of modules, by position in the call's `modules` and by
-            key. Only the first host returns them.
+        values: The values that have changed, by position in the call's `state`. Only the first host
+            returns them.
+        buffers: The buffers of modules, by position in the call's `modules` and by key. Only the
+            first host returns them.
     """
 
     result: bytes
@@ -144,15 +140,12 @@ def _portable(error: BaseException) -> BaseException:
         dump_exception(error)
     except Exception as reason:
         return AbortedError(
-            f"{type(error).__name__}: {error} (the exception itself could not be sent: "
-            f"{reason})"
+            f"{type(error).__name__}: {error} (the exception itself could not be sent: {reason})"
         )
     return error
 
 
-def raised_by(
-    answers: Sequence[HostAnswer], tasks: Sequence[int]
-) -> BaseException | None:
+def raised_by(answers: Sequence[HostAnswer], tasks: Sequence[int]) -> BaseException | None:
     """Return the error of a call, caused by its traceback; None if all went well.
 
     An error of a host itself comes before one that tells of another host.
@@ -194,10 +187,7 @@ def loop(
 
 
 def run(
-    strategy: Strategy,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    strategy: Strategy, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     """Call a function once for each core of this host, and return all results."""
     result = strategy.run(function, args, kwargs)

@@ -27,9 +27,7 @@ class Cores(ABC):
         job: The job of the hosts.
     """
 
-    def __init__(
-        self, extended: CopiesExtended, replicas: ReplicaGroup, job: str
-    ) -> None:
+    def __init__(self, extended: CopiesExtended, replicas: ReplicaGroup, job: str) -> None:
         self.extended = extended
         self.replicas = replicas
         self.job = job
@@ -60,9 +58,7 @@ class Cores(ABC):
         """End the session with the hosts, if they are elsewhere."""
 
     @abstractmethod
-    def run(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function once for each core."""
 
     @abstractmethod
@@ -95,10 +91,7 @@ class LocalCores(Cores):
     """
 
     def __init__(
-        self,
-        extended: CopiesExtended,
-        topology: Topology,
-        replicas: ReplicaGroup | None = None,
+        self, extended: CopiesExtended, topology: Topology, replicas: ReplicaGroup | None = None
     ) -> None:
         if replicas is None:
             ops = default_cross_device_ops(topology.devices)
@@ -117,9 +110,7 @@ class LocalCores(Cores):
     def plan(self) -> HostPlan:
         raise UnimplementedError("The cores of this process have no hosts to be told")
 
-    def run(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self.extended._run_replicas(self.devices, fn, args, kwargs)
 
     def loop(

@@ -9,11 +9,7 @@ from typing import Any
 from stratagem._core.options import InputContext
 from stratagem._core.variables.variable import Variable
 from stratagem._input.iterator import DistributedIterator
-from stratagem._input.options import (
-    AutoShardPolicy,
-    InputOptions,
-    InputReplicationMode,
-)
+from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from stratagem._local.extended import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
@@ -129,16 +125,11 @@ class CoresExtended(CopiesExtended):
         return self._cores.loop(fn, iterator, iterations, initial_loop_values)
 
     def _distribute_dataset(
-        self,
-        dataset: Any,
-        options: InputOptions | None,
-        auto_shard_policy: AutoShardPolicy | int,
+        self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int
     ) -> Any:
         def there(strategy: Strategy) -> Any:
             return iter(
-                strategy.experimental_distribute_dataset(
-                    dataset, options, auto_shard_policy
-                )
+                strategy.experimental_distribute_dataset(dataset, options, auto_shard_policy)
             )
 
         distribute = super()._distribute_dataset
@@ -146,9 +137,7 @@ class CoresExtended(CopiesExtended):
         return self._cores.distribute(here, there)
 
     def _distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Any:
         def there(strategy: Strategy) -> Any:
             return iter(strategy.distribute_datasets_from_function(dataset_fn, options))
@@ -207,9 +196,7 @@ class CoresStrategy(Strategy):
         return self.extended._cores.open_input(opened)
 
     def _input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode,
+        self, input_fn: Callable[[InputContext], Any], replication_mode: InputReplicationMode
     ) -> Any:
         def opened(strategy: Strategy) -> Any:
             return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)

@@ -127,16 +127,14 @@ class HostCores(LocalCores):
     def changed_values(self, state: Sequence[Valued]) -> dict[int, torch.Tensor]:
         """Return the values that the program does not know, by position in `state`.
 
-        All hosts have to call this, since they read variables together; the values
-        are those of the first host.
+        All hosts have to call this, since they read variables together; the values are those of the
+        first host.
         """
         variables = enumerate(map(variable_of, state))
         values = {position: self._changed(each) for position, each in variables}
         chief = self.group.place.is_chief
         return {
-            position: value
-            for position, value in values.items()
-            if chief and value is not None
+            position: value for position, value in values.items() if chief and value is not None
         }
 
     def _changed(self, variable: Variable) -> torch.Tensor | None:
@@ -163,9 +161,7 @@ def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresS
     )
     cores = partial(HostCores, plan=plan, task=task)
     # The constructor of `cls` takes arguments that describe hosts.
-    CoresStrategy.__init__(
-        made, CoresExtended(made, cores, resolver, plan.steps_per_run)
-    )
+    CoresStrategy.__init__(made, CoresExtended(made, cores, resolver, plan.steps_per_run))
     return made
 
 

@@ -24,8 +24,8 @@ _GRACE_SECONDS = 5.0
 class HostGroup:
     """Sends calls to all hosts at the same time.
 
-    When a host is lost, or alone fails in a call, the others wait for it in vain. All
-    connections are then closed, and every later call fails.
+    When a host is lost, or alone fails in a call, the others wait for it in vain. All connections
+    are then closed, and every later call fails.
     """
 
     def __init__(self, workers: Sequence[RemoteWorker]) -> None:
@@ -76,8 +76,8 @@ class HostGroup:
     ) -> tuple[Sequence[Future[ClosureAnswer]], Collection[Future[ClosureAnswer]]]:
         """Have hosts carry out a call.
 
-        If the wait is interrupted, the connections are closed: nothing else would end
-        the call on the hosts.
+        If the wait is interrupted, the connections are closed: nothing else would end the call on
+        the hosts.
 
         Returns:
             The answers, and those among them that still wait for a host that failed.
@@ -117,10 +117,7 @@ class HostGroup:
 
 
 def connected(
-    addresses: Sequence[tuple[int, str]],
-    job: str,
-    token: str,
-    deadlines: Deadlines | None = None,
+    addresses: Sequence[tuple[int, str]], job: str, token: str, deadlines: Deadlines | None = None
 ) -> list[RemoteWorker]:
     """Connect to worker servers.
 

@@ -91,9 +91,7 @@ class OptimizersOnHosts(Protocol):
     def optimizers_with_state(self) -> list[str]:
         """Return the names of the optimizers that have state there."""
 
-    def slots(
-        self, optimizer: str, variables: Sequence[Variable]
-    ) -> Sequence[Slots] | None:
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots] | None:
         """Return the state there for each variable; None while there are no hosts."""
 
 

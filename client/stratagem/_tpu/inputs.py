@@ -104,8 +104,8 @@ class StaticShapes:
         """Return the input of the next step.
 
         Raises:
-            InvalidArgumentError: A tensor has another shape than that of another core,
-                or of the step before.
+            InvalidArgumentError: A tensor has another shape than that of another core, or of the
+                step before.
         """
         inputs = self._iterator.get_next()
         for core in zip(*map(_parts, leaves(inputs)), strict=True):

@@ -77,9 +77,9 @@ class HostsReplicas(LocalReplicas):
 class RemoteCores(Cores):
     """The cores of a `TPUStrategy` that are on hosts.
 
-    The program has one copy of each variable and parameter. What it writes goes to the
-    hosts with the next call, and what a call changes there comes back at its end.
-    Nothing is connected before the hosts are needed.
+    The program has one copy of each variable and parameter. What it writes goes to the hosts with
+    the next call, and what a call changes there comes back at its end. Nothing is connected before
+    the hosts are needed.
 
     Args:
         extended: The strategy's `extended`, which owns this.
@@ -89,16 +89,10 @@ class RemoteCores(Cores):
     """
 
     def __init__(
-        self,
-        extended: CopiesExtended,
-        resolver: ClusterResolver,
-        job: str,
-        num_cores: int | None,
+        self, extended: CopiesExtended, resolver: ClusterResolver, job: str, num_cores: int | None
     ) -> None:
         super().__init__(extended, HostsReplicas(self), job)
-        self._open = partial(
-            HostsSession, resolver=resolver, job=job, num_cores=num_cores
-        )
+        self._open = partial(HostsSession, resolver=resolver, job=job, num_cores=num_cores)
         self._opened: HostsSession | None = None
 
     # The hosts.
@@ -165,8 +159,7 @@ class RemoteCores(Cores):
         memory = self._hosting.memory
         writes = memory.writes(state)
         calls = [
-            _there(carry_out, self._strategy(), state, modules, writes, work)
-            for work in works
+            _there(carry_out, self._strategy(), state, modules, writes, work) for work in works
         ]
         answers: list[HostAnswer] = self.session.call(calls)
         memory.told(state, writes)
@@ -183,9 +176,7 @@ class RemoteCores(Cores):
         variables = [one for one in owners if isinstance(one, Variable)]
         return [*(hosted.parameter for hosted in self._hosting.parameters), *variables]
 
-    def run(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         each = len(self.topology.used_cores)
         works = [
             _there(
@@ -225,9 +216,7 @@ class RemoteCores(Cores):
         names: list[str] = self._opened.ask(question)
         return names
 
-    def slots(
-        self, optimizer: str, variables: Sequence[Variable]
-    ) -> Sequence[Slots] | None:
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots] | None:
         """Return the state on the hosts; None while there are none."""
         if self._opened is None:
             return None

@@ -38,11 +38,7 @@ class HostsSession:
     """
 
     def __init__(
-        self,
-        strategy: CoresStrategy,
-        resolver: ClusterResolver,
-        job: str,
-        num_cores: int | None,
+        self, strategy: CoresStrategy, resolver: ClusterResolver, job: str, num_cores: int | None
     ) -> None:
         self.calls = 0
         self._closure_pickler = HostsPickler(strategy, HOST_KINDS)
@@ -85,9 +81,7 @@ class HostsSession:
         return f"{host}:{port}"
 
     def _on_all(self, function: Callable[[], Any]) -> list[Any]:
-        return self._group.call(
-            [self._closure_pickler.dump(function)] * len(self._workers)
-        )
+        return self._group.call([self._closure_pickler.dump(function)] * len(self._workers))
 
     def call(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
         """Have each host that is used do its work, all at the same time.
@@ -99,9 +93,7 @@ class HostsSession:
             The results, in the order of the hosts.
         """
         self._group.release(self._closure_pickler.gone())
-        parcels = [
-            self._closure_pickler.dump(work, "what hosts are to do") for work in works
-        ]
+        parcels = [self._closure_pickler.dump(work, "what hosts are to do") for work in works]
         used = len(self.topology.used_tasks)
         self.calls += 1
         return self._group.call(parcels * used if len(parcels) == 1 else parcels)

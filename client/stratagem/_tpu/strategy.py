@@ -16,18 +16,17 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 class TPUStrategy(CoresStrategy):
     """Synchronous training on the cores of accelerator hosts.
 
-    Cores are GPUs, or where there are none logical CPUs. Each variable, and each
-    parameter of a module built in scope, has a copy on every core.
+    Cores are GPUs, or where there are none logical CPUs. Each variable, and each parameter of a
+    module built in scope, has a copy on every core.
 
     Args:
-        tpu_cluster_resolver: Describes the hosts; where it has none, and without a
-            resolver, this process is the only one.
+        tpu_cluster_resolver: Describes the hosts; where it has none, and without a resolver, this
+            process is the only one.
         steps_per_run: How many steps a loop is to have, for those who write loops.
         num_cores: How many cores to use, the first ones; by default all.
 
     Raises:
-        InvalidArgumentError: There are not as many cores, or `steps_per_run` is less
-            than 1.
+        InvalidArgumentError: There are not as many cores, or `steps_per_run` is less than 1.
         InvalidTypeError: An argument is of another type.
 
     Spec: TPU-1 to TPU-25.

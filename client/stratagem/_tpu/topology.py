@@ -27,8 +27,7 @@ class Topology:
         num_cores: How many cores are used, the first ones.
 
     Raises:
-        InvalidArgumentError: There are fewer cores, or hosts would use different
-            numbers of them.
+        InvalidArgumentError: There are fewer cores, or hosts would use different numbers of them.
     """
 
     job: str
@@ -38,11 +37,7 @@ class Topology:
 
     @classmethod
     def of(
-        cls,
-        job: str,
-        tasks: Sequence[int],
-        cores: Sequence[str],
-        num_cores: int | None = None,
+        cls, job: str, tasks: Sequence[int], cores: Sequence[str], num_cores: int | None = None
     ) -> Topology:
         """Put hosts and cores in order; all cores are used if no number is given."""
         count = len(tasks) * len(cores) if num_cores is None else num_cores
@@ -109,8 +104,8 @@ class HostPlan:
         topology: The hosts and their cores.
         steps_per_run: How many steps a loop is to have.
         cluster: The addresses of all tasks, by job.
-        meeting_point: Where the hosts find each other, as "host:port"; "" if there is
-            one host alone.
+        meeting_point: Where the hosts find each other, as "host:port"; "" if there is one host
+            alone.
     """
 
     topology: Topology

@@ -52,14 +52,12 @@ def encode_graph(
 
 
 def _live(
-    calls: Sequence[RecordedCall],
-    wanted: Iterable[RecordedValue],
-    outputs: Iterable[RecordedValue],
+    calls: Sequence[RecordedCall], wanted: Iterable[RecordedValue], outputs: Iterable[RecordedValue]
 ) -> list[RecordedCall]:
     """Return the calls on which the wanted contents and the outputs depend, in order.
 
-    Walks backwards: a write counts if its memory is read later or wanted, any other
-    call if one of its results is used.
+    Walks backwards: a write counts if its memory is read later or wanted, any other call if one of
+    its results is used.
     """
     used = set(outputs)
     read = {value.shares for value in (*wanted, *used)}

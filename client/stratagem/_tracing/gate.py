@@ -68,8 +68,7 @@ def _check(func: Callable[..., Any]) -> None:
     name = getattr(func, "__name__", str(func))
     if func in _CONTENTS:
         raise refused(
-            f"{_CONTENTS[func]} needs the contents of a tensor, which exist only on "
-            "the server",
+            f"{_CONTENTS[func]} needs the contents of a tensor, which exist only on the server",
             "use tensor operations such as torch.where, or pass what is known before "
             "as an argument",
         )

@@ -26,15 +26,12 @@ class TracedInputs:
         signature: Describes them by all but their values.
     """
 
-    def __init__(
-        self, recording: Recording, is_hosted: Callable[[Variable], bool]
-    ) -> None:
+    def __init__(self, recording: Recording, is_hosted: Callable[[Variable], bool]) -> None:
         self.values: list[RecordedValue] = []
         self.signature: list[Hashable] = []
         self.recording = recording
         self._is_hosted = is_hosted
-        # Hosted variables by name, for several objects may stand for one; all else
-        # by identity.
+        # Hosted variables by name, for several objects may stand for one; all else by identity.
         self._variables: dict[str | int, tuple[int, TracedVariable]] = {}
         self._tensors: dict[int, int] = {}
 

@@ -1,8 +1,8 @@
 """Copies of functions in which everything that may change is a stand-in.
 
-A function uses its arguments and what it captures: by closure, by global name, by
-default value, and as attributes of the object that it is a method of. Numbers,
-tensors and variables found there become inputs of the program.
+A function uses its arguments and what it captures: by closure, by global name, by default value,
+and as attributes of the object that it is a method of. Numbers, tensors and variables found there
+become inputs of the program.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import MATH_STAND_INS, as_number
 from stratagem._tracing.source import Location, refused
 
-# Larger containers and object graphs hold data, not hyperparameters: they stay as
-# they are.
+# Larger containers and object graphs hold data, not hyperparameters: they stay as they are.
 _MAX_ITEMS = 1_000
 _MAX_OBJECTS = 10_000
 
@@ -52,9 +51,7 @@ _NAMED = (BuiltinFunctionType, FunctionType, ModuleType, type)
 _LIBRARIES = frozenset({"torch", "numpy", "stratagem", "stratagem_proto"})
 _CONSTANT_MODULES = frozenset({"torch", "math", "builtins", "operator", "stratagem"})
 # The outcome of these does not follow from what a function captures.
-_UNPREDICTABLE = frozenset(
-    {"__import__", "eval", "exec", "globals", "input", "open", "vars"}
-)
+_UNPREDICTABLE = frozenset({"__import__", "eval", "exec", "globals", "input", "open", "vars"})
 
 
 class Inputs(Protocol):
@@ -77,8 +74,8 @@ class Lifter:
     """Replaces what may change between calls of a function by stand-ins.
 
     Attributes:
-        predictable: Whether the signature is complete, so that functions with equal
-            signatures do the same.
+        predictable: Whether the signature is complete, so that functions with equal signatures do
+            the same.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -112,14 +109,12 @@ class Lifter:
         """Return what everything replaced holds at present; see `require_unchanged`."""
         return [dict(read()) for read in self._watched]
 
-    def require_unchanged(
-        self, before: Iterable[Mapping[str, object]], location: Location
-    ) -> None:
+    def require_unchanged(self, before: Iterable[Mapping[str, object]], location: Location) -> None:
         """Check that a function left alone what it captures.
 
         Raises:
-            UpdateFunctionError: It assigned a captured name, or changed a captured
-                list, dict or object.
+            UpdateFunctionError: It assigned a captured name, or changed a captured list, dict or
+                object.
         """
         for old, new in zip(before, self.contents(), strict=False):
             for label in old.keys() | new.keys():
@@ -272,8 +267,7 @@ class _ModuleView:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise refused(
-            f"the update function assigns {self._label}.{name}",
-            "assign it outside of the function",
+            f"the update function assigns {self._label}.{name}", "assign it outside of the function"
         )
 
 

@@ -1,8 +1,8 @@
 """Python numbers of which only the type is known while a function is traced.
 
-A number that the function was given or captures differs from call to call, as a
-learning rate does. Its stand-in takes part in arithmetic and goes wherever torch
-takes a number; each operation is recorded. What would reveal the number is refused.
+A number that the function was given or captures differs from call to call, as a learning rate does.
+Its stand-in takes part in arithmetic and goes wherever torch takes a number; each operation is
+recorded. What would reveal the number is refused.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class NumberNode:
         label: What messages call it.
     """
 
-    def __init__(
-        self, recorder: ArithmeticRecorder, key: Any, example: Number, label: str
-    ) -> None:
+    def __init__(self, recorder: ArithmeticRecorder, key: Any, example: Number, label: str) -> None:
         self.recorder = recorder
         self.key = key
         self.example = example
@@ -248,8 +246,5 @@ class _Math:
 # What a traced function sees in place of these objects, by identity.
 MATH_STAND_INS: dict[int, object] = {
     id(math): _Math(),
-    **{
-        id(getattr(math, name)): getattr(_Math, name)
-        for name in ("sqrt", "exp", "log", "pow")
-    },
+    **{id(getattr(math, name)): getattr(_Math, name) for name in ("sqrt", "exp", "log", "pow")},
 }

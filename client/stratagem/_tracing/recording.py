@@ -13,12 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.source import Location, here, refused
-from stratagem_proto.programs.operations import (
-    OPERATIONS,
-    Effect,
-    Operation,
-    check_index_types,
-)
+from stratagem_proto.programs.operations import OPERATIONS, Effect, Operation, check_index_types
 
 Source = Variable | torch.Tensor | int | float
 
@@ -49,8 +44,7 @@ class RecordedCall:
 
     Attributes:
         operation: Name on the allow-list.
-        arguments: Positional arguments, with `RecordedValue`s for tensors and unknown
-            numbers.
+        arguments: Positional arguments, with `RecordedValue`s for tensors and unknown numbers.
         keywords: Keyword arguments, likewise.
         results: The values that it defines.
         writes: The value whose memory it writes, if any.
@@ -74,13 +68,12 @@ class RecordedCall:
 class Recording(TorchDispatchMode):
     """While it is entered, operations on tensors are recorded instead of carried out.
 
-    They run on tensors of the `meta` device, which have shape and dtype and no
-    contents.
+    They run on tensors of the `meta` device, which have shape and dtype and no contents.
 
     Attributes:
         calls: What was recorded, in order.
-        reproducible: Whether the same function, given and capturing values of the
-            same types and shapes, is recorded the same again.
+        reproducible: Whether the same function, given and capturing values of the same types and
+            shapes, is recorded the same again.
     """
 
     def __init__(self) -> None:
@@ -132,15 +125,13 @@ class Recording(TorchDispatchMode):
         if id(tensor) not in self._known:
             if tensor.is_meta:
                 raise refused(
-                    "the update function uses a tensor of the meta device, which has "
-                    "no contents",
+                    "the update function uses a tensor of the meta device, which has no contents",
                     "make it on the CPU",
                 )
             if tensor.layout is not torch.strided:
                 raise refused(
                     f"the update function uses a tensor of layout {tensor.layout}",
-                    "pass stratagem.IndexedSlices.from_sparse(gradient), or a dense "
-                    "tensor",
+                    "pass stratagem.IndexedSlices.from_sparse(gradient), or a dense tensor",
                 )
             self.reproducible = False
             label = f"the tensor of {here().short}"
@@ -160,9 +151,7 @@ class Recording(TorchDispatchMode):
         """Record an operation on numbers and return its result."""
         result = RecordedValue()
         arguments = [node_of(one).key if is_traced(one) else one for one in operands]
-        self.calls.append(
-            RecordedCall(operation, arguments, {}, [result], None, here())
-        )
+        self.calls.append(RecordedCall(operation, arguments, {}, [result], None, here()))
         return result
 
     def __torch_dispatch__(
@@ -187,9 +176,7 @@ class Recording(TorchDispatchMode):
         self._know(same, [value])
         return same
 
-    def _call(
-        self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _call(self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         schema = [argument.name for argument in operation.schema.arguments]
         positional = dict(zip(schema, args, strict=False))
         arguments = self._recorded(operation, positional)
@@ -210,9 +197,7 @@ class Recording(TorchDispatchMode):
         self._know(outcome, results)
         return outcome
 
-    def _recorded(
-        self, operation: Operation, given: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _recorded(self, operation: Operation, given: Mapping[str, Any]) -> dict[str, Any]:
         takes_number = {one.name: one.takes_number for one in operation.parameters}
         return {
             name: self._argument(argument, takes_number[name])
@@ -270,9 +255,7 @@ class Recording(TorchDispatchMode):
 
 
 # Operations that matter to autograd only.
-_IDENTITIES = frozenset(
-    {"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"}
-)
+_IDENTITIES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
 
 # Questions that are answered at once.
 _ABOUT_DTYPES = frozenset({"aten.can_cast.default", "aten.promote_types.default"})

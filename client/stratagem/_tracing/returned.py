@@ -64,8 +64,8 @@ class Returned:
         outputs: The values that the program has to give back, in order.
 
     Raises:
-        UpdateFunctionError: It holds something that no server gives back, or more
-            than is kept with an answer.
+        UpdateFunctionError: It holds something that no server gives back, or more than is kept with
+            an answer.
     """
 
     def __init__(self, result: Any, inputs: TracedInputs, location: Location) -> None:

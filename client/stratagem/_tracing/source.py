@@ -66,9 +66,7 @@ def definition_of(fn: Callable[..., Any]) -> Location:
     return Location(code.co_filename, code.co_firstlineno) if code else here()
 
 
-def refused(
-    what: str, cure: str, location: Location | None = None
-) -> UpdateFunctionError:
+def refused(what: str, cure: str, location: Location | None = None) -> UpdateFunctionError:
     """Return the error for what an update function cannot do on a server."""
     location = location or here()
     return UpdateFunctionError(f"{location}: {what}; {cure}", location=str(location))

@@ -1,8 +1,8 @@
 """Turns an update function into a program that parameter servers run.
 
-The function is called once, with stand-ins for its variables, tensors and numbers,
-and what it does to them is recorded. Nothing of their values enters the program, so
-that a learning rate that changes does not make a new one.
+The function is called once, with stand-ins for its variables, tensors and numbers, and what it does
+to them is recorded. Nothing of their values enters the program, so that a learning rate that
+changes does not make a new one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class Trace:
 
     Attributes:
         program: The program.
-        inputs: For each input of the program the number of the found source that is
-            bound to it.
+        inputs: For each input of the program the number of the found source that is bound to it.
         returned: The function's result, to be filled with what came of a call.
-        only_reads: Whether it writes nothing and returns something, so that no server
-            has to run it; then nothing is known of its result.
+        only_reads: Whether it writes nothing and returns something, so that no server has to run
+            it; then nothing is known of its result.
     """
 
     program: GraphProgram
@@ -60,8 +59,7 @@ class TracedUpdate:
 
     Attributes:
         trace: What it does.
-        sources: What was found in its arguments and captured: variables, tensors
-            and numbers.
+        sources: What was found in its arguments and captured: variables, tensors and numbers.
     """
 
     trace: Trace
@@ -76,8 +74,8 @@ class TracedUpdate:
     def bindings(self) -> list[Source]:
         """What to bind to the program's inputs, in order.
 
-        For an input of KIND_TENSOR it is a variable where that is not hosted with
-        the others; its value is to be sent.
+        For an input of KIND_TENSOR it is a variable where that is not hosted with the others; its
+        value is to be sent.
         """
         return [self.sources[number] for number in self.trace.inputs]
 
@@ -110,21 +108,20 @@ def trace(
     """Trace `fn(*variables, *args, **kwargs)`.
 
     Args:
-        fn: The update function. It runs on stand-ins; it may write variables and
-            return a nest of tensors, variables and values of Python that are no
-            objects of their own; if it writes nothing, anything but None.
+        fn: The update function. It runs on stand-ins; it may write variables and return a nest of
+            tensors, variables and values of Python that are no objects of their own; if it writes
+            nothing, anything but None.
         variables: Its first arguments; if it writes, it has to write each.
         args: Further arguments; nests may hold variables, tensors and numbers.
         kwargs: Keyword arguments, likewise.
-        is_hosted: Whether a variable lives on the server that will run the program.
-            Others are read and sent as tensors, and cannot be written.
+        is_hosted: Whether a variable lives on the server that will run the program. Others are read
+            and sent as tensors, and cannot be written.
 
     Raises:
-        UpdateFunctionError: The function does what a server could not repeat: it
-            asks for the contents of a tensor, branches on one or on a number, uses an
-            operation outside of the allow-list, assigns what it captures, does not
-            write what it should, or returns what no server gives back. The message
-            names file, line and cure.
+        UpdateFunctionError: The function does what a server could not repeat: it asks for the
+            contents of a tensor, branches on one or on a number, uses an operation outside of the
+            allow-list, assigns what it captures, does not write what it should, or returns what no
+            server gives back. The message names file, line and cure.
     """
     inputs = TracedInputs(Recording(), is_hosted)
     call = _Call.lifted(inputs, fn, variables, args, kwargs or {})

@@ -24,10 +24,7 @@ class TracedVariable(LocalVariable):
 
     def __init__(self, variable: Variable, tensor: torch.Tensor) -> None:
         traits = VariableTraits(
-            variable.name,
-            variable.trainable,
-            variable.synchronization,
-            variable.aggregation,
+            variable.name, variable.trainable, variable.synchronization, variable.aggregation
         )
         vars(self).update(
             _traits=traits,

@@ -10,8 +10,8 @@ class ClosureAnswer(NamedTuple):
 
     Attributes:
         payload: The pickled result; empty if it was kept, stays or was not wanted.
-        staying_bytes: Its size if it stays on the worker, to be sent or copied from
-            there; 0 otherwise.
+        staying_bytes: Its size if it stays on the worker, to be sent or copied from there; 0
+            otherwise.
     """
 
     payload: bytes = b""

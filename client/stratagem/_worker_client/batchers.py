@@ -9,9 +9,9 @@ from collections.abc import Callable
 from math import inf
 from queue import SimpleQueue
 
-# A longer wait makes messages larger, and keeps a worker that has nothing to run idle
-# for as long. Without one, workers whose functions end at once get each function in a
-# message of its own, which doubles the processor time of an empty function.
+# A longer wait makes messages larger, and keeps a worker that has nothing to run idle for as long.
+# Without one, workers whose functions end at once get each function in a message of its own, which
+# doubles the processor time of an empty function.
 _SECONDS = 0.003
 
 _MOST = 32
@@ -59,8 +59,8 @@ class Batcher:
 class Batchers:
     """The batchers of all wires of a coordinator. Thread-safe, but for its context.
 
-    What is sent while this is entered, by one thread at a time, may be kept back: until
-    the program waits for something, and no longer than a moment.
+    What is sent while this is entered, by one thread at a time, may be kept back: until the program
+    waits for something, and no longer than a moment.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,7 @@ class Batchers:
 
     def start(self) -> None:
         """Start the thread that lets nothing wait too long."""
-        threading.Thread(
-            target=self._run, name="stratagem-batchers", daemon=True
-        ).start()
+        threading.Thread(target=self._run, name="stratagem-batchers", daemon=True).start()
 
     def close(self) -> None:
         """Let the thread end. May be called anywhere, and again."""

@@ -33,14 +33,12 @@ class ClosureFailure(Exception):
 
     Attributes:
         kind: Why.
-        exception: What was raised there, with its class; `AbortedError` with its words
-            where it cannot be pickled there or loaded here, and why not.
+        exception: What was raised there, with its class; `AbortedError` with its words where it
+            cannot be pickled there or loaded here, and why not.
         traceback: Where it was raised, as Python prints it.
     """
 
-    def __init__(
-        self, kind: FailureKind, exception: BaseException, traceback: str
-    ) -> None:
+    def __init__(self, kind: FailureKind, exception: BaseException, traceback: str) -> None:
         words = words_of(exception)
         super().__init__(f"{type(exception).__name__}: {words}\n\n{traceback}")
         self.kind = kind
@@ -75,6 +73,5 @@ def _loaded(pickled: bytes) -> BaseException:
 
 def _stand_in(message: pb.Failure, task: str, why: str) -> AbortedError:
     return AbortedError(
-        f"{task} raised {message.class_name}, which {why}: {message.message}",
-        task=task,
+        f"{task} raised {message.class_name}, which {why}: {message.message}", task=task
     )

@@ -24,9 +24,7 @@ class GrpcWire:
         meter: Counts what is sent.
     """
 
-    def __init__(
-        self, address: str, opening: pb.OpenWorkerSession, meter: TrafficMeter
-    ) -> None:
+    def __init__(self, address: str, opening: pb.OpenWorkerSession, meter: TrafficMeter) -> None:
         self._meter = meter
         self._outbox: SimpleQueue[Instructions | None] = SimpleQueue()
         self._channel = open_channel(address, PATIENT_CHANNEL_OPTIONS)

@@ -8,11 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
-from stratagem._ps_client.connections.session import (
-    Identity,
-    check_answering,
-    handshake,
-)
+from stratagem._ps_client.connections.session import Identity, check_answering, handshake
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.batchers import Batchers
@@ -35,13 +31,13 @@ from stratagem_proto.wire.transport import GRPC, transport_from_environment
 class WorkerLink:
     """All dealings of this process with one worker server. Thread-safe.
 
-    What it sends, the worker carries out in order, one function at a time. It can be
-    connected again after the worker was lost.
+    What it sends, the worker carries out in order, one function at a time. It can be connected
+    again after the worker was lost.
 
     Attributes:
         task: The worker, for instance "/job:worker/task:1".
-        incarnation: Names what the worker has of this link; another value after
-            `connect` means that everything is gone that was defined or kept.
+        incarnation: Names what the worker has of this link; another value after `connect` means
+            that everything is gone that was defined or kept.
         meter: Counts what passes; another one may take its place before `connect`.
         batchers: Tell what waits to be sent with what follows; so may these.
         gpus: How many GPUs the worker has.
@@ -62,8 +58,8 @@ class WorkerLink:
             task: Its task.
             identity: What to tell it about this process.
             deadlines: How long it may take to answer; the defaults if not given.
-            on_output: Called with what its functions write, from another thread; shows
-                it behind the worker's name if not given.
+            on_output: Called with what its functions write, from another thread; shows it behind
+                the worker's name if not given.
         """
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
@@ -104,8 +100,8 @@ class WorkerLink:
         Raises:
             UnavailableError: The worker cannot be reached, or is shutting down.
             UnauthenticatedError: It has another cluster token.
-            FailedPreconditionError: It runs other versions of Python, PyTorch,
-                cloudpickle or Stratagem, or is another task.
+            FailedPreconditionError: It runs other versions of Python, PyTorch, cloudpickle or
+                Stratagem, or is another task.
             UnimplementedError: What answers is no worker server.
         """
         self.close()
@@ -159,14 +155,13 @@ class WorkerLink:
             closure: A number of this link's own.
             payload: The pickled function.
             keep_as: Handle under which the worker keeps the result; 0 to get it.
-            identity: By which servers know what the function asks them again; None for
-                what may be done as often as it runs.
+            identity: By which servers know what the function asks them again; None for what may be
+                done as often as it runs.
             use: What becomes of the result, if it is not kept.
 
         Returns:
-            The result to come, running once the function has begun. It fails
-            with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
-            before.
+            The result to come, running once the function has begun. It fails with `ClosureFailure`,
+            or with `WorkerLostError` if the worker is lost before.
         """
         future: Future[ClosureAnswer] = Future()
         order = pb.Run(closure=closure, keep_as=keep_as, identity=identity, use=use)
@@ -203,9 +198,7 @@ class WorkerLink:
 
     def place(self, closure: int) -> pb.ResultPlace:
         """Return where other workers find a result that stays on this worker."""
-        return pb.ResultPlace(
-            address=self._address, session_id=self.incarnation, closure=closure
-        )
+        return pb.ResultPlace(address=self._address, session_id=self.incarnation, closure=closure)
 
     def take(self, handle: int, place: pb.ResultPlace) -> None:
         """Give the worker an object that is a result on this worker or another."""

@@ -25,8 +25,8 @@ def stream_of(output: pb.Output) -> str:
 def labelled(label: str) -> Show:
     """Return what shows each line behind the name of its worker.
 
-    Standard output and standard error go to this program's own, and the log to its
-    logger "stratagem.worker".
+    Standard output and standard error go to this program's own, and the log to its logger
+    "stratagem.worker".
 
     Args:
         label: The name, for instance "/job:worker/task:1".
@@ -34,14 +34,12 @@ def labelled(label: str) -> Show:
 
     def show(stream: str, text: str) -> None:
         if stream in _STREAMS.values():
-            # One call for the whole line: other workers write at the same time. And
-            # this program may have closed its own streams.
+            # One call for the whole line: other workers write at the same time. And this program
+            # may have closed its own streams.
             with suppress(OSError, ValueError):
                 getattr(sys, stream).write(f"{label} | {text}\n")
             return
         level = logging.getLevelName(stream)
-        _LOG.log(
-            level if isinstance(level, int) else logging.INFO, "%s | %s", label, text
-        )
+        _LOG.log(level if isinstance(level, int) else logging.INFO, "%s | %s", label, text)
 
     return show

@@ -91,9 +91,7 @@ class WorkStream:
             patience.cancel()
         self._take(response)
         self._start(self._read, "stratagem-work")
-        self._start(
-            self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds
-        )
+        self._start(self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds)
         return response.opened
 
     def _no_worker(self) -> StratagemError:
@@ -133,11 +131,7 @@ class WorkStream:
         return future
 
     def _ask(
-        self,
-        waiting: dict[int, Reply],
-        closure: int,
-        instructions: Instructions,
-        reply: Reply,
+        self, waiting: dict[int, Reply], closure: int, instructions: Instructions, reply: Reply
     ) -> None:
         with self._changing:
             loss = self._loss
@@ -239,6 +233,5 @@ class WorkStream:
 def lost(peer: str, why: str) -> WorkerLostError:
     """Return the error of everything that was under way on a worker."""
     return WorkerLostError(
-        f"{peer} was lost: {why}. It is not known how far it came with what it was "
-        "running"
+        f"{peer} was lost: {why}. It is not known how far it came with what it was running"
     )

@@ -15,20 +15,17 @@ class ClusterResolver(ABC):
     """Base of all resolvers: subclasses say where the cluster is described.
 
     Attributes:
-        rpc_layer: Protocol in front of the addresses that `master` returns, for
-            instance "grpc"; None for bare addresses.
-        cluster_token: Secret that proves to servers that this process belongs to
-            the cluster; None for that in the file `STRATAGEM_TOKEN_FILE` names.
+        rpc_layer: Protocol in front of the addresses that `master` returns, for instance "grpc";
+            None for bare addresses.
+        cluster_token: Secret that proves to servers that this process belongs to the cluster; None
+            for that in the file `STRATAGEM_TOKEN_FILE` names.
     """
 
     rpc_layer: str | None = None
     cluster_token: str | None = None
 
     def __init__(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        environment: str | None = "",
+        self, task_type: str | None = None, task_id: int | None = None, environment: str | None = ""
     ) -> None:
         self._task_type = task_type
         self._task_id = task_id
@@ -40,30 +37,23 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, with the protocol in front if there is one.
 
         Args:
-            task_type: Job of the task; which one is meant by None depends on the
-                resolver.
+            task_type: Job of the task; which one is meant by None depends on the resolver.
             task_id: Index of the task in its job.
             rpc_layer: Protocol to use instead of the resolver's own.
         """
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
         """Return the number of accelerators by type, for instance `{"GPU": 8}`.
 
-        Each task of a cluster sees its own machine, so these are the accelerators
-        of this process; the arguments are for resolvers that know more.
+        Each task of a cluster sees its own machine, so these are the accelerators of this process;
+        the arguments are for resolvers that know more.
         """
         count = torch.cuda.device_count()
         return {"GPU": count} if count else {}
@@ -96,9 +86,7 @@ class ClusterResolver(ABC):
         token = self.cluster_token
         return token_from_environment() if token is None else token
 
-    def _own_master(
-        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
-    ) -> str:
+    def _own_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
         """Return the address of a task, by default of this one; "" if not known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -111,6 +99,6 @@ class ClusterResolver(ABC):
         return f"{layer}://{address}" if layer else address
 
     def _address(self, task_type: str | None, task_id: int | None) -> str:
-        # A task that is not known is looked up all the same: the cluster's own
-        # error says what is missing.
+        # A task that is not known is looked up all the same: the cluster's own error says what is
+        # missing.
         return self.cluster_spec().task_address(task_type or "", task_id or 0)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem._cluster.kubernetes_api import (
-    KubernetesApi,
-    KubernetesExecutableLocation,
-    list_pods,
-)
+from stratagem._cluster.kubernetes_api import KubernetesApi, KubernetesExecutableLocation, list_pods
 from stratagem._cluster.pods import Pod, address_kind, numbered
 from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver._base import ClusterResolver
@@ -19,9 +15,9 @@ from stratagem_proto.errors import InvalidArgumentError
 class KubernetesClusterResolver(ClusterResolver):
     """A resolver that asks the API server of Kubernetes which pods there are.
 
-    Needs the package `kubernetes`: `pip install 'stratagem[kubernetes]'`. The pods of
-    a StatefulSet or of an indexed Job have the task numbers that Kubernetes gave
-    them; others are numbered by name::
+    Needs the package `kubernetes`: `pip install 'stratagem[kubernetes]'`. The pods of a StatefulSet
+    or of an indexed Job have the task numbers that Kubernetes gave them; others are numbered by
+    name::
 
         resolver = KubernetesClusterResolver(
             {"ps": ["app=ps"], "worker": ["app=worker"]},
@@ -31,16 +27,16 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     Args:
-        job_to_label_mapping: Label selectors of the pods by job name; by default
-            `{"worker": ["job-name=tensorflow"]}`.
+        job_to_label_mapping: Label selectors of the pods by job name; by default `{"worker":
+            ["job-name=tensorflow"]}`.
         tf_server_port: Port on which every task listens.
         rpc_layer: Protocol in front of addresses.
         override_client: A `kubernetes.client.CoreV1Api` to use.
         executable_location: How to find the API server without one.
         namespace: Where to look for pods; None for all namespaces.
-        address: By what a task is reached: "host", the address of the pod's machine
-            (for pods with `hostNetwork`); "pod", the pod's own; or "dns", its name
-            in its headless service, which outlives a restart of the pod.
+        address: By what a task is reached: "host", the address of the pod's machine (for pods with
+            `hostNetwork`); "pod", the pod's own; or "dns", its name in its headless service, which
+            outlives a restart of the pod.
         pod_name: Name of the pod of this process; then its task is that of this pod.
 
     Raises:
@@ -84,10 +80,7 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         return ClusterSpec(
             {
-                job: {
-                    index: f"{self._host_of(pod)}:{self._port}"
-                    for index, pod in pods.items()
-                }
+                job: {index: f"{self._host_of(pod)}:{self._port}" for index, pod in pods.items()}
                 for job, pods in self._pods().items()
             }
         )
@@ -95,17 +88,13 @@ class KubernetesClusterResolver(ClusterResolver):
     def _pods(self) -> dict[str, dict[int, Pod]]:
         return {
             job: numbered(
-                job,
-                [list_pods(self._api, selector, self._namespace) for selector in all_],
+                job, [list_pods(self._api, selector, self._namespace) for selector in all_]
             )
             for job, all_ in self._selectors.items()
         }
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, by default of this one; "" if not known.
 

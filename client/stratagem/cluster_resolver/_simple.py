@@ -54,10 +54,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._cluster_spec
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of the task, without one the `master` that was given."""
         address = self._master
@@ -66,10 +63,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._formatted(address, rpc_layer)
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
         """Return the accelerators that were given, whatever the task."""
         return self._num_accelerators

@@ -16,26 +16,26 @@ from stratagem_proto.errors import FailedPreconditionError
 class SlurmClusterResolver(ClusterResolver):
     """A resolver that reads what Slurm tells the processes of a job step.
 
-    Tasks go to the hosts in the order of their names, and so do Slurm's own numbers
-    of tasks if `srun` distributes them by blocks. The tasks of one host listen on
-    successive ports and get successive GPUs. It works without GPUs too.
+    Tasks go to the hosts in the order of their names, and so do Slurm's own numbers of tasks if
+    `srun` distributes them by blocks. The tasks of one host listen on successive ports and get
+    successive GPUs. It works without GPUs too.
 
     Args:
-        jobs: Number of tasks by job name; by default all are workers. The jobs take
-            the tasks in the order of their names.
+        jobs: Number of tasks by job name; by default all are workers. The jobs take the tasks in
+            the order of their names.
         port_base: Port of the first task of each host.
         gpus_per_node: GPUs of each host; by default those that this process sees.
-        gpus_per_task: GPUs for each task; by default the host's are divided among
-            the tasks of the host that has most.
-        tasks_per_node: Number of tasks on every host, or a mapping from host to
-            number; by default what Slurm says.
+        gpus_per_task: GPUs for each task; by default the host's are divided among the tasks of the
+            host that has most.
+        tasks_per_node: Number of tasks on every host, or a mapping from host to number; by default
+            what Slurm says.
         auto_set_gpu: Whether `cluster_spec` shows this process its own GPUs only, by
             CUDA_VISIBLE_DEVICES. Call it before CUDA is first used.
         rpc_layer: Protocol in front of addresses.
 
     Raises:
-        FailedPreconditionError: The process does not run in a job step of Slurm, or
-            that has another number of tasks or too few GPUs.
+        FailedPreconditionError: The process does not run in a job step of Slurm, or that has
+            another number of tasks or too few GPUs.
         InvalidArgumentError: What Slurm says cannot be read.
 
     Spec: RES-14 to RES-17, ODD-18.
@@ -61,9 +61,7 @@ class SlurmClusterResolver(ClusterResolver):
         most = max(self._tasks_by_host.values())
         on_node = torch.cuda.device_count() if gpus_per_node is None else gpus_per_node
         self._gpus_per_node = on_node
-        self._gpus_per_task = (
-            on_node // most if gpus_per_task is None else gpus_per_task
-        )
+        self._gpus_per_task = on_node // most if gpus_per_task is None else gpus_per_task
         self._check(most)
 
     def _check(self, most_tasks: int) -> None:
@@ -74,10 +72,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{self._gpus_per_task} GPUs each need {needed}, but a node has "
                 f"{self._gpus_per_node}"
             )
-        requested, assigned = (
-            sum(self._jobs.values()),
-            sum(self._tasks_by_host.values()),
-        )
+        requested, assigned = (sum(self._jobs.values()), sum(self._tasks_by_host.values()))
         if requested != assigned:
             raise FailedPreconditionError(
                 f"Requested {requested} tasks but only {assigned} were assigned; make "
@@ -91,8 +86,7 @@ class SlurmClusterResolver(ClusterResolver):
         """
         addresses = iter(self._addresses())
         cluster = {
-            job: [next(addresses) for _ in range(self._jobs[job])]
-            for job in sorted(self._jobs)
+            job: [next(addresses) for _ in range(self._jobs[job])] for job in sorted(self._jobs)
         }
         self._task_type, self._task_id = self._own_task()
         if self._auto_set_gpu and self._gpus_per_node:
@@ -100,10 +94,7 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def _addresses(self) -> list[str]:
-        return [
-            f"{host}:{self._port_base + position}"
-            for host, position in self._positions()
-        ]
+        return [f"{host}:{self._port_base + position}" for host, position in self._positions()]
 
     def _positions(self) -> list[tuple[str, int]]:
         """Return the host of each task, and its position there."""
@@ -137,10 +128,7 @@ class SlurmClusterResolver(ClusterResolver):
         return self.task_type, self.task_id
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, by default of this one; "" if not known.
 
@@ -152,10 +140,7 @@ class SlurmClusterResolver(ClusterResolver):
         return self._own_master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
         """Return the number of GPUs of each task. Spec: RES-17."""
         return {"GPU": self._gpus_per_task}

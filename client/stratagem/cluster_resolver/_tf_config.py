@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 class TFConfigClusterResolver(ClusterResolver):
     """A resolver that reads the environment variable `TF_CONFIG` at each call.
 
-    The variable holds JSON such as
-    `{"cluster": {"ps": ["host1:2222"], "worker": ["host2:2222"]},
-    "task": {"type": "worker", "index": 0}}`; if it is not set, the cluster is
-    empty. Every method raises `InvalidArgumentError` if it cannot be read.
+    The variable holds JSON such as `{"cluster": {"ps": ["host1:2222"], "worker": ["host2:2222"]},
+    "task": {"type": "worker", "index": 0}}`; if it is not set, the cluster is empty. Every method
+    raises `InvalidArgumentError` if it cannot be read.
 
     Args:
         task_type: Job of this process, instead of `TF_CONFIG.task.type`.
@@ -44,15 +43,12 @@ class TFConfigClusterResolver(ClusterResolver):
         return ClusterSpec(_tf_config().cluster)
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, by default of this one.
 
-        It is `TF_CONFIG.session_master` if that is set, and "" in a cluster of at
-        most one task, which needs no address. Spec: RES-9.
+        It is `TF_CONFIG.session_master` if that is set, and "" in a cluster of at most one task,
+        which needs no address. Spec: RES-9.
 
         Raises:
             InvalidArgumentError: The cluster has no such task.

@@ -16,16 +16,14 @@ _LAYER = "grpc"
 class TPUClusterResolver(ClusterResolver):
     """A resolver of accelerator hosts that are given by their addresses.
 
-    The hosts are worker servers, and their accelerators take the place of TPU cores.
-    Nothing is looked up in a cloud.
+    The hosts are worker servers, and their accelerators take the place of TPU cores. Nothing is
+    looked up in a cloud.
 
     Args:
-        tpu: Addresses of the hosts with commas between them, as in
-            "10.0.0.1:8470,10.0.0.2:8470", each with or without "grpc://"; or "local"
-            for the accelerators of this process.
+        tpu: Addresses of the hosts with commas between them, as in "10.0.0.1:8470,10.0.0.2:8470",
+            each with or without "grpc://"; or "local" for the accelerators of this process.
         job_name: Job of the hosts.
-        coordinator_name: Job of the process that drives them; None to leave it out
-            of the cluster.
+        coordinator_name: Job of the process that drives them; None to leave it out of the cluster.
         coordinator_address: Its address, "host:port".
 
     Raises:
@@ -60,10 +58,7 @@ class TPUClusterResolver(ClusterResolver):
         return ClusterSpec(self._cluster)
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, by default of the first host; "" if local.
 
@@ -77,10 +72,7 @@ class TPUClusterResolver(ClusterResolver):
         return self._formatted(self._address(task_type, task_id), rpc_layer)
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
         """Return the number of GPUs of a host, by default the first, as `{"TPU": 8}`.
 

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from stratagem._cluster.spec import ClusterSpec, Tasks
 from stratagem.cluster_resolver._base import ClusterResolver
-from stratagem_proto.errors import (
-    DuplicateTaskError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from stratagem_proto.errors import DuplicateTaskError, InvalidArgumentError, InvalidTypeError
 
 
 class UnionResolver(ClusterResolver):
@@ -51,12 +47,11 @@ class UnionResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the union of the clusters as they are now.
 
-        Tasks of a job that several describe are numbered on, in the order of the
-        resolvers; if a description has gaps, each task keeps its number.
+        Tasks of a job that several describe are numbered on, in the order of the resolvers; if a
+        description has gaps, each task keeps its number.
 
         Raises:
-            DuplicateTaskError: Two of them describe the same task, where numbers
-                are kept.
+            DuplicateTaskError: Two of them describe the same task, where numbers are kept.
 
         Spec: RES-3.
         """
@@ -67,10 +62,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({job: _united(job, parts[job]) for job in parts})
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of the task, without one the first resolver's master.
 
@@ -87,10 +79,7 @@ class UnionResolver(ClusterResolver):
         return f"{layer}://{address}" if layer else address
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
         """Return what the first resolver does. Spec: RES-6."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
@@ -137,8 +126,7 @@ def _check(resolvers: Sequence[object]) -> None:
     for resolver in resolvers:
         if not isinstance(resolver, ClusterResolver):
             raise InvalidTypeError(
-                f"UnionResolver unites resolvers, and {resolver!r} is no "
-                "ClusterResolver"
+                f"UnionResolver unites resolvers, and {resolver!r} is no ClusterResolver"
             )
 
 

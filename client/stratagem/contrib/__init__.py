@@ -1,9 +1,9 @@
 """The API of `tf.contrib.distribute` as of TensorFlow 1.12, where replicas are towers.
 
-Its strategies are those of `stratagem` with the methods of then; each method, class
-and function warns once of what to write instead. There are no graphs: what returned
-operations then has the eager behaviour of then. The names of 1.13 that
-`tf.contrib.distribute` had in addition are here too.
+Its strategies are those of `stratagem` with the methods of then; each method, class and function
+warns once of what to write instead. There are no graphs: what returned operations then has the
+eager behaviour of then. The names of 1.13 that `tf.contrib.distribute` had in addition are here
+too.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class HasIterators(ABC):
 class PerDeviceDataset(HasIterators):
     """What `DistributionStrategy.distribute_dataset` returns.
 
-    An iterator gives each device one element per step; a last round that has not an
-    element for each is dropped.
+    An iterator gives each device one element per step; a last round that has not an element for
+    each is dropped.
 
     Args:
         strategy: The strategy.

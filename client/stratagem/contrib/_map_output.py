@@ -63,7 +63,5 @@ def with_all_outputs(value: Any) -> Any:
         return value
     outputs = [output for part in parts for output in part._outputs]
     if not outputs:
-        raise InvalidArgumentError(
-            "There is nothing to reduce: `map` was given no elements"
-        )
+        raise InvalidArgumentError("There is nothing to reduce: `map` was given no elements")
     return PerReplica(outputs)

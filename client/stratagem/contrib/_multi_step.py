@@ -50,18 +50,15 @@ class MultiStepContext:
 
     @old_spelling("stratagem.MultiStepContext.set_last_step_output with reduce_op")
     def set_last_step_output(
-        self,
-        name: str,
-        output: Any,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        self, name: str, output: Any, aggregation: VariableAggregation = VariableAggregation.NONE
     ) -> None:
         """Set an output that is of interest after the last step.
 
         Args:
             name: Its name.
             output: A tensor, or what `call_for_each_tower` returned.
-            aggregation: SUM or MEAN of the towers' values, or ONLY_FIRST_TOWER; NONE,
-                between towers only, leaves `output` as it is.
+            aggregation: SUM or MEAN of the towers' values, or ONLY_FIRST_TOWER; NONE, between
+                towers only, leaves `output` as it is.
 
         Raises:
             InvalidArgumentError: A tower gives NONE, or it is another one.
@@ -123,8 +120,8 @@ class CoresContext(MultiStepContext):
 def unpacking(fn: Callable[..., Any]) -> Step:
     """Return a step of today that calls one of then: `fn(context, *inputs)`.
 
-    Of a list, too, the elements are arguments: a `DataLoader` makes lists of the
-    tuples of its dataset. Spec: MSC-1.
+    Of a list, too, the elements are arguments: a `DataLoader` makes lists of the tuples of its
+    dataset. Spec: MSC-1.
     """
 
     def step(context: multi_step.MultiStepContext, inputs: Any) -> Any:

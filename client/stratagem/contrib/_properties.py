@@ -103,9 +103,7 @@ class StrategyProperties:
         """Do nothing. Spec: TWR-20."""
 
     @old_spelling("extended.colocate_vars_with")
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> AbstractContextManager[Any]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[Any]:
         """Return a scope whose variables go to the devices of another one."""
         where = as_places(colocate_with_variable)
         return self._strategy.extended.colocate_vars_with(where)

@@ -14,10 +14,7 @@ from stratagem_proto.errors import InvalidArgumentError
 
 
 def reduced(
-    strategy: Strategy,
-    aggregation: VariableAggregation,
-    value: Any,
-    destinations: Any,
+    strategy: Strategy, aggregation: VariableAggregation, value: Any, destinations: Any
 ) -> Any:
     """Reduce over towers.
 
@@ -28,8 +25,8 @@ def reduced(
         destinations: As for `extended.reduce_to`, or a list of devices.
 
     Raises:
-        InvalidArgumentError: `aggregation` is another one, or a plain value other
-            than 0 is to be summed over several towers.
+        InvalidArgumentError: `aggregation` is another one, or a plain value other than 0 is to be
+            summed over several towers.
 
     Spec: TWR-10, MS-11, OD-5.
     """
@@ -44,9 +41,7 @@ def reduced(
     if outputs is not value:
         return spread(strategy, combine(op, outputs.values), destinations)
     several = isinstance(destinations, list | tuple)
-    total = strategy.extended.reduce_to(
-        op, value, destinations[0] if several else destinations
-    )
+    total = strategy.extended.reduce_to(op, value, destinations[0] if several else destinations)
     return spread(strategy, total, destinations) if several else total
 
 

@@ -38,9 +38,7 @@ class OneDeviceStrategy(DistributionStrategy):
     """
 
     @old_spelling("stratagem.OneDeviceStrategy")
-    def __init__(
-        self, device: str | torch.device, prefetch_on_device: bool | None = None
-    ) -> None:
+    def __init__(self, device: str | torch.device, prefetch_on_device: bool | None = None) -> None:
         super().__init__(one_device.OneDeviceStrategy(device))
 
     def _broadcast(self, tensor: Any, destinations: Any) -> Any:
@@ -54,16 +52,16 @@ class MirroredStrategy(DistributionStrategy):
 
     Args:
         devices: Devices of the towers.
-        num_gpus: How many GPUs to use, instead; 0 stands for the CPU, and without
-            either all GPUs are used.
+        num_gpus: How many GPUs to use, instead; 0 stands for the CPU, and without either all GPUs
+            are used.
         num_gpus_per_worker: Another name of it.
         cross_tower_ops: How values of several devices are brought together.
         prefetch_on_device: Accepted and ignored: data are read ahead for GPUs.
         auto_shard_dataset: Accepted and ignored: there is one worker.
 
     Raises:
-        InvalidArgumentError: The arguments contradict each other, or there is no
-            device. Spec: MS-7.
+        InvalidArgumentError: The arguments contradict each other, or there is no device. Spec:
+            MS-7.
     """
 
     @old_spelling("stratagem.MirroredStrategy")
@@ -85,9 +83,7 @@ class MirroredStrategy(DistributionStrategy):
         chosen = _mirrored_devices(devices, self._num_gpus)
         super().__init__(mirrored.MirroredStrategy(chosen, cross_tower_ops))
 
-    def _reduced(
-        self, aggregation: VariableAggregation, value: Any, destinations: Any
-    ) -> Any:
+    def _reduced(self, aggregation: VariableAggregation, value: Any, destinations: Any) -> Any:
         if isinstance(value, Mirrored):
             raise InvalidArgumentError(
                 f"{value!r} is equal on all towers; there is nothing to reduce"
@@ -113,8 +109,8 @@ class MirroredStrategy(DistributionStrategy):
         Raises:
             InvalidArgumentError: A task is given without a cluster.
             InvalidArgumentError: A cluster is given, but `num_gpus` was not.
-            UnimplementedError: A cluster is given: one process does not train on
-                the devices of others.
+            UnimplementedError: A cluster is given: one process does not train on the devices of
+                others.
 
         Spec: MS-8.
         """
@@ -179,9 +175,7 @@ class ParameterServerStrategy(DistributionStrategy):
         self._clustered = False
         super().__init__(self._with(SimpleClusterResolver(ClusterSpec({}))))
 
-    def _with(
-        self, resolver: SimpleClusterResolver
-    ) -> parameter_server.ParameterServerStrategy:
+    def _with(self, resolver: SimpleClusterResolver) -> parameter_server.ParameterServerStrategy:
         return parameter_server.ParameterServerStrategy(
             resolver, num_replicas_per_worker=self._towers
         )
@@ -197,15 +191,13 @@ class ParameterServerStrategy(DistributionStrategy):
         """Describe the cluster, before the scope is entered for the first time.
 
         Args:
-            session_config: A session's configuration; changed in place to what the
-                cluster needs.
+            session_config: A session's configuration; changed in place to what the cluster needs.
             cluster_spec: The cluster; once there is one, another is ignored.
             task_type: The job of this process.
             task_id: Its task.
 
         Raises:
-            InvalidArgumentError: The task is not given, or the cluster has no
-                parameter servers.
+            InvalidArgumentError: The task is not given, or the cluster has no parameter servers.
 
         Spec: PCF-1, PCF-6, PCF-7.
         """
@@ -247,9 +239,7 @@ class ParameterServerStrategy(DistributionStrategy):
 
 
 def _left_out(name: str, instead: str) -> UnimplementedError:
-    return UnimplementedError(
-        f"contrib.ParameterServerStrategy has no {name}; use {instead}"
-    )
+    return UnimplementedError(f"contrib.ParameterServerStrategy has no {name}; use {instead}")
 
 
 class DefaultStrategy(DistributionStrategy):

@@ -8,10 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stratagem._core.contexts.context import (
-    in_cross_replica_context,
-    require_strategy,
-)
+from stratagem._core.contexts.context import in_cross_replica_context, require_strategy
 from stratagem._core.deprecation import old_spelling
 from stratagem._core.enums import VariableAggregation
 from stratagem._core.options import RunOptions
@@ -36,8 +33,8 @@ _entered: WeakValueDictionary[Strategy, DistributionStrategy] = WeakValueDiction
 class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
     """A strategy of today behind the methods of then.
 
-    Between towers, its methods want its `scope()` to be open. To TensorFlow 1.13 this
-    name was an alias of `Strategy`, so every strategy of today is an instance, too.
+    Between towers, its methods want its `scope()` to be open. To TensorFlow 1.13 this name was an
+    alias of `Strategy`, so every strategy of today is an instance, too.
 
     Args:
         strategy: The strategy, with whose methods and functions these may be mixed.
@@ -79,13 +76,11 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
             )
 
     @old_spelling("Strategy.run")
-    def call_for_each_tower(
-        self, fn: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once per tower and merge the results.
 
-        The keyword `run_concurrently` says whether towers may overlap, as they may by
-        default; False has them run one at a time, in their order.
+        The keyword `run_concurrently` says whether towers may overlap, as they may by default;
+        False has them run one at a time, in their order.
 
         Spec: TWR-2.
         """
@@ -104,9 +99,7 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
         return self._strategy.run(fn, args, kwargs, options)
 
     @old_spelling("Strategy.reduce, or extended.reduce_to,")
-    def reduce(
-        self, aggregation: VariableAggregation, value: Any, destinations: Any
-    ) -> Any:
+    def reduce(self, aggregation: VariableAggregation, value: Any, destinations: Any) -> Any:
         """Reduce a value over towers.
 
         Args:
@@ -115,24 +108,20 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
             destinations: A device, a list of them, a variable or a value.
 
         Raises:
-            InvalidArgumentError: `aggregation` is another one, or a plain value
-                other than 0 is to be summed over several towers.
+            InvalidArgumentError: `aggregation` is another one, or a plain value other than 0 is to
+                be summed over several towers.
 
         Spec: TWR-10, MS-11, OD-5.
         """
         self._require_cross_tower("reduce")
         return self._reduced(aggregation, value, destinations)
 
-    def _reduced(
-        self, aggregation: VariableAggregation, value: Any, destinations: Any
-    ) -> Any:
+    def _reduced(self, aggregation: VariableAggregation, value: Any, destinations: Any) -> Any:
         return reduced(self._strategy, aggregation, value, destinations)
 
     @old_spelling("extended.batch_reduce_to")
     def batch_reduce(
-        self,
-        aggregation: VariableAggregation,
-        value_destination_pairs: Iterable[tuple[Any, Any]],
+        self, aggregation: VariableAggregation, value_destination_pairs: Iterable[tuple[Any, Any]]
     ) -> list[Any]:
         """Reduce several values. Spec: TWR-11."""
         self._require_cross_tower("batch_reduce")
@@ -153,13 +142,11 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
         return spread(self._strategy, tensor, places)
 
     @old_spelling("extended.update")
-    def update(
-        self, var: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def update(self, var: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
 
-        The keyword `grouped` says whether to merge what `fn` returns; otherwise each
-        leaf becomes the list of what it is on each device.
+        The keyword `grouped` says whether to merge what `fn` returns; otherwise each leaf becomes
+        the list of what it is on each device.
 
         Raises:
             InvalidTypeError: An argument may differ between towers.
@@ -238,11 +225,7 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
         return self._run_steps(unpacking(fn), iterator, iterations, initial_loop_values)
 
     def _run_steps(
-        self,
-        step: Step,
-        iterator: InputIterator,
-        iterations: int,
-        initial_loop_values: Any,
+        self, step: Step, iterator: InputIterator, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         run = self._strategy.extended.experimental_run_steps_on_iterator
         return MultiStepContext(run(step, iterator, iterations, initial_loop_values))
@@ -254,8 +237,8 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
         """Call `fn(element, *args, **kwargs)` for each element, where towers are.
 
         Returns:
-            What `reduce` takes: a `MapOutput`, or with several devices a
-            `PerReplica` of them, to which the elements go in turn.
+            What `reduce` takes: a `MapOutput`, or with several devices a `PerReplica` of them, to
+            which the elements go in turn.
 
         Spec: OD-5, MS-9.
         """

@@ -37,8 +37,8 @@ class TowerContext:
         """Call `fn(strategy, *args, **kwargs)` once for all towers.
 
         Raises:
-            ContextError: This is not the running tower, or the towers make
-                different numbers of merge calls.
+            ContextError: This is not the running tower, or the towers make different numbers of
+                merge calls.
 
         Spec: TWR-3, CTX-30, CTX-31.
         """

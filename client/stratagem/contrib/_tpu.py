@@ -32,8 +32,8 @@ _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 class TPUStrategy(OneDeviceStrategy):
     """Synchronous training on the cores of accelerator hosts.
 
-    Unlike then, a function runs once for each core: `is_single_tower` tells whether
-    there is but one.
+    Unlike then, a function runs once for each core: `is_single_tower` tells whether there is but
+    one.
 
     Args:
         tpu_cluster_resolver: Describes the hosts; without any this process is one.
@@ -149,18 +149,12 @@ class TPUStrategy(OneDeviceStrategy):
             return self._strategy.run(self._announcing(fn), args, kwargs, options)
 
     def _run_steps(
-        self,
-        step: Step,
-        iterator: InputIterator,
-        iterations: int,
-        initial_loop_values: Any,
+        self, step: Step, iterator: InputIterator, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         """Spec: TPU-9, MSC-8."""
         run = self._strategy.extended.experimental_run_steps_on_iterator
         with self._computation():
-            context = run(
-                self._announcing(step), iterator, iterations, initial_loop_values
-            )
+            context = run(self._announcing(step), iterator, iterations, initial_loop_values)
         return CoresContext(context, self._strategy.num_replicas_in_sync)
 
     def _announcing(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,9 +172,7 @@ class TPUStrategy(OneDeviceStrategy):
 
     # Values.
 
-    def _reduced(
-        self, aggregation: VariableAggregation, value: Any, destinations: Any
-    ) -> Any:
+    def _reduced(self, aggregation: VariableAggregation, value: Any, destinations: Any) -> Any:
         if not self._computations:
             return self._reduced_on_host(aggregation, value, destinations)
         several_hosts = self._strategy.extended.num_hosts > 1

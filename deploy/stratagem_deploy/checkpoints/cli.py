@@ -1,7 +1,7 @@
 """The `stratagem checkpoint` commands.
 
-Exit codes: 0 when all is well, 1 when the answer is no (damaged, different), and 2 when
-the question could not be answered.
+Exit codes: 0 when all is well, 1 when the answer is no (damaged, different), and 2 when the
+question could not be answered.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import typer
 from stratagem_proto.errors import DataLossError, StratagemError
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Look at checkpoints, check them, and write them in other forms.",
+    no_args_is_help=True, help="Look at checkpoints, check them, and write them in other forms."
 )
 
 Source = Annotated[
-    Path,
-    typer.Argument(help="A folder of checkpoints, one of them, or a safetensors file."),
+    Path, typer.Argument(help="A folder of checkpoints, one of them, or a safetensors file.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Servers = Annotated[int, typer.Option(min=1, help="Number of servers.")]
@@ -39,8 +37,7 @@ class Format(str, Enum):
 
 
 Chosen = Annotated[
-    Format,
-    typer.Option("--format", help="dcp is a folder of torch.distributed.checkpoint."),
+    Format, typer.Option("--format", help="dcp is a folder of torch.distributed.checkpoint.")
 ]
 
 _NO, _UNANSWERED = 1, 2
@@ -63,8 +60,7 @@ def _answering() -> Iterator[None]:
 def inspect(source: Source, as_json: AsJson = False) -> None:
     """List the variables of a checkpoint and the state of their optimizers.
 
-    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
-    read.
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read.
     """
     from stratagem_deploy.checkpoints.listing import contents, table
     from stratagem_proto.checkpoint.folder import open_checkpoint
@@ -100,19 +96,18 @@ def export_file(
     target: Annotated[Path, typer.Argument(help="The new file, or folder of dcp.")],
     form: Chosen = Format.safetensors,
     stored_rows: Annotated[
-        bool,
-        typer.Option(help="Write tables as their stored rows and `NAME[keys]`."),
+        bool, typer.Option(help="Write tables as their stored rows and `NAME[keys]`.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write all of a checkpoint in a form that plain PyTorch programs can load.
 
-    The result has values and optimizers' state, each tensor whole, but not extra,
-    versions and sessions. Rows of tables that were never written are filled in. Tables
-    that would take more than 4 GiB, and dynamic ones, need --stored-rows.
+    The result has values and optimizers' state, each tensor whole, but not extra, versions and
+    sessions. Rows of tables that were never written are filled in. Tables that would take more than
+    4 GiB, and dynamic ones, need --stored-rows.
 
-    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
-    read, or if the file cannot be written.
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read, or if
+    the file cannot be written.
     """
     from stratagem_deploy.checkpoints.dcp import export_dcp
     from stratagem_deploy.checkpoints.exports import export
@@ -131,21 +126,17 @@ def export_file(
 
 @app.command("import")
 def import_file(  # noqa: PLR0913  # one parameter for each option
-    source: Annotated[
-        Path, typer.Argument(help="A safetensors file, or a folder of dcp.")
-    ],
+    source: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of dcp.")],
     target: Annotated[Path, typer.Argument(help="The folder of checkpoints.")],
     form: Chosen = Format.safetensors,
     prefix: Annotated[
-        str,
-        typer.Option(help="Of dcp: take what is under this key, such as model."),
+        str, typer.Option(help="Of dcp: take what is under this key, such as model.")
     ] = "",
     optimizer: Annotated[
         str,
         typer.Option(
             metavar="KEY=NAME",
-            help="Of dcp: take the state under KEY for the optimizer NAME, as in "
-            "optim=Adam.",
+            help="Of dcp: take the state under KEY for the optimizer NAME, as in optim=Adam.",
         ),
     ] = "",
     servers: Servers = 1,
@@ -155,12 +146,12 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
     """Make a checkpoint of a state_dict that another program saved.
 
     The state of an optimizer must have the names of its parameters, as
-    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict returns it. torch
-    reads a folder of dcp by pickle, which runs code of its author: import only what you
-    trust. Everything but tensors is left out, and listed.
+    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict returns it. torch reads a
+    folder of dcp by pickle, which runs code of its author: import only what you trust. Everything
+    but tensors is left out, and listed.
 
-    Exit code: 0 when it is done, 1 if the source is damaged, and 2 if it cannot be
-    read, or if the checkpoint cannot be written.
+    Exit code: 0 when it is done, 1 if the source is damaged, and 2 if it cannot be read, or if the
+    checkpoint cannot be written.
     """
     key, given, name = optimizer.partition("=")
     if optimizer and not (key and given):
@@ -174,12 +165,7 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
 
 
 def _import_dcp(
-    source: Path,
-    names: tuple[str, str, str],
-    target: Path,
-    servers: int,
-    keep: int,
-    as_json: bool,
+    source: Path, names: tuple[str, str, str], target: Path, servers: int, keep: int, as_json: bool
 ) -> None:
     from stratagem_deploy.checkpoints.dcp import SavedByTorch, import_dcp
     from stratagem_deploy.checkpoints.torch_names import TorchNames
@@ -202,15 +188,13 @@ def reshard(
 ) -> None:
     """Write a checkpoint for another number of servers.
 
-    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
-    read, or if the new one cannot be written.
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read, or if
+    the new one cannot be written.
     """
     _write_anew(source, target, servers, keep, as_json)
 
 
-def _write_anew(
-    source: Path, target: Path, servers: int, keep: int, as_json: bool
-) -> None:
+def _write_anew(source: Path, target: Path, servers: int, keep: int, as_json: bool) -> None:
     from stratagem_deploy.checkpoints.resharding import reshard as written
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
@@ -228,8 +212,8 @@ def _say_written(path: Path, servers: int, as_json: bool, **facts: object) -> No
 def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
     """List the variables in which two checkpoints differ.
 
-    Exit code: 0 if they are the same, 1 if they differ or one is damaged, and 2 if one
-    cannot be read.
+    Exit code: 0 if they are the same, 1 if they differ or one is damaged, and 2 if one cannot be
+    read.
     """
     from stratagem_deploy.checkpoints.comparison import differences
     from stratagem_proto.checkpoint.folder import open_checkpoint

@@ -84,9 +84,7 @@ def _difference_of_times(
 
 def _idle(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
     """Return how many writes ago each row was touched, in the order of the keys."""
-    times = [
-        part.history.writes - part.vector(checkpoint, TOUCHED) for part in table.parts
-    ]
+    times = [part.history.writes - part.vector(checkpoint, TOUCHED) for part in table.parts]
     return torch.cat(times)[torch.cat(list(table.keys(checkpoint))).argsort()]
 
 

@@ -18,11 +18,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -78,11 +74,11 @@ class _ReadWhenWritten(DefaultSavePlanner):
 def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
     """Write a checkpoint as torch's, one variable at a time.
 
-    Variables have the names of the module's `state_dict()`, so that a program loads
-    them by `dcp.load(state, checkpoint_id=path)`; optimizers' state is there as
-    `<variable>/<optimizer>/<key>`. All tensors are whole; rows of tables that were
-    never written are filled in. Which were split, versions, sessions, what was kept as
-    `extra`, and how far workers had read their data is left out.
+    Variables have the names of the module's `state_dict()`, so that a program loads them by
+    `dcp.load(state, checkpoint_id=path)`; optimizers' state is there as
+    `<variable>/<optimizer>/<key>`. All tensors are whole; rows of tables that were never written
+    are filled in. Which were split, versions, sessions, what was kept as `extra`, and how far
+    workers had read their data is left out.
 
     Args:
         checkpoint: Where the values are.
@@ -112,16 +108,16 @@ def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
 class SavedByTorch:
     """A checkpoint of torch that can be read.
 
-    Opening it runs what its author has put into its description: never open one that
-    you do not trust. Safetensors files have no such risk.
+    Opening it runs what its author has put into its description: never open one that you do not
+    trust. Safetensors files have no such risk.
 
     Args:
         path: Its folder.
         names: Which tensors to read, and what they are called here.
 
     Attributes:
-        left_out: The names of what is not read: other tensors, and what are none,
-            such as the hyperparameters of optimizers.
+        left_out: The names of what is not read: other tensors, and what are none, such as the
+            hyperparameters of optimizers.
 
     Raises:
         NotFoundError: There is none, or no tensor in it is to be read.
@@ -214,8 +210,7 @@ def _description(path: Path) -> Metadata:
         return FileSystemReader(path).read_metadata()
     except FileNotFoundError as error:
         raise NotFoundError(
-            f"{str(path)!r} is no folder of torch.distributed.checkpoint: it has no "
-            "file .metadata"
+            f"{str(path)!r} is no folder of torch.distributed.checkpoint: it has no file .metadata"
         ) from error
     except (UnpicklingError, EOFError, AttributeError, ImportError) as error:
         raise _damaged(path, error) from error

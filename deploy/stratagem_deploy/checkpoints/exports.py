@@ -27,23 +27,20 @@ def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int
     Args:
         checkpoint: Where the values are.
         path: The new file.
-        stored_rows: Whether tables are written as the rows that are stored, with a
-            tensor `<name>[keys]` of their keys; else with all their rows. How long rows
-            were idle, and keys that have no row yet, is left out.
+        stored_rows: Whether tables are written as the rows that are stored, with a tensor
+            `<name>[keys]` of their keys; else with all their rows. How long rows were idle, and
+            keys that have no row yet, is left out.
 
     Returns:
         How many tensors it has.
 
     Raises:
         FileExistsError: It exists.
-        InvalidArgumentError: A table is too large to be written with all its rows, or
-            is dynamic.
+        InvalidArgumentError: A table is too large to be written with all its rows, or is dynamic.
         DataLossError: The checkpoint is damaged.
     """
     wholes = wholes_of(checkpoint.index).values()
-    tensors = [
-        one for each in wholes for one in _tensors(checkpoint, each, stored_rows)
-    ]
+    tensors = [one for each in wholes for one in _tensors(checkpoint, each, stored_rows)]
     try:
         values = (run for _, read in tensors for run in read())
         contents = [content for content, _ in tensors]
@@ -56,9 +53,7 @@ def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int
     return len(tensors)
 
 
-def _tensors(
-    checkpoint: Checkpoint, whole: Whole, stored_rows: bool
-) -> Iterator[_Tensor]:
+def _tensors(checkpoint: Checkpoint, whole: Whole, stored_rows: bool) -> Iterator[_Tensor]:
     if stored_rows and isinstance(whole, WholeTable):
         rows = StoredRows(count=whole.count)
         yield Content(undivided(whole), rows=rows), partial(whole.runs, checkpoint)

@@ -51,9 +51,9 @@ def _of_items(items: Iterable[_Item]) -> _Group:
 def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path:
     """Write a checkpoint for another number of servers.
 
-    Variables that were split are split by rows over all servers, as evenly as can be;
-    the others go to one server after the other. So are tables, whose rows go by their
-    keys; those of one server are in memory while its part is written.
+    Variables that were split are split by rows over all servers, as evenly as can be; the others go
+    to one server after the other. So are tables, whose rows go by their keys; those of one server
+    are in memory while its part is written.
 
     Args:
         checkpoint: Where the values are; any safetensors file will do.
@@ -66,15 +66,13 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
 
     Raises:
         DataLossError: The checkpoint is damaged.
-        InvalidArgumentError: A file has the stored rows of a table without what the
-            others are.
+        InvalidArgumentError: A file has the stored rows of a table without what the others are.
     """
     placed = _placed(checkpoint, servers)
     new = NewCheckpoint(root)
     try:
         parts = [
-            _written(new.folder / part_name(server), groups)
-            for server, groups in enumerate(placed)
+            _written(new.folder / part_name(server), groups) for server, groups in enumerate(placed)
         ]
         was = checkpoint.index
         index = Index.of_parts(parts, extra=was.extra, workers=was.workers)
@@ -146,30 +144,21 @@ def _table(
             name = spec.name + slot.name.removeprefix(whole.name)
             content = _content(slot, _spec(slot, name, slot.tensor, spec.name))
             items.append(_Item(content, partial(slot.read, checkpoint)))
-        yield [
-            partial(stored_part, checkpoint, spec, whole, states),
-            _of_items(items),
-        ]
+        yield [partial(stored_part, checkpoint, spec, whole, states), _of_items(items)]
 
 
 def _was_split(whole: Whole) -> bool:
     return whole.pieces[0].entry.spec.HasField("partition")
 
 
-def _unsplit(
-    checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole]
-) -> Iterator[_Item]:
+def _unsplit(checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole]) -> Iterator[_Item]:
     for one in (whole, *slots):
         spec = _spec(one, one.name, one.tensor, whole.name)
         yield _Item(_content(one, spec), partial(one.read, checkpoint))
 
 
 def _shard(
-    checkpoint: Checkpoint,
-    whole: Whole,
-    slots: Sequence[Whole],
-    number: int,
-    count: int,
+    checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole], number: int, count: int
 ) -> Iterator[_Item]:
     """Yield the rows of one shard, with the state that optimizers have for them."""
     start, stop = rows_of_shard(whole.shape[0], number, count)
@@ -184,10 +173,7 @@ def _shard(
             offset = (start, *(0 for _ in whole.shape[1:]))
             spec.partition.CopyFrom(Partition(full_shape=whole.shape, offset=offset))
         rows = (start, stop) if split else (0, one.shape[0] if one.shape else 1)
-        yield _Item(
-            _content(one, spec),
-            partial(one.read_rows, checkpoint, *rows),
-        )
+        yield _Item(_content(one, spec), partial(one.read_rows, checkpoint, *rows))
 
 
 def _spec(whole: Whole, name: str, tensor: TensorSpec, owner: str) -> VariableSpec:

@@ -20,8 +20,8 @@ from stratagem_psserver.variables.store import VariableStore
 def divided(table: WholeTable, servers: int) -> list[VariableSpec]:
     """Return what the parts of a table are to be, in the order of the servers.
 
-    A dynamic table has one on each server, as has one that had several parts. Any
-    other one has a single part.
+    A dynamic table has one on each server, as has one that had several parts. Any other one has a
+    single part.
     """
     was_split = table.parts[0].table.spec.HasField("partition")
     count = servers if table.is_dynamic or was_split else 1
@@ -47,10 +47,7 @@ def _part(table: WholeTable, number: int, count: int) -> VariableSpec:
 
 
 def stored_part(
-    checkpoint: Checkpoint,
-    spec: VariableSpec,
-    table: WholeTable,
-    slots: Sequence[Whole],
+    checkpoint: Checkpoint, spec: VariableSpec, table: WholeTable, slots: Sequence[Whole]
 ) -> tuple[list[Content], Iterator[torch.Tensor]]:
     """Return what to write of a part of a table, which stays in memory until then.
 

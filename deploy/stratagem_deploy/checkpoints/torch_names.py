@@ -15,10 +15,10 @@ class TorchNames:
     """Which tensors are taken, and their names here.
 
     Attributes:
-        prefix: What the names of a model's tensors begin with, and a point, as in
-            "model" of {"model": module.state_dict()}; "" takes all.
-        optimizer_key: The same of an optimizer's state, as in "optim" of
-            {"optim": get_optimizer_state_dict(module, optimizer)}; "" takes none.
+        prefix: What the names of a model's tensors begin with, and a point, as in "model" of
+            {"model": module.state_dict()}; "" takes all.
+        optimizer_key: The same of an optimizer's state, as in "optim" of {"optim":
+            get_optimizer_state_dict(module, optimizer)}; "" takes none.
         optimizer: The name of that optimizer here, such as "Adam".
     """
 

@@ -74,8 +74,8 @@ class Outcome:
         """Return the result of this task's call, or raise its error.
 
         Raises:
-            Exception: Whatever the function raised; its `__cause__` names the task
-                and has the traceback of the process or thread that it ran in.
+            Exception: Whatever the function raised; its `__cause__` names the task and has the
+                traceback of the process or thread that it ran in.
         """
         if self.error is None:
             return self.result

@@ -69,8 +69,7 @@ class Cluster(ABC):
     def resolver(self, job: str, index: int) -> ClusterResolver:
         """Return the cluster as the given task sees it.
 
-        There is an "evaluator" 0 besides servers and workers, which `run` leaves to
-        you.
+        There is an "evaluator" 0 besides servers and workers, which `run` leaves to you.
 
         Raises:
             InvalidArgumentError: There is no such task.
@@ -83,9 +82,8 @@ class Cluster(ABC):
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call `function(resolver, *arguments)` on every worker, at the same time.
 
-        Processes of workers are started for this call and get the function by
-        cloudpickle. When one fails, the others are ended; threads, which cannot be,
-        are left to themselves.
+        Processes of workers are started for this call and get the function by cloudpickle. When one
+        fails, the others are ended; threads, which cannot be, are left to themselves.
 
         Args:
             function: Called once per worker with the resolver of its task.
@@ -95,12 +93,12 @@ class Cluster(ABC):
             What each worker's call returned, by worker index.
 
         Raises:
-            Exception: What the first call that failed raised; its `__cause__` names
-                the worker and shows the traceback there.
+            Exception: What the first call that failed raised; its `__cause__` names the worker and
+                shows the traceback there.
             AbortedError: A worker's process ended without a result.
             InvalidTypeError: The function, an argument or a result cannot be sent.
-            FailedPreconditionError: The cluster does not run, or another `run` does, or
-                its workers serve a coordinator.
+            FailedPreconditionError: The cluster does not run, or another `run` does, or its workers
+                serve a coordinator.
         """
         team = self._require_running()
         if self._plan.worker_servers:
@@ -124,7 +122,6 @@ class Cluster(ABC):
         if self._team is None:
             name = type(self).__name__
             raise FailedPreconditionError(
-                f"the cluster does not run; use it inside `with {name}(...) as "
-                "cluster:`"
+                f"the cluster does not run; use it inside `with {name}(...) as cluster:`"
             )
         return self._team

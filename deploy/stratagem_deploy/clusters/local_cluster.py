@@ -24,12 +24,12 @@ from stratagem_deploy.processes.private_directory import PrivateDirectory
 class LocalCluster(Cluster):
     """Parameter servers and workers on this machine.
 
-        with LocalCluster(ps=2, workers=2) as cluster:
-            losses = cluster.run(train)  # train(resolver), once per worker
+        with LocalCluster(ps=2, workers=2) as cluster: losses = cluster.run(train)  #
+            train(resolver), once per worker
 
-    Servers listen on free ports of the loopback interface, behind a token made for
-    this cluster. Leaving the block, or the death of this process however it comes,
-    ends all processes and removes all files.
+    Servers listen on free ports of the loopback interface, behind a token made for this cluster.
+    Leaving the block, or the death of this process however it comes, ends all processes and removes
+    all files.
     """
 
     def __init__(  # noqa: PLR0913 - independent settings, most by name
@@ -48,25 +48,25 @@ class LocalCluster(Cluster):
 
         Args:
             ps: Number of parameter servers; none for workers that train without.
-            workers: Number of workers that `run` calls functions on; by default one,
-                or none where there are worker servers.
-            worker_servers: Number of workers that serve a coordinator instead: the
-                program that makes its strategy from `cluster_resolver`.
-            processes: Whether servers and workers are processes; worker servers then
-                share the cores by OMP_NUM_THREADS, unless that is set. Otherwise they
-                are threads of this process, which start in no time.
-            lease_seconds: Time without a sign of a client after which a server takes
-                it for dead; by default 30, and 10 for worker servers.
+            workers: Number of workers that `run` calls functions on; by default one, or none where
+                there are worker servers.
+            worker_servers: Number of workers that serve a coordinator instead: the program that
+                makes its strategy from `cluster_resolver`.
+            processes: Whether servers and workers are processes; worker servers then share the
+                cores by OMP_NUM_THREADS, unless that is set. Otherwise they are threads of this
+                process, which start in no time.
+            lease_seconds: Time without a sign of a client after which a server takes it for dead;
+                by default 30, and 10 for worker servers.
             start_timeout: Longest time that a server may take to start, in seconds.
-            show_output: Whether what processes write goes to standard error, each
-                line behind the name of its process. What they wrote last is in the
-                errors that they cause either way.
-            restore: Folder of checkpoints: each server begins with its part of the
-                latest one, if there is one yet, also when it is started again.
+            show_output: Whether what processes write goes to standard error, each line behind the
+                name of its process. What they wrote last is in the errors that they cause either
+                way.
+            restore: Folder of checkpoints: each server begins with its part of the latest one, if
+                there is one yet, also when it is started again.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that; workers
-                beside worker servers; or no server that could restore anything.
+            InvalidArgumentError: There would be nobody, or less than that; workers beside worker
+                servers; or no server that could restore anything.
         """
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
         self._processes = processes
@@ -94,8 +94,8 @@ class LocalCluster(Cluster):
     def kill(self, job: str, index: int) -> None:
         """End a task by SIGKILL, or a server in this process with all its calls.
 
-        A worker has a process only while `run` waits for it; a thread cannot be
-        killed (`UnimplementedError`).
+        A worker has a process only while `run` waits for it; a thread cannot be killed
+        (`UnimplementedError`).
         """
         self._task(job, index).kill()
 
@@ -106,8 +106,8 @@ class LocalCluster(Cluster):
     def restart(self, job: str, index: int) -> None:
         """Start a server again at its address, or a worker's function from its start.
 
-        Whatever of the task still runs is ended first: a server drains, a worker is
-        killed. Errors as in `kill`.
+        Whatever of the task still runs is ended first: a server drains, a worker is killed. Errors
+        as in `kill`.
 
         Raises:
             UnavailableError: The server ended instead of serving.
@@ -120,8 +120,8 @@ class LocalCluster(Cluster):
 
             coordinator.add_worker(cluster.add_worker_server())
 
-        It has the next index. `kill`, `stop` and `restart` know it, and so do resolvers
-        that are asked for from then on.
+        It has the next index. `kill`, `stop` and `restart` know it, and so do resolvers that are
+        asked for from then on.
 
         Returns:
             Its address, "host:port".
@@ -152,9 +152,7 @@ class LocalCluster(Cluster):
     def _show(self, job: str, index: int) -> Callable[[str], None] | None:
         return self._screen.labelled(f"{job}:{index}", index) if self._screen else None
 
-    def _resolver(
-        self, jobs: Sequence[str], job: str, index: int
-    ) -> SimpleClusterResolver:
+    def _resolver(self, jobs: Sequence[str], job: str, index: int) -> SimpleClusterResolver:
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
         spec = ClusterSpec({name: tasks for name, tasks in addresses.items() if tasks})
         resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)

@@ -55,18 +55,13 @@ def _all_servers(
     plan: Plan, addresses: Mapping[str, Sequence[object]], new_server: NewServer
 ) -> Mapping[str, list[RestartableServer]]:
     return {
-        job: [
-            new_server(job, index, str(addresses[job][index])) for index in range(count)
-        ]
+        job: [new_server(job, index, str(addresses[job][index])) for index in range(count)]
         for job, count in plan.served.items()
     }
 
 
 def processes(
-    plan: Plan,
-    addresses: Mapping[str, Sequence[object]],
-    directory: PrivateDirectory,
-    show: Show,
+    plan: Plan, addresses: Mapping[str, Sequence[object]], directory: PrivateDirectory, show: Show
 ) -> Tasks:
     """Return tasks that are processes of their own.
 

@@ -24,13 +24,13 @@ class Plan:
         workers: Number of workers that make calls.
         worker_servers: Number of workers that serve a coordinator.
         token: The cluster's secret.
-        lease_seconds: Silence after which a server takes a client for dead; None for
-            what is usual for its kind.
+        lease_seconds: Silence after which a server takes a client for dead; None for what is usual
+            for its kind.
         restore: Folder of checkpoints that parameter servers begin with, or "".
 
     Raises:
-        InvalidArgumentError: There would be nobody, or less than that; workers of both
-            kinds; or no server that could restore anything.
+        InvalidArgumentError: There would be nobody, or less than that; workers of both kinds; or no
+            server that could restore anything.
     """
 
     ps: int
@@ -100,8 +100,8 @@ def planned(
 
     Args:
         ps: Number of parameter servers.
-        workers: Number of workers that make calls; by default one, or none where there
-            are worker servers.
+        workers: Number of workers that make calls; by default one, or none where there are worker
+            servers.
         worker_servers: Number of workers that serve a coordinator.
         lease_seconds: As of `Plan`.
         restore: Folder of checkpoints, if there is one.

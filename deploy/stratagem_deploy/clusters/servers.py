@@ -16,8 +16,7 @@ _EXIT_SECONDS = 1.0
 class RestartableServer(ABC):
     """One server that may be stopped and started again where it was.
 
-    A start has two halves, so that several servers can start at the same time, and
-    so has a stop.
+    A start has two halves, so that several servers can start at the same time, and so has a stop.
     """
 
     @abstractmethod

@@ -21,9 +21,7 @@ _Outcomes = SimpleQueue[tuple[int, Outcome]]
 class Team:
     """Runs one call on each worker at the same time; the first failure ends all."""
 
-    def __init__(
-        self, workers: Sequence[Worker], begin: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], begin: Callable[[], None] = lambda: None) -> None:
         """Make no call yet.
 
         Args:

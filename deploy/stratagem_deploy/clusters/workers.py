@@ -15,11 +15,7 @@ import cloudpickle
 from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
-from stratagem_proto.errors import (
-    AbortedError,
-    FailedPreconditionError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import AbortedError, FailedPreconditionError, UnimplementedError
 
 
 class Worker(Protocol):
@@ -72,17 +68,14 @@ class ThreadWorker:
 
     def _not_a_process(self, what: str) -> UnimplementedError:
         return UnimplementedError(
-            f"{self._name} is a thread and cannot be {what}; "
-            "use LocalCluster(processes=True)"
+            f"{self._name} is a thread and cannot be {what}; use LocalCluster(processes=True)"
         )
 
 
 class ProcessWorker:
     """A worker whose every call is made by a new process."""
 
-    def __init__(
-        self, name: str, directory: Path, show: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, name: str, directory: Path, show: Callable[[str], None] | None) -> None:
         """Start nothing yet.
 
         Args:
@@ -154,8 +147,7 @@ class ProcessWorker:
 def no_process(name: str, cluster: str) -> FailedPreconditionError:
     """Return the error of acting on a worker that makes no call."""
     return FailedPreconditionError(
-        f"{name} has no process now; it has one while {cluster}.run() waits for its "
-        "function"
+        f"{name} has no process now; it has one while {cluster}.run() waits for its function"
     )
 
 

@@ -24,18 +24,17 @@ _ONE_CPU: Resources = {"CPU": 1}
 class RayCluster(Cluster):
     """Parameter servers and workers as actors of Ray, wherever it has room for them.
 
-        with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster:
-            losses = cluster.run(train)  # train(resolver), once per worker
+        with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster: losses =
+            cluster.run(train)  # train(resolver), once per worker
 
-    It uses the Ray that the program has connected to, else the one that `ray.init()`
-    finds or starts. All nodes need the same versions of Python and Stratagem, and the
-    program's modules. What tasks send is protected by a token made for this cluster,
-    and not encrypted.
+    It uses the Ray that the program has connected to, else the one that `ray.init()` finds or
+    starts. All nodes need the same versions of Python and Stratagem, and the program's modules.
+    What tasks send is protected by a token made for this cluster, and not encrypted.
 
-    Ray starts a task again whose process ends, on another node if it must. A server
-    then begins with the last checkpoint in `restore`, at its old address if that is
-    free; where it is not, clients learn the new one. A worker makes its call from the
-    beginning, and finds the variables that the servers keep.
+    Ray starts a task again whose process ends, on another node if it must. A server then begins
+    with the last checkpoint in `restore`, at its old address if that is free; where it is not,
+    clients learn the new one. A worker makes its call from the beginning, and finds the variables
+    that the servers keep.
     """
 
     def __init__(  # noqa: PLR0913 - independent settings, most by name
@@ -56,32 +55,29 @@ class RayCluster(Cluster):
 
         Args:
             ps: Number of parameter servers; none for workers that train without.
-            workers: Number of workers that `run` calls functions on; by default one,
-                or none where there are worker servers.
-            worker_servers: Number of workers that serve a coordinator instead: the
-                program that makes its strategy from `cluster_resolver`.
-            ps_resources: What Ray reserves for each parameter server, by its names:
-                `{"CPU": 2, "memory": 8e9}`.
+            workers: Number of workers that `run` calls functions on; by default one, or none where
+                there are worker servers.
+            worker_servers: Number of workers that serve a coordinator instead: the program that
+                makes its strategy from `cluster_resolver`.
+            ps_resources: What Ray reserves for each parameter server, by its names: `{"CPU": 2,
+                "memory": 8e9}`.
             worker_resources: Likewise for each worker, as in `{"CPU": 4, "GPU": 1}`.
-            placement_strategy: How Ray places the tasks on nodes: "PACK", "SPREAD",
-                "STRICT_PACK" or "STRICT_SPREAD".
+            placement_strategy: How Ray places the tasks on nodes: "PACK", "SPREAD", "STRICT_PACK"
+                or "STRICT_SPREAD".
             restarts: How often Ray starts each task again; -1 for no limit.
-            lease_seconds: Time without a sign of a client after which a server takes
-                it for dead; by default 30, and 10 for worker servers.
-            start_timeout: Longest time for Ray to find room, and then for the servers
-                to start, in seconds.
-            restore: Folder of checkpoints on a file system of all nodes: each server
-                begins with its part of the latest one, if there is one yet, also when
-                it is started again.
+            lease_seconds: Time without a sign of a client after which a server takes it for dead;
+                by default 30, and 10 for worker servers.
+            start_timeout: Longest time for Ray to find room, and then for the servers to start, in
+                seconds.
+            restore: Folder of checkpoints on a file system of all nodes: each server begins with
+                its part of the latest one, if there is one yet, also when it is started again.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that; workers
-                beside worker servers; or no server that could restore anything.
+            InvalidArgumentError: There would be nobody, or less than that; workers beside worker
+                servers; or no server that could restore anything.
 
-        Entering the block raises:
-            ImportError: Ray is not installed.
-            ResourceExhaustedError: Ray has not as much room.
-            UnavailableError: A server ended instead of serving.
+        Entering the block raises: ImportError: Ray is not installed. ResourceExhaustedError: Ray
+            has not as much room. UnavailableError: A server ended instead of serving.
             DeadlineExceededError: One did not start in time.
         """
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
@@ -105,8 +101,7 @@ class RayCluster(Cluster):
             self._directory = self._opened_directory(resources)
             sites = self._sites(room, tasks)
             self._servers = {
-                task: RayServer(sites[task], self._plan)
-                for task in _tasks(self._plan.served)
+                task: RayServer(sites[task], self._plan) for task in _tasks(self._plan.served)
             }
             servers = [*self._servers.values()]
             resources.enter_context(serving(servers, self._start_timeout))
@@ -159,20 +154,16 @@ class RayCluster(Cluster):
 
         Raises:
             InvalidArgumentError: There is no such task.
-            FailedPreconditionError: It is a worker, which have processes only while
-                `run` waits for them; or the cluster does not run.
+            FailedPreconditionError: It is a worker, which have processes only while `run` waits for
+                them; or the cluster does not run.
         """
         self._check(job, index)
         self._require_running()
         server = self._servers.get((job, index))
         (server or self._workers[index]).kill()
 
-    def _resolver(
-        self, jobs: Sequence[str], job: str, index: int
-    ) -> RayClusterResolver:
-        return RayClusterResolver(
-            self._directory_name, jobs, job, index, self._plan.token
-        )
+    def _resolver(self, jobs: Sequence[str], job: str, index: int) -> RayClusterResolver:
+        return RayClusterResolver(self._directory_name, jobs, job, index, self._plan.token)
 
 
 def _tasks(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -40,17 +40,15 @@ class Directory:
         """Return the last address of a task; "" if it has not started before."""
         return self._addresses.get((job, index), "")
 
-    async def addresses(
-        self, jobs: Sequence[str], *, wait: bool
-    ) -> Mapping[str, Sequence[str]]:
+    async def addresses(self, jobs: Sequence[str], *, wait: bool) -> Mapping[str, Sequence[str]]:
         """Return the addresses of jobs, by job and index.
 
         A task that is being started again has its last one until it serves.
 
         Args:
             jobs: The jobs, of which some may have no tasks.
-            wait: Whether to wait until all tasks have started. Otherwise those that
-                have not get the address of a host that does not exist.
+            wait: Whether to wait until all tasks have started. Otherwise those that have not get
+                the address of a host that does not exist.
         """
         tasks = {
             job: [(job, index) for index in range(self._counts[job])]
@@ -59,10 +57,5 @@ class Directory:
         }
         every = {*chain.from_iterable(tasks.values())}
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: not wait or self._addresses.keys() >= every
-            )
-        return {
-            job: [self._addresses.get(task, _NOWHERE) for task in tasks[job]]
-            for job in tasks
-        }
+            await self._changed.wait_for(lambda: not wait or self._addresses.keys() >= every)
+        return {job: [self._addresses.get(task, _NOWHERE) for task in tasks[job]] for job in tasks}

@@ -17,8 +17,7 @@ def load() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "RayCluster needs Ray, which is not installed: run "
-            "`pip install 'stratagem[ray]'`"
+            "RayCluster needs Ray, which is not installed: run `pip install 'stratagem[ray]'`"
         ) from error
     return ray
 

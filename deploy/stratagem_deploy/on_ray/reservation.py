@@ -64,9 +64,7 @@ def reserved(
         util.remove_placement_group(group)
 
 
-def _lacking(
-    bundles: Sequence[Resources], strategy: str, timeout: float
-) -> ResourceExhaustedError:
+def _lacking(bundles: Sequence[Resources], strategy: str, timeout: float) -> ResourceExhaustedError:
     ray = load()
     names = sorted({name for bundle in bundles for name in bundle})
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}

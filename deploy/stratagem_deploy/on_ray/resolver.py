@@ -22,12 +22,7 @@ class RayClusterResolver(ClusterResolver):
     """
 
     def __init__(
-        self,
-        directory: str,
-        jobs: Sequence[str],
-        task_type: str,
-        task_id: int,
-        token: str,
+        self, directory: str, jobs: Sequence[str], task_type: str, task_id: int, token: str
     ) -> None:
         super().__init__(task_type, task_id, environment="ray")
         self._directory = directory
@@ -52,10 +47,7 @@ class RayClusterResolver(ClusterResolver):
             ) from error
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the address of a task, by default of this one.
 

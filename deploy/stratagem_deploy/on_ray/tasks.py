@@ -13,11 +13,7 @@ from stratagem_deploy.clusters.servers import RestartableServer
 from stratagem_deploy.clusters.workers import Worker, no_process
 from stratagem_deploy.on_ray.actors import ServerActor, WorkerActor
 from stratagem_deploy.on_ray.library import load
-from stratagem_proto.errors import (
-    AbortedError,
-    DeadlineExceededError,
-    UnavailableError,
-)
+from stratagem_proto.errors import AbortedError, DeadlineExceededError, UnavailableError
 
 _EXIT_SECONDS = 1.0
 
@@ -67,22 +63,17 @@ class RayServer(RestartableServer):
             return str(ray.get(answer, timeout=timeout))
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineExceededError(
-                f"{self._site} does not serve after {timeout:g} s; give it more by "
-                "start_timeout"
+                f"{self._site} does not serve after {timeout:g} s; give it more by start_timeout"
             ) from error
         except ray.exceptions.RayActorError as error:
-            raise UnavailableError(
-                f"{self._site} ended before it served: {error}"
-            ) from error
+            raise UnavailableError(f"{self._site} ended before it served: {error}") from error
 
     def begin_stop(self) -> None:
         self._drained = self._actor.stop.remote(_EXIT_SECONDS)
 
     def stop(self, grace: float) -> None:
         if self._actor is not None:
-            load().wait(
-                [self._drained or self._actor.stop.remote(grace)], timeout=grace
-            )
+            load().wait([self._drained or self._actor.stop.remote(grace)], timeout=grace)
             load().kill(self._actor)
             self._actor = self._drained = None
 

@@ -29,8 +29,7 @@ class JsonLines(Display):
 
     def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
         output, errors = (
-            Transcript(partial(self._line, name, stream))
-            for stream in ("stdout", "stderr")
+            Transcript(partial(self._line, name, stream)) for stream in ("stdout", "stderr")
         )
         return output, errors
 

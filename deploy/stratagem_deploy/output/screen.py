@@ -29,8 +29,8 @@ _LONGEST_OPEN_LINE = 4_096  # bytes
 class Screen(Display):
     """Keeps the lines of the other processes apart from the main program's output.
 
-    The main program may have left its line open, for instance for a progress bar;
-    the line of another process is then put above it.
+    The main program may have left its line open, for instance for a progress bar; the line of
+    another process is then put above it.
     """
 
     def __init__(self, stream: TextIO, verbose: bool = False) -> None:

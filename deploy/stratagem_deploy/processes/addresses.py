@@ -12,9 +12,9 @@ _LOOPBACK = "127.0.0.1"
 class ReservedAddress:
     """A free address, kept from everybody else until it is closed, as by a block.
 
-    A socket is bound to it and never listens, so the one server that this address is
-    meant for can still bind it, and bind it again after a restart, while the kernel
-    gives it neither to another server nor to an outgoing connection.
+    A socket is bound to it and never listens, so the one server that this address is meant for can
+    still bind it, and bind it again after a restart, while the kernel gives it neither to another
+    server nor to an outgoing connection.
     """
 
     def __init__(self, host: str = _LOOPBACK) -> None:

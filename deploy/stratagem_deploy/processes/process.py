@@ -18,8 +18,8 @@ _READ_BYTES = 65_536
 # Output of a process that has ended may be held open by a stranger it started.
 _OUTPUT_SECONDS = 1.0
 
-# The kernel's word "parent" means the thread that started a process. This one lives
-# as long as the interpreter, so that a short-lived thread may start a server.
+# The kernel's word "parent" means the thread that started a process. This one lives as long as the
+# interpreter, so that a short-lived thread may start a server.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="stratagem-starter")
 
 
@@ -51,8 +51,8 @@ class Process:
         name: What messages call it, for instance "ps:0".
         pid: Its process id.
         output: What it wrote to standard output, or to both outputs.
-        errors: What it wrote to standard error; the same object as `output` unless
-            they are kept apart.
+        errors: What it wrote to standard error; the same object as `output` unless they are kept
+            apart.
     """
 
     def __init__(
@@ -83,9 +83,7 @@ class Process:
         self._on_end = on_end
         pipes = {transcript: transcript.pipe() for transcript in self._transcripts}
         environment = os.environ | (environment or {})
-        self._popen = _start(
-            command, environment, pipes[self.output][1], pipes[self.errors][1]
-        )
+        self._popen = _start(command, environment, pipes[self.output][1], pipes[self.errors][1])
         self.pid = self._popen.pid
         self._attend(pipes)
 
@@ -101,8 +99,8 @@ class Process:
     def send(self, signum: int) -> None:
         """Send a signal, as a terminal, a supervisor or the kernel would.
 
-        SIGTERM is for the program, which may want to end its own children in order;
-        all others reach its children too.
+        SIGTERM is for the program, which may want to end its own children in order; all others
+        reach its children too.
         """
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._popen.returncode is None:

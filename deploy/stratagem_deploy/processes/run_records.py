@@ -1,12 +1,12 @@
 """What runs on this machine, on record, so that other commands find it.
 
-A record is a file in a folder of the user alone. Whoever wrote it holds a lock on it,
-which the kernel gives up with the process: so a record without one is of the dead,
-even where another process has their id by now.
+A record is a file in a folder of the user alone. Whoever wrote it holds a lock on it, which the
+kernel gives up with the process: so a record without one is of the dead, even where another process
+has their id by now.
 
-The folder is in the directory for temporary files and not in `XDG_RUNTIME_DIR`, which
-shells of `su`, `sudo` and `cron` do not have, and which is emptied when its user logs
-out, though what `nohup` started goes on.
+The folder is in the directory for temporary files and not in `XDG_RUNTIME_DIR`, which shells of
+`su`, `sudo` and `cron` do not have, and which is emptied when its user logs out, though what
+`nohup` started goes on.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def _folder() -> Path:
     """Return the folder of records, which exists.
 
     Raises:
-        PermissionDeniedError: Others may write there, and could lead us to servers of
-            theirs.
+        PermissionDeniedError: Others may write there, and could lead us to servers of theirs.
     """
     folder = Path(tempfile.gettempdir(), f"stratagem-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -9,8 +9,8 @@ import math
 import signal
 from collections.abc import Iterable
 
-# What argparse, click and Python itself end with when arguments cannot be: the same
-# arguments cannot be the next time either.
+# What argparse, click and Python itself end with when arguments cannot be: the same arguments
+# cannot be the next time either.
 _USAGE_ERROR = 2
 
 _FIRST_SECONDS = 0.5
@@ -92,8 +92,8 @@ class Supervision:
             code: As `Popen.returncode`.
             now: Seconds of a monotonic clock.
         """
-        # A server that ends before the script does has failed, whatever its code. What
-        # it held has ended with it, so that no other can take its place.
+        # A server that ends before the script does has failed, whatever its code. What it held has
+        # ended with it, so that no other can take its place.
         is_server = name not in self.running
         if not is_server and self.restarts.grant(name, code, now):
             return 0

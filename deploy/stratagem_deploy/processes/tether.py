@@ -2,9 +2,8 @@
 
 Usage: python -I -S tether.py PARENT_PID PROGRAM [ARGUMENT...]
 
-Run as a file, before the program itself, because the only other place to ask the
-kernel for this is a function between fork and exec, where a parent with threads may
-deadlock.
+Run as a file, before the program itself, because the only other place to ask the kernel for this is
+a function between fork and exec, where a parent with threads may deadlock.
 """
 
 from __future__ import annotations

@@ -19,15 +19,9 @@ from stratagem_proto.errors import StratagemError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-Script = Annotated[
-    Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")
-]
-Arguments = Annotated[
-    list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print each line of all processes as JSON.")
-]
+Script = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")]
+Arguments = Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print each line of all processes as JSON.")]
 
 
 class RunCommandOptions(ProcessSettings):
@@ -35,28 +29,19 @@ class RunCommandOptions(ProcessSettings):
 
     kind: ClassVar[str] = "run"
 
-    ps: int = Field(
-        1, ge=0, description="Number of servers; 0 for workers without servers."
-    )
+    ps: int = Field(1, ge=0, description="Number of servers; 0 for workers without servers.")
     workers: int = Field(1, ge=1, description="Number of workers.")
     grace: float = Field(
-        10.0,
-        ge=0,
-        description="Seconds that processes get to end after a failure or Ctrl-C.",
+        10.0, ge=0, description="Seconds that processes get to end after a failure or Ctrl-C."
     )
     max_restarts: int = Field(
-        0,
-        ge=0,
-        description="How often failed workers are restarted, in the whole run.",
+        0, ge=0, description="How often failed workers are restarted, in the whole run."
     )
     restore: Path | None = Field(
-        None,
-        description="Folder of checkpoints; servers start from the latest, if there "
-        "is one.",
+        None, description="Folder of checkpoints; servers start from the latest, if there is one."
     )
     full_tracebacks: bool = Field(
-        False,
-        description="Print all frames of tracebacks, including those of libraries.",
+        False, description="Print all frames of tracebacks, including those of libraries."
     )
     verbose: bool = Field(
         False,
@@ -66,41 +51,37 @@ class RunCommandOptions(ProcessSettings):
 
 
 def run(
-    options: RunCommandOptions,
-    script: Script,
-    arguments: Arguments = None,
-    as_json: AsJson = False,
+    options: RunCommandOptions, script: Script, arguments: Arguments = None, as_json: AsJson = False
 ) -> None:
     """Run a script on local parameter servers and workers.
 
-    The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set. Worker
-    0 is the chief, and its output is this command's output. The output of other
-    processes goes to standard error, each line after the name of its process. Unless
-    OMP_NUM_THREADS is set, the workers share the cores evenly.
+    The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set. Worker 0 is the
+    chief, and its output is this command's output. The output of other processes goes to standard
+    error, each line after the name of its process. Unless OMP_NUM_THREADS is set, the workers share
+    the cores evenly.
 
-    Arguments after the script belong to the script. If one of them is an option that
-    this command has too, put `--` between the script and its arguments.
+    Arguments after the script belong to the script. If one of them is an option that this command
+    has too, put `--` between the script and its arguments.
 
-    With --json this command prints a line of JSON for each line of a process: its task,
-    its stream and the line. The first line has the addresses of the servers: cluster
-    and token_file. The last line says how the run ended: exit_code, failed (the task
-    that failed first), problem and seconds.
+    With --json this command prints a line of JSON for each line of a process: its task, its stream
+    and the line. The first line has the addresses of the servers: cluster and token_file. The last
+    line says how the run ended: exit_code, failed (the task that failed first), problem and
+    seconds.
 
-    With --restore and a folder that the script saves to, a script that is run again
-    goes on with the values of the last checkpoint and with their optimizers' state.
+    With --restore and a folder that the script saves to, a script that is run again goes on with
+    the values of the last checkpoint and with their optimizers' state.
 
-    With --max-restarts N workers that fail are restarted, up to N times in the whole
-    run, after half a second at first and twice as long each time, at most 30 s. The
-    others go on meanwhile. Servers keep the variables: the script of a restarted worker
-    begins at its first line and goes on with their values. Exit code 2 stands for
-    invalid arguments, and is final. So is the end of a server, since its variables are
-    lost with it: run again, with --restore.
+    With --max-restarts N workers that fail are restarted, up to N times in the whole run, after
+    half a second at first and twice as long each time, at most 30 s. The others go on meanwhile.
+    Servers keep the variables: the script of a restarted worker begins at its first line and goes
+    on with their values. Exit code 2 stands for invalid arguments, and is final. So is the end of a
+    server, since its variables are lost with it: run again, with --restore.
 
-    If a script that imports stratagem ends with a traceback, frames of Stratagem,
-    PyTorch and gRPC are folded into one line, unless --full-tracebacks is given.
+    If a script that imports stratagem ends with a traceback, frames of Stratagem, PyTorch and gRPC
+    are folded into one line, unless --full-tracebacks is given.
 
-    Exit code: 0 when the script succeeded on every worker, else that of the worker
-    which failed first, 128 + N if signal N ended it; 1 if a server failed.
+    Exit code: 0 when the script succeeded on every worker, else that of the worker which failed
+    first, 128 + N if signal N ended it; 1 if a server failed.
     """
     if options.restore and not options.ps:
         raise typer.BadParameter("--restore needs servers: give --ps a number above 0")

@@ -51,8 +51,8 @@ class ScriptSettings:
         workers: Number of workers; worker 0 is the chief.
         grace: Seconds that processes get to end when they are told to.
         verbose: Whether servers may tell what they do, and not only what is wrong.
-        restore: Absolute path of the folder of checkpoints that servers begin with;
-            "" to begin with nothing.
+        restore: Absolute path of the folder of checkpoints that servers begin with; "" to begin
+            with nothing.
         max_restarts: How often a worker that failed is started again, in all.
         full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
     """
@@ -78,8 +78,8 @@ class InterruptedRun(KeyboardInterrupt):
 class ScriptRun:
     """One run of a script on a cluster of local processes.
 
-    Everything that happens, happens in the main thread, one event after the other:
-    signals, and the ends of processes.
+    Everything that happens, happens in the main thread, one event after the other: signals, and the
+    ends of processes.
     """
 
     def __init__(self, settings: ScriptSettings, display: Display) -> None:
@@ -123,17 +123,13 @@ class ScriptRun:
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
         settings = self._settings
-        starter = ScriptWorkers(
-            settings.command, cluster, token_file, settings.full_tracebacks
-        )
+        starter = ScriptWorkers(settings.command, cluster, token_file, settings.full_tracebacks)
         for index in range(settings.workers):
             worker = starter.start(index, self._display, self._events.put)
             self._workers.append(worker)
         return starter
 
-    def _record(
-        self, cluster: Mapping[str, Sequence[str]], token_file: Path
-    ) -> RunRecord:
+    def _record(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> RunRecord:
         """Return what `stratagem status` and its like find of this run."""
         return RunRecord(
             pid=os.getpid(),
@@ -146,9 +142,7 @@ class ScriptRun:
     def _counts(self) -> Mapping[str, int]:
         return {"ps": self._settings.ps, "worker": self._settings.workers}
 
-    def _servers(
-        self, addresses: Sequence[str], token_file: Path
-    ) -> list[RestartableServer]:
+    def _servers(self, addresses: Sequence[str], token_file: Path) -> list[RestartableServer]:
         restore = self._settings.restore
         options = ("--restore", restore) if restore else ()
         return [

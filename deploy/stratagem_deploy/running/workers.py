@@ -28,9 +28,7 @@ class ScriptWorkers:
     token_file: Path
     full_tracebacks: bool = False
 
-    def start(
-        self, index: int, display: Display, on_end: Callable[[Process], None]
-    ) -> Process:
+    def start(self, index: int, display: Display, on_end: Callable[[Process], None]) -> Process:
         """Start a worker.
 
         Args:

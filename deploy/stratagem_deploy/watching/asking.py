@@ -46,10 +46,7 @@ class ServerAnswer:
 
 
 def ask(
-    places: Sequence[ServerPlace],
-    token: str,
-    timeout: float,
-    with_variables: bool = False,
+    places: Sequence[ServerPlace], token: str, timeout: float, with_variables: bool = False
 ) -> list[ServerAnswer]:
     """Ask all servers at once.
 

@@ -1,7 +1,6 @@
 """The commands `stratagem status`, `top` and `variables`.
 
-Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there was nobody
-to ask.
+Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there was nobody to ask.
 """
 
 from __future__ import annotations
@@ -24,27 +23,20 @@ if TYPE_CHECKING:
     from stratagem_deploy.watching.live import Look
 
 Servers = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's."),
+    list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
 ]
 Cluster = Annotated[
-    Path | None,
-    typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself."),
+    Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
 ]
 TokenFile = Annotated[
-    Path | None,
-    typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret."),
+    Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
 ]
 Run = Annotated[
     int | None,
-    typer.Option(
-        "--run", metavar="PID", help="Process of the `stratagem run` to ask about."
-    ),
+    typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Timeout = Annotated[
-    float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")
-]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")]
 Interval = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]
 
 _MISSED, _NOBODY = 1, 2
@@ -60,13 +52,12 @@ def status(
 ) -> None:
     """Tell what the servers of a cluster are doing.
 
-    Without HOST:PORT, this command asks all tasks of the job ps in TF_CONFIG, and those
-    of the job worker that serve. Workers that run the program themselves are shown as
-    clients. Without TF_CONFIG, it asks the servers of the current `stratagem run` on
-    this machine, with its secret; if there are several runs, --run chooses one.
+    Without HOST:PORT, this command asks all tasks of the job ps in TF_CONFIG, and those of the job
+    worker that serve. Workers that run the program themselves are shown as clients. Without
+    TF_CONFIG, it asks the servers of the current `stratagem run` on this machine, with its secret;
+    if there are several runs, --run chooses one.
 
-    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
-    ask.
+    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to ask.
     """
     found = _find(servers, cluster, run)
     answers = _look(found, token_file, timeout)()
@@ -93,11 +84,11 @@ def top(  # noqa: PLR0913  # one parameter for each option
 ) -> None:
     """Watch the servers of a cluster until Ctrl-C: who trains how fast.
 
-    Servers are found as by `stratagem status`. Steps and calls are counted between two
-    looks. If the output is not a terminal, --once is the default, except with --json.
+    Servers are found as by `stratagem status`. Steps and calls are counted between two looks. If
+    the output is not a terminal, --once is the default, except with --json.
 
-    Exit code: 0, also after Ctrl-C; with --once 1 if a server did not answer; 2 if
-    there was nobody to ask.
+    Exit code: 0, also after Ctrl-C; with --once 1 if a server did not answer; 2 if there was nobody
+    to ask.
     """
     from rich.console import Console
 
@@ -130,8 +121,7 @@ def variables(
 
     Servers are found as by `stratagem status`.
 
-    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
-    ask.
+    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to ask.
     """
     from rich.console import Console
 
@@ -190,9 +180,7 @@ def _print_json(answers: Sequence[ServerAnswer]) -> None:
     typer.echo(json.dumps(facts_of(answers)))
 
 
-def _print_tables(
-    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
-) -> None:
+def _print_tables(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()) -> None:
     from rich.console import Console
 
     from stratagem_deploy.watching.tables import tables

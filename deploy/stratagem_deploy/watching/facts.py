@@ -26,8 +26,8 @@ def _server(answer: ServerAnswer) -> dict[str, Any]:
 def plain(message: Message) -> dict[str, Any]:
     """Return the fields of a message by name.
 
-    Bytes are hexadecimal and enums their values' own names in lower case; what may be
-    absent, and is, is left out.
+    Bytes are hexadecimal and enums their values' own names in lower case; what may be absent, and
+    is, is left out.
     """
     fields = message.DESCRIPTOR.fields
     return {

@@ -20,8 +20,8 @@ _COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slot
 def variables_of(answers: Iterable[ServerAnswer]) -> list[dict[str, Any]]:
     """Return all variables, each with the names of its slot variables.
 
-    Bytes of a table are those of its index and of its optimizers' state, too; "rows"
-    says how many it has stored, and is None for others.
+    Bytes of a table are those of its index and of its optimizers' state, too; "rows" says how many
+    it has stored, and is None for others.
     """
     return [fact for answer in answers for fact in _of_server(answer)]
 

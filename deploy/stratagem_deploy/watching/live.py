@@ -17,9 +17,7 @@ Look = Callable[[], list[ServerAnswer]]
 """Asks all servers once."""
 
 
-def look_twice(
-    look: Look, interval: float
-) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
+def look_twice(look: Look, interval: float) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """Return what servers say before and after some seconds."""
     earlier = look()
     time.sleep(interval)

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratagem_deploy.processes.run_records import RunRecord, records
-from stratagem_proto.configuration.tf_config import (
-    TFConfig,
-    parse_tf_config,
-    read_tf_config,
-)
+from stratagem_proto.configuration.tf_config import TFConfig, parse_tf_config, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.addresses import check_address
 
@@ -25,8 +21,8 @@ class ServerPlace:
     Attributes:
         address: Of its data plane, "host:port".
         label: The task that is meant to be there, for instance "ps:0", or "".
-        optional: Whether nobody need be there: a task of the job "worker" may as well
-            be a program that serves nobody.
+        optional: Whether nobody need be there: a task of the job "worker" may as well be a program
+            that serves nobody.
     """
 
     address: str
@@ -52,16 +48,14 @@ class WatchedCluster:
         return f"the cluster of {_words(self.run)}" if self.run else ""
 
 
-def find(
-    addresses: Sequence[str], cluster: str, run: int | None = None
-) -> WatchedCluster:
+def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> WatchedCluster:
     """Return the servers that are told, else those of a run on this machine.
 
     Args:
         addresses: Given one by one; if there are any, the cluster does not count.
         cluster: A file in the form of `TF_CONFIG`; "" for the environment's.
-        run: Process of the `stratagem run` whose servers are meant, whatever the
-            environment says; None for that of the only one, if nothing is told.
+        run: Process of the `stratagem run` whose servers are meant, whatever the environment says;
+            None for that of the only one, if nothing is told.
 
     Raises:
         InvalidArgumentError: There is nobody to ask, or what is given is no cluster.
@@ -73,9 +67,7 @@ def find(
         check_address(address)
     told: Sequence[ServerPlace] = ()
     if run is None:
-        told = [ServerPlace(address) for address in addresses] or _tasks(
-            _config(cluster)
-        )
+        told = [ServerPlace(address) for address in addresses] or _tasks(_config(cluster))
     return WatchedCluster(told) if told or cluster else _running(run)
 
 

@@ -44,9 +44,7 @@ def calls_of(
         for method in answer.status.methods if answer.status else ():
             total = summed.setdefault(method.method, MethodStatus())
             _add(total, method, 1)
-            if answer.status and (
-                known := before.get((answer.status.incarnation, method.method))
-            ):
+            if answer.status and (known := before.get((answer.status.incarnation, method.method))):
                 _add(total, known, -1)
     return summed
 
@@ -76,16 +74,12 @@ def tables(
 
     Args:
         answers: What they say now.
-        earlier: What they said before. If given, steps and calls are those since then,
-            by the second.
+        earlier: What they said before. If given, steps and calls are those since then, by the
+            second.
     """
     yield _servers(answers)
     statuses = [answer.status for answer in answers if answer.status]
-    for table in (
-        _clients(statuses),
-        _workers(answers, earlier),
-        _methods(answers, earlier),
-    ):
+    for table in (_clients(statuses), _workers(answers, earlier), _methods(answers, earlier)):
         if table.row_count:
             yield table
 
@@ -171,9 +165,7 @@ def _workers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
     return table
 
 
-def _clocks(
-    answers: Iterable[ServerAnswer],
-) -> Iterator[tuple[tuple[str, str, str], WorkerClock]]:
+def _clocks(answers: Iterable[ServerAnswer]) -> Iterator[tuple[tuple[str, str, str], WorkerClock]]:
     statuses = (answer.status for answer in answers if answer.status)
     for group in chain.from_iterable(s.parameter_server.groups for s in statuses):
         for clock in group.workers:

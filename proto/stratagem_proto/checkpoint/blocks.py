@@ -20,8 +20,8 @@ class FileEntry:
 
     Attributes:
         nbytes: Its size.
-        blocks: CRC-32 of each `BLOCK_BYTES` of it, the last may be shorter; None for
-            a file that somebody else made, of which nothing is known.
+        blocks: CRC-32 of each `BLOCK_BYTES` of it, the last may be shorter; None for a file that
+            somebody else made, of which nothing is known.
     """
 
     nbytes: int
@@ -94,9 +94,7 @@ def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> 
                 block = file.read(min(BLOCK_BYTES, entry.nbytes - position))
                 _require_intact(path, entry, position, block)
                 low, high = max(begin, position), min(end, position + len(block))
-                target[low - begin : high - begin] = block[
-                    low - position : high - position
-                ]
+                target[low - begin : high - begin] = block[low - position : high - position]
                 position += len(block)
     except FileNotFoundError as error:
         raise DataLossError(

@@ -72,9 +72,7 @@ def _owner_by_name(name: str) -> str:
     return slot.variable if slot else ""
 
 
-def _whole(
-    name: str, shards: Sequence[TensorEntry], owners: Mapping[str, VariableSpec]
-) -> Whole:
+def _whole(name: str, shards: Sequence[TensorEntry], owners: Mapping[str, VariableSpec]) -> Whole:
     first = shards[0].spec
     owner = owners.get(first.name)
     slot_of = whole_name(owner) if owner else ""
@@ -92,9 +90,7 @@ def _whole(
     ]
     # A shard may have no rows.
     pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
-    tensor = TensorSpec(
-        dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape
-    )
+    tensor = TensorSpec(dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape)
     _require_all_rows(name, tensor, pieces)
     return Whole(name, tensor, slot_of, pieces, is_split)
 
@@ -103,8 +99,7 @@ def _is_split_by_rows(spec: VariableSpec) -> bool:
     partition = spec.partition
     if any(partition.offset[1:]) or partition.full_shape[1:] != spec.tensor.shape[1:]:
         raise UnimplementedError(
-            f"{spec.name!r} is a part of columns; checkpoints join rows only",
-            variable=spec.name,
+            f"{spec.name!r} is a part of columns; checkpoints join rows only", variable=spec.name
         )
     return True
 

@@ -30,11 +30,7 @@ from stratagem_proto.checkpoint.blocks import (
 )
 from stratagem_proto.checkpoint.index import Index, TensorEntry
 from stratagem_proto.checkpoint.parts import read_plain
-from stratagem_proto.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
 from stratagem_proto.wire.tensors import allocate, as_bytes
 
 INDEX = "index.json"
@@ -109,8 +105,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Return the checkpoint at a path.
 
     Args:
-        path: A folder of checkpoints, whose latest is taken; one checkpoint in it; or
-            any safetensors file.
+        path: A folder of checkpoints, whose latest is taken; one checkpoint in it; or any
+            safetensors file.
 
     Raises:
         NotFoundError: There is none.
@@ -125,8 +121,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return _read(folder, (folder / INDEX).read_bytes())
     if not (folder / LATEST).is_file():
         raise NotFoundError(
-            f"there is no checkpoint {str(path)!r}; pass the path that was given to "
-            "strategy.save()"
+            f"there is no checkpoint {str(path)!r}; pass the path that was given to strategy.save()"
         )
     return _latest(folder)
 
@@ -219,8 +214,7 @@ def _make_root(root: Path) -> None:
         )
     if not root.parent.is_dir():
         raise NotFoundError(
-            f"there is no folder {str(root.parent)!r} to save checkpoints in; make it "
-            "first"
+            f"there is no folder {str(root.parent)!r} to save checkpoints in; make it first"
         )
     root.mkdir(exist_ok=True)
 

@@ -1,8 +1,8 @@
 """The table of contents of a checkpoint.
 
-Its format is a number: 2 if there are tables of which servers store the written rows,
-else 1. A release writes the least that says what is there, and reads all up to its own,
-so checkpoints that an earlier one could have written it also reads.
+Its format is a number: 2 if there are tables of which servers store the written rows, else 1. A
+release writes the least that says what is there, and reads all up to its own, so checkpoints that
+an earlier one could have written it also reads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.blocks import FileEntry
-from stratagem_proto.errors import (
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -68,9 +64,7 @@ def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
     """Return what a file has of a variable, some rows or all."""
     if rows is None:
         return spec.tensor
-    return TensorSpec(
-        dtype=spec.tensor.dtype, shape=(rows.count, *spec.tensor.shape[1:])
-    )
+    return TensorSpec(dtype=spec.tensor.dtype, shape=(rows.count, *spec.tensor.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,8 @@ class Index:
         servers: What each server needs to go on besides variables, by its part file.
         extra: What the program wanted to be kept with it.
         identity: Random name of this checkpoint, by which copies are recognised.
-        workers: Their "count", and by task the "states" that they need to go on, each
-            by the name that the program has given it.
+        workers: Their "count", and by task the "states" that they need to go on, each by the name
+            that the program has given it.
     """
 
     files: Mapping[str, FileEntry]
@@ -146,9 +140,7 @@ class Index:
             "extra": dict(self.extra),
             "workers": dict(self.workers),
         }
-        return _canonical(
-            {"content": content, "crc32": zlib.crc32(_canonical(content))}
-        )
+        return _canonical({"content": content, "crc32": zlib.crc32(_canonical(content))})
 
     @property
     def _format(self) -> int:
@@ -197,8 +189,7 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
         intact = False
     if not intact:
         raise DataLossError(
-            f"{where!r} is no index of a checkpoint, or is damaged; restore an earlier "
-            "checkpoint"
+            f"{where!r} is no index of a checkpoint, or is damaged; restore an earlier checkpoint"
         )
     return content
 

@@ -17,12 +17,7 @@ from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_proto.wire.tensors import (
-    as_bytes,
-    decode_dtype,
-    encode_dtype,
-    nbytes_of,
-)
+from stratagem_proto.wire.tensors import as_bytes, decode_dtype, encode_dtype, nbytes_of
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -67,20 +62,17 @@ class Content:
 
 
 def write_part(
-    path: Path,
-    contents: Sequence[Content],
-    values: Iterable[torch.Tensor],
-    has_index: bool = True,
+    path: Path, contents: Sequence[Content], values: Iterable[torch.Tensor], has_index: bool = True
 ) -> TensorFile:
     """Write tensors to a new file.
 
     Args:
         path: Must not exist yet.
         contents: What to write.
-        values: The values in the same order, each whole or as runs of its rows, each
-            taken when its turn comes.
-        has_index: Whether an index says what there is. Else the file says itself, where
-            other programs do not look, which of it are the stored rows of tables.
+        values: The values in the same order, each whole or as runs of its rows, each taken when its
+            turn comes.
+        has_index: Whether an index says what there is. Else the file says itself, where other
+            programs do not look, which of it are the stored rows of tables.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
@@ -116,9 +108,7 @@ def _notes(contents: Sequence[Content]) -> dict[str, str]:
     return {_NOTES: json.dumps(tables)} if tables else {}
 
 
-def _header(
-    contents: Sequence[Content], notes: Mapping[str, str]
-) -> tuple[bytes, list[int]]:
+def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[bytes, list[int]]:
     """Return the beginning of a file, and where in the file each tensor begins."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     offset, offsets = 0, []
@@ -180,9 +170,7 @@ def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
     return FileEntry(size, None), entries
 
 
-def _plain_entry(
-    file: str, begin: int, name: str, described: dict[str, list[int]]
-) -> TensorEntry:
+def _plain_entry(file: str, begin: int, name: str, described: dict[str, list[int]]) -> TensorEntry:
     spec = VariableSpec(name=name)
     spec.tensor.dtype = encode_dtype(_DTYPES[str(described["dtype"])])
     spec.tensor.shape.extend(described["shape"])

@@ -94,9 +94,7 @@ class Whole:
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         value = allocate(TensorSpec(dtype=self.tensor.dtype, shape=shape))
         if value.numel():
-            self._fill(
-                checkpoint, start, as_bytes(value), value.nbytes // (stop - start)
-            )
+            self._fill(checkpoint, start, as_bytes(value), value.nbytes // (stop - start))
         return value
 
     def _require_rows(self, start: int, stop: int) -> None:
@@ -108,9 +106,7 @@ class Whole:
                 variable=self.name,
             )
 
-    def _fill(
-        self, checkpoint: Checkpoint, start: int, target: memoryview, row_bytes: int
-    ) -> None:
+    def _fill(self, checkpoint: Checkpoint, start: int, target: memoryview, row_bytes: int) -> None:
         stop = start + len(target) // row_bytes
         for piece in self.pieces:
             rows = piece.entry.nbytes // row_bytes

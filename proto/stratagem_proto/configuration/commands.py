@@ -20,16 +20,14 @@ Settings = TypeVar("Settings", bound=ProcessSettings)
 _METAVARS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}
 
 
-def command(
-    program: str, model: type[Settings], body: Callable[..., None]
-) -> Callable[..., None]:
+def command(program: str, model: type[Settings], body: Callable[..., None]) -> Callable[..., None]:
     """Return what typer makes a command of, with an option for each setting.
 
     Args:
         program: Names the process where a setting cannot be.
         model: The settings.
-        body: Called with the settings, and with what else it takes: arguments of the
-            command. Its docstring is the help.
+        body: Called with the settings, and with what else it takes: arguments of the command. Its
+            docstring is the help.
     """
     _, *arguments = inspect.signature(body).parameters.values()
 
@@ -60,9 +58,7 @@ def explained(program: str) -> Iterator[None]:
 def _options(model: type[ProcessSettings]) -> Iterator[inspect.Parameter]:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     for name, field in model.model_fields.items():
-        yield inspect.Parameter(
-            name, kind, default=None, annotation=_option(name, field)
-        )
+        yield inspect.Parameter(name, kind, default=None, annotation=_option(name, field))
 
 
 def _option(name: str, field: FieldInfo) -> Any:

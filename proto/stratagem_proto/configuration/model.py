@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from typing_extensions import Self
 
 from stratagem_proto.configuration.problems import described
@@ -24,8 +20,7 @@ _PREFIX = "STRATAGEM_"
 class ProcessSettings(BaseSettings):
     """Settings by flags, else by variables, else by `TF_CONFIG`, else by a file.
 
-    A field's description is its help, and its variable is its name in capitals behind
-    "STRATAGEM_".
+    A field's description is its help, and its variable is its name in capitals behind "STRATAGEM_".
 
     Attributes:
         kind: Table of the file.
@@ -62,8 +57,8 @@ class ProcessSettings(BaseSettings):
             flags: Those of the command line; None where one is not given.
 
         Raises:
-            InvalidArgumentError: One of them cannot be; the message says where it
-                comes from, as in `TF_CONFIG.task.index`.
+            InvalidArgumentError: One of them cannot be; the message says where it comes from, as in
+                `TF_CONFIG.task.index`.
             OSError: The file cannot be read.
         """
         given = {name: flag for name, flag in flags.items() if flag is not None}

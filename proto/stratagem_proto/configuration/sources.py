@@ -33,9 +33,7 @@ class Source(PydanticBaseSettingsSource):
     def path(self, name: str) -> str:
         """Return where it says that."""
 
-    def get_field_value(
-        self, field: FieldInfo, field_name: str
-    ) -> tuple[Any, str, bool]:
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Return what pydantic asks of sources that look at field after field."""
         return None, field_name, False
 
@@ -63,8 +61,8 @@ class Source(PydanticBaseSettingsSource):
 class TFConfigSource(Source):
     """The task that `TF_CONFIG` says this process is, and where it serves.
 
-    A task of another job says nothing of this process, and a task that flags or
-    variables have chosen does not serve where the one of `TF_CONFIG` does.
+    A task of another job says nothing of this process, and a task that flags or variables have
+    chosen does not serve where the one of `TF_CONFIG` does.
     """
 
     def found(self) -> dict[str, Any]:

@@ -59,9 +59,7 @@ def read_tf_config() -> TFConfig:
     return parse_tf_config(os.environ.get(VARIABLE) or "{}")
 
 
-def parse_tf_config(
-    text: str, name: str = f"environment variable {VARIABLE}"
-) -> TFConfig:
+def parse_tf_config(text: str, name: str = f"environment variable {VARIABLE}") -> TFConfig:
     """Return what a text in the form of `TF_CONFIG` says.
 
     Args:
@@ -69,15 +67,13 @@ def parse_tf_config(
         name: Where it came from, for messages.
 
     Raises:
-        InvalidArgumentError: It is not JSON, or an entry has the wrong type; the
-            message names the entry by its path, as in `TF_CONFIG.task.index`.
+        InvalidArgumentError: It is not JSON, or an entry has the wrong type; the message names the
+            entry by its path, as in `TF_CONFIG.task.index`.
     """
     try:
         return TFConfig.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
-        raise InvalidArgumentError(
-            f"{name} is not JSON: {error}. It reads {text!r}"
-        ) from error
+        raise InvalidArgumentError(f"{name} is not JSON: {error}. It reads {text!r}") from error
     except ValidationError as error:
         problems = "; ".join(_problem(problem) for problem in error.errors())
         raise InvalidArgumentError(problems) from error

@@ -24,8 +24,7 @@ def read_token(path: Path | None) -> str:
     """Return the token in a file, without the space around it; "" without a file.
 
     Raises:
-        InvalidArgumentError: The file is missing, cannot be read, is empty, or is no
-            text in UTF-8.
+        InvalidArgumentError: The file is missing, cannot be read, is empty, or is no text in UTF-8.
     """
     if path is None:
         return ""
@@ -33,14 +32,10 @@ def read_token(path: Path | None) -> str:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise _refusal(
-            path,
-            f"cannot be read: {error.strerror}; check {VARIABLE}, and --token-file of "
-            "servers",
+            path, f"cannot be read: {error.strerror}; check {VARIABLE}, and --token-file of servers"
         ) from error
     except UnicodeDecodeError as error:
-        raise _refusal(
-            path, f"is no text: {error}; write a secret in UTF-8 into it"
-        ) from error
+        raise _refusal(path, f"is no text: {error}; write a secret in UTF-8 into it") from error
     if not token:
         raise _refusal(path, "is empty; write a secret into it")
     return token

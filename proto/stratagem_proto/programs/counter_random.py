@@ -19,8 +19,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 def philox(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
     """Philox-4x32-10: four random words for each counter of four words.
 
-    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-    SC 2011.
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
     Args:
         counter: Four arrays that broadcast against each other.
@@ -47,8 +46,8 @@ def words_of_rows(rows: npt.NDArray[np.int64], columns: int, key: int) -> Words:
         key: 64 bits.
 
     Returns:
-        Words of shape (rows, columns). One depends on its row, its column and the
-        key, and on nothing else.
+        Words of shape (rows, columns). One depends on its row, its column and the key, and on
+        nothing else.
     """
     blocks = np.arange(-(-columns // 4), dtype=np.uint64)
     numbers = rows.view(np.uint64)[:, None]
@@ -66,8 +65,8 @@ def uniform(words: Words) -> npt.NDArray[np.float64]:
 def normal(words: Words) -> npt.NDArray[np.float64]:
     """Return normally distributed numbers, from pairs of words along an even last axis.
 
-    Box and Muller, "A note on the generation of random normal deviates", 1958. With
-    32-bit words the largest is 6.7.
+    Box and Muller, "A note on the generation of random normal deviates", 1958. With 32-bit words
+    the largest is 6.7.
     """
     first, second = words[..., 0::2], words[..., 1::2]
     radius = np.sqrt(-2.0 * np.log((first + 1.0) * 2.0**-32))

@@ -18,11 +18,11 @@ class GradientLimits:
     """What is done to all the gradients of a step, in this order.
 
     Attributes:
-        on_nonfinite: What NaN or an infinity in any of them leads to: "zero" puts 0
-            in its place, "reject" drops the step, "raise" fails it; None is blind.
+        on_nonfinite: What NaN or an infinity in any of them leads to: "zero" puts 0 in its place,
+            "reject" drops the step, "raise" fails it; None is blind.
         clip_value: Elements are clamped to plus and minus this.
-        clip_norm: If the Euclidean norm of all elements together is larger, they are
-            scaled down to it, as by `torch.nn.utils.clip_grad_norm_`.
+        clip_norm: If the Euclidean norm of all elements together is larger, they are scaled down to
+            it, as by `torch.nn.utils.clip_grad_norm_`.
 
     Raises:
         InvalidArgumentError: A bound is not above 0, or there is no such action.
@@ -37,27 +37,22 @@ class GradientLimits:
             bound = getattr(self, name)
             if bound is not None and not (bound > 0 and math.isfinite(bound)):
                 raise InvalidArgumentError(
-                    f"{name} is a finite number above 0, not {bound!r}; leave it out "
-                    "for no bound"
+                    f"{name} is a finite number above 0, not {bound!r}; leave it out for no bound"
                 )
         if self.on_nonfinite not in _ACTIONS:
             words = ", ".join(repr(word) for word in _ACTIONS)
-            raise InvalidArgumentError(
-                f"on_nonfinite is one of {words}, not {self.on_nonfinite!r}"
-            )
+            raise InvalidArgumentError(f"on_nonfinite is one of {words}, not {self.on_nonfinite!r}")
 
     def __bool__(self) -> bool:
         bounds = self.on_nonfinite, self.clip_value, self.clip_norm
         return any(bound is not None for bound in bounds)
 
-    def apply(
-        self, gradients: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor] | None:
+    def apply(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """Return the gradients within the limits; None if the step is dropped.
 
         Args:
-            gradients: By variable; dense ones, or those of rows each of which is
-                there once. They stay as they are.
+            gradients: By variable; dense ones, or those of rows each of which is there once. They
+                stay as they are.
 
         Raises:
             NonFiniteGradientError: Naming the first variable, with "raise".

@@ -17,12 +17,7 @@ from stratagem_proto.programs.operations import (
     OperationParameter,
 )
 from stratagem_proto.v1 import tensor_pb2
-from stratagem_proto.v1.update_program_pb2 import (
-    GraphArgument,
-    GraphInput,
-    GraphNode,
-    GraphProgram,
-)
+from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
 from stratagem_proto.wire.tensors import decode_dtype
 
 MAX_NODES = 10_000
@@ -39,8 +34,8 @@ _NUMBER_DTYPES = {
     tensor_pb2.DATA_TYPE_BOOL,
 }
 
-# Fields of GraphArgument that may be given for a type of the ATen schema, besides
-# references to values. "" is None.
+# Fields of GraphArgument that may be given for a type of the ATen schema, besides references to
+# values. "" is None.
 _LITERALS = {
     "Tensor": {""},
     "number": {"flag", "integer", "number"},
@@ -87,10 +82,10 @@ def check_graph(program: GraphProgram) -> list[Value]:
 
     Raises:
         ResourceExhaustedError: It has more nodes, inputs or outputs than allowed.
-        InvalidArgumentError: An operation outside of the allow-list, a reference to a
-            value that comes later, arguments that do not fit the ATen schema, a write
-            to what is not to be written, or a variable that should be written and is
-            not. The message names the place in the client's source.
+        InvalidArgumentError: An operation outside of the allow-list, a reference to a value that
+            comes later, arguments that do not fit the ATen schema, a write to what is not to be
+            written, or a variable that should be written and is not. The message names the place in
+            the client's source.
     """
     check_size(program)
     values = [_input_value(number, one) for number, one in enumerate(program.inputs)]
@@ -160,9 +155,7 @@ def _input_value(number: int, source: GraphInput) -> Value:
 
 def _located(node: GraphNode, message: str) -> InvalidArgumentError:
     where = f"{node.location}: " if node.location else ""
-    return InvalidArgumentError(
-        f"{where}{node.operation}: {message}", location=node.location
-    )
+    return InvalidArgumentError(f"{where}{node.operation}: {message}", location=node.location)
 
 
 def _check_node(node: GraphNode, values: Sequence[Value]) -> None:
@@ -198,9 +191,7 @@ def _check_call(node: GraphNode, operation: Operation, values: Sequence[Value]) 
         raise InvalidArgumentError(f"takes no argument {min(given)!r}")
 
 
-def _given(
-    node: GraphNode, operation: Operation
-) -> Iterator[tuple[str, GraphArgument]]:
+def _given(node: GraphNode, operation: Operation) -> Iterator[tuple[str, GraphArgument]]:
     positional = [one for one in operation.parameters if one.positional]
     if len(node.arguments) > len(positional):
         raise InvalidArgumentError(
@@ -224,9 +215,7 @@ def _check_argument(
         return _check_item(parameter, type_, argument, values)
     if argument.WhichOneof("kind") != "list":
         raise InvalidArgumentError(f"argument {parameter.name!r} must be a list")
-    _check_count(
-        f"items in {parameter.name!r}", len(argument.list.items), MAX_LIST_ITEMS
-    )
+    _check_count(f"items in {parameter.name!r}", len(argument.list.items), MAX_LIST_ITEMS)
     item, optional = _unwrapped(item, "Optional")
     for one in argument.list.items:
         if not (optional and one.WhichOneof("kind") is None):
@@ -240,10 +229,7 @@ def _unwrapped(type_: str, wrapper: str) -> tuple[str, bool]:
 
 
 def _check_item(
-    parameter: OperationParameter,
-    type_: str,
-    argument: GraphArgument,
-    values: Sequence[Value],
+    parameter: OperationParameter, type_: str, argument: GraphArgument, values: Sequence[Value]
 ) -> None:
     field = argument.WhichOneof("kind") or ""
     if field == "value":
@@ -307,9 +293,7 @@ def _written_roots(
 
 def _check_written(inputs: Sequence[GraphInput], written: set[int]) -> None:
     expected = {
-        number
-        for number, source in enumerate(inputs)
-        if source.kind == GraphInput.KIND_WRITE
+        number for number, source in enumerate(inputs) if source.kind == GraphInput.KIND_WRITE
     }
     if not expected:
         raise InvalidArgumentError("the update program writes no variable")

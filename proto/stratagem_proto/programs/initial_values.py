@@ -53,9 +53,7 @@ class InitialValues:
 
     @cached_property
     def _key(self) -> int:
-        name = (
-            self.initializer.seed.to_bytes(8, "little") + whole_name(self.spec).encode()
-        )
+        name = self.initializer.seed.to_bytes(8, "little") + whole_name(self.spec).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def whole(self) -> torch.Tensor:
@@ -108,13 +106,12 @@ def check_initializer(spec: VariableSpec) -> None:
     """Check that the initial value that a spec describes can be made.
 
     Raises:
-        InvalidArgumentError: It has no kind, its numbers are none, or the dtype or
-            the partition allows no such value.
+        InvalidArgumentError: It has no kind, its numbers are none, or the dtype or the partition
+            allows no such value.
     """
     if problem := _problem(spec):
         raise InvalidArgumentError(
-            f"the initial value of {spec.name!r} cannot be made: {problem}",
-            variable=spec.name,
+            f"the initial value of {spec.name!r} cannot be made: {problem}", variable=spec.name
         )
 
 

@@ -1,9 +1,8 @@
 """The allow-list of operations that a graph program may call.
 
-Everything here computes new tensors, makes views, or writes its first argument in
-place. Nothing reads files, random state, uninitialised memory or a tensor's address,
-and no result's size depends on the contents of a tensor, so that the memory of a
-program can be known before it runs.
+Everything here computes new tensors, makes views, or writes its first argument in place. Nothing
+reads files, random state, uninitialised memory or a tensor's address, and no result's size depends
+on the contents of a tensor, so that the memory of a program can be known before it runs.
 """
 
 from __future__ import annotations
@@ -173,9 +172,7 @@ class Operation:
     def overload(self) -> Callable[..., object]:
         """The callable of `torch.ops`."""
         packet, overload = self.name.removeprefix("aten.").split(".")
-        found: Callable[..., object] = getattr(
-            getattr(torch.ops.aten, packet), overload
-        )
+        found: Callable[..., object] = getattr(getattr(torch.ops.aten, packet), overload)
         return found
 
     @cached_property
@@ -231,8 +228,7 @@ def check_index_types(operation: Operation, arguments: Iterable[object]) -> None
     lists = (one for one in arguments if isinstance(one, list | tuple))
     tensors = (one for items in lists for one in items)
     if operation.indexed and any(
-        isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)
-        for one in tensors
+        isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in tensors
     ):
         raise InvalidArgumentError(
             "a mask is used as an index, so that the size of what it selects would "
@@ -260,9 +256,7 @@ def _operations() -> Iterator[Operation]:
             yield Operation(f"aten.{name}", effect, indexed)
 
 
-OPERATIONS: Mapping[str, Operation] = {
-    operation.name: operation for operation in _operations()
-}
+OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in _operations()}
 
 # String arguments that some operation takes; torch refuses the wrong ones.
 TEXTS = frozenset(

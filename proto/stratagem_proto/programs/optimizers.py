@@ -40,14 +40,10 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
     "Adam": _rule(torch.optim.Adam, *_ADAM),
     "AdamW": _rule(torch.optim.AdamW, *_ADAM),
     "SparseAdam": _rule(torch.optim.SparseAdam, "betas", "eps"),
-    "Adagrad": _rule(
-        torch.optim.Adagrad, "lr_decay", "eps", "initial_accumulator_value", "fused"
-    ),
+    "Adagrad": _rule(torch.optim.Adagrad, "lr_decay", "eps", "initial_accumulator_value", "fused"),
     "RMSprop": _rule(torch.optim.RMSprop, "alpha", "eps", "momentum", "centered"),
     "Adamax": _rule(torch.optim.Adamax, "betas", "eps"),
-    "NAdam": _rule(
-        torch.optim.NAdam, "betas", "eps", "momentum_decay", "decoupled_weight_decay"
-    ),
+    "NAdam": _rule(torch.optim.NAdam, "betas", "eps", "momentum_decay", "decoupled_weight_decay"),
     "RAdam": _rule(torch.optim.RAdam, "betas", "eps", "decoupled_weight_decay"),
     "Adadelta": _rule(torch.optim.Adadelta, "rho", "eps"),
     "Rprop": _rule(torch.optim.Rprop, "etas", "step_sizes"),
@@ -73,8 +69,7 @@ def rule_named(class_name: str) -> OptimizerRule:
 def values_of(rule: OptimizerRule, group: Mapping[str, object]) -> dict[str, Value]:
     """Return the hyperparameters of a torch param group, as plain values.
 
-    Keys that are not the optimizer's own, such as a scheduler's `initial_lr`, stay
-    behind.
+    Keys that are not the optimizer's own, such as a scheduler's `initial_lr`, stay behind.
 
     Raises:
         InvalidTypeError: A value has no form on the wire.
@@ -100,8 +95,8 @@ def require_honoured(rule: OptimizerRule, values: Mapping[str, Value]) -> None:
     """Check that a server can take steps with these hyperparameters.
 
     Raises:
-        InvalidArgumentError: A key is not the optimizer's, or a flag is set that
-            servers cannot honour.
+        InvalidArgumentError: A key is not the optimizer's, or a flag is set that servers cannot
+            honour.
     """
     if unknown := values.keys() - rule.hyperparameters:
         raise InvalidArgumentError(

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratagem_proto.programs.gradient_limits import GradientLimits
-from stratagem_proto.programs.optimizers import (
-    OptimizerRule,
-    Value,
-    require_honoured,
-    values_of,
-)
+from stratagem_proto.programs.optimizers import OptimizerRule, Value, require_honoured, values_of
 from stratagem_proto.v1.update_program_pb2 import (
     NONFINITE_ACTION_RAISE,
     NONFINITE_ACTION_REJECT,
@@ -32,9 +27,7 @@ _ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
 _WORDS = {action: word for word, action in _ACTIONS.items()}
 
 
-def encode_group(
-    rule: OptimizerRule, group: Mapping[str, object]
-) -> HyperparameterGroup:
+def encode_group(rule: OptimizerRule, group: Mapping[str, object]) -> HyperparameterGroup:
     """Return the hyperparameters of a torch param group as a message.
 
     Raises:
@@ -65,8 +58,8 @@ def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, V
     """Return the hyperparameters of a message as keyword arguments.
 
     Raises:
-        InvalidArgumentError: A key is not the optimizer's, or a flag is set that
-            servers cannot honour.
+        InvalidArgumentError: A key is not the optimizer's, or a flag is set that servers cannot
+            honour.
     """
     values = {key: _decode(value) for key, value in group.values.items()}
     require_honoured(rule, values)

@@ -24,9 +24,7 @@ from stratagem_proto.serving.server import RpcServer
 # Container engines put secrets there, where all users of the one container read them.
 _MOUNTED_SECRETS = Path("/run/secrets")
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Log lines of JSON on a terminal, too.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Log lines of JSON on a terminal, too.")]
 
 
 def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
@@ -56,8 +54,7 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
 def _check_folder(ready_file: Path | None) -> None:
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgumentError(
-            f"the ready file {str(ready_file)!r} cannot be written: create its folder "
-            "first"
+            f"the ready file {str(ready_file)!r} cannot be written: create its folder first"
         )
 
 
@@ -77,8 +74,8 @@ def _warn_of_readers(path: Path | None) -> None:
 def _asked_to_stop() -> Iterator[socket.socket]:
     """Return a socket that can be read once SIGTERM or SIGINT has come.
 
-    A lock that a handler releases would not do: the main thread may be just about to
-    wait for it, or another thread may get the signal, and the wait goes on for ever.
+    A lock that a handler releases would not do: the main thread may be just about to wait for it,
+    or another thread may get the signal, and the wait goes on for ever.
     """
     reader, writer = socket.socketpair()
     with reader, writer:
@@ -116,9 +113,7 @@ def exported_spans(server: str) -> Iterator[None]:
         ImportError: OpenTelemetry is not installed.
     """
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-            OTLPSpanExporter,
-        )
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -1,7 +1,7 @@
 """What a server counts of itself while it works.
 
-Counting is a few additions to objects that exist already; what is told of them is made
-when somebody asks.
+Counting is a few additions to objects that exist already; what is told of them is made when
+somebody asks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from time import perf_counter
 
 from stratagem_proto.v1 import status_pb2 as pb
 
-SECONDS = tuple(
-    number * 10.0**power for power in range(-4, 2) for number in (1, 2.5, 5)
-)
+SECONDS = tuple(number * 10.0**power for power in range(-4, 2) for number in (1, 2.5, 5))
 """Bounds of 100 µs to 50 s."""
 
 BYTES = tuple(float(1 << power) for power in range(10, 33, 2))

@@ -1,7 +1,6 @@
 """Health checks and reflection, on a server and port of their own.
 
-A data plane that is busy, or whose port asks for certificates, still answers its
-probes.
+A data plane that is busy, or whose port asks for certificates, still answers its probes.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ class HealthServer:
 
 
 _BEAT_SECONDS = 1.0
-# Beats, not seconds: a process that was stopped for a while is not wedged. Whatever
-# takes long runs beside the loop.
+# Beats, not seconds: a process that was stopped for a while is not wedged. Whatever takes long runs
+# beside the loop.
 _MISSED_BEATS = 10
 
 

@@ -13,8 +13,7 @@ Result = TypeVar("Result")
 class LoopThread:
     """One event loop, shared by all servers of the process while there is any.
 
-    gRPC wakes all loops of a process for each event, so several would disturb each
-    other.
+    gRPC wakes all loops of a process for each event, so several would disturb each other.
     """
 
     _guard: ClassVar[threading.Lock] = threading.Lock()
@@ -51,9 +50,7 @@ class LoopThread:
         """Have the loop call a function, in a moment."""
         self._loop.call_soon_threadsafe(function)
 
-    def run(
-        self, work: Coroutine[object, object, Result], seconds: float | None = None
-    ) -> Result:
+    def run(self, work: Coroutine[object, object, Result], seconds: float | None = None) -> Result:
         """Return the result of a coroutine, run on the loop and waited for here.
 
         Args:

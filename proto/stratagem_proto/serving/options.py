@@ -44,17 +44,14 @@ class ServingOptions(ProcessSettings):
         "127.0.0.1:0", description="host:port of health checks and reflection."
     )
     metrics_bind: OptionalAddress = Field(
-        "",
-        description="host:port of figures for Prometheus, for instance 0.0.0.0:2224.",
+        "", description="host:port of figures for Prometheus, for instance 0.0.0.0:2224."
     )
     job: Job = Field("", description="Job name of this task.")
     task: int = Field(0, ge=0, description="Index within the job.")
     token_file: Path | None = Field(None, description="File with the cluster's secret.")
     insecure: bool = Field(False, description="Serve other machines unencrypted.")
     lease_seconds: float = Field(
-        30.0,
-        ge=0.1,
-        description="Seconds of silence after which a client is considered dead.",
+        30.0, ge=0.1, description="Seconds of silence after which a client is considered dead."
     )
     drain_seconds: float = Field(
         10.0, ge=0, description="Seconds that running work gets to end after SIGTERM."
@@ -73,12 +70,10 @@ class ServingOptions(ProcessSettings):
         "takes a free one, -1 turns it off.",
     )
     traces: bool = Field(
-        False,
-        description="Send spans of OpenTelemetry to OTEL_EXPORTER_OTLP_ENDPOINT.",
+        False, description="Send spans of OpenTelemetry to OTEL_EXPORTER_OTLP_ENDPOINT."
     )
     ready_file: Path | None = Field(
-        None,
-        description="File that is written with the addresses once the server serves.",
+        None, description="File that is written with the addresses once the server serves."
     )
 
     @property

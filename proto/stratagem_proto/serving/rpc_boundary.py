@@ -74,8 +74,8 @@ def is_over(messages: object) -> bool:
     return over
 
 
-# A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of
-# ASCII take three times their bytes.
+# A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of ASCII take
+# three times their bytes.
 _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
@@ -88,9 +88,7 @@ class RpcBoundary:
         self._figures = figures
         self._log = LOG.bind(task=task)
 
-    def crossing(
-        self, context: Context, request: str
-    ) -> AbstractAsyncContextManager[None, None]:
+    def crossing(self, context: Context, request: str) -> AbstractAsyncContextManager[None, None]:
         """End the call with the status of whatever the body raises.
 
         Args:
@@ -99,9 +97,7 @@ class RpcBoundary:
         """
         return _Crossing(self, self._figures.calls(request), context, request)
 
-    def span(
-        self, request: Message, current: bool = True
-    ) -> AbstractContextManager[None]:
+    def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
         """Return a span around the answer, as `tracing.answering` says."""
         return tracing.answering(request, self._task, current)
 
@@ -112,10 +108,7 @@ class RpcBoundary:
         if isinstance(error, StratagemError):
             error.task = error.task or self._task
             self._log.info(
-                "refused",
-                request=request,
-                error=type(error).__name__,
-                why=error.message,
+                "refused", request=request, error=type(error).__name__, why=error.message
             )
         else:
             self._log.error("failed", request=request, exc_info=error)
@@ -127,9 +120,7 @@ class _Crossing:
 
     __slots__ = ("_began", "_boundary", "_calls", "_context", "_request")
 
-    def __init__(
-        self, boundary: RpcBoundary, calls: Calls, context: Context, request: str
-    ) -> None:
+    def __init__(self, boundary: RpcBoundary, calls: Calls, context: Context, request: str) -> None:
         self._boundary, self._calls = boundary, calls
         self._context, self._request = context, request
 
@@ -147,9 +138,7 @@ class _Crossing:
             if isinstance(error, Exception) and not isinstance(error, AbortError):
                 record = self._boundary.recorded(self._request, error)
                 code = code_of(record).name
-                await self._context.abort(
-                    code_of(record), record.message, trailers(record)
-                )
+                await self._context.abort(code_of(record), record.message, trailers(record))
         finally:
             self._calls.end(self._began, code)
 

@@ -33,14 +33,14 @@ _SCRAPE_SECONDS = 10.0
 class RpcServer(ABC):
     """One server, in this process.
 
-    It serves from `start` until `stop`, which may be called from any thread but the
-    server's own. A stopped server stays stopped.
+    It serves from `start` until `stop`, which may be called from any thread but the server's own. A
+    stopped server stays stopped.
 
     Attributes:
         service: Full name of the service of the data plane.
         options: Options of gRPC for the data plane.
-        patience: Seconds that a client may take to send or read more of a call, where
-            that does not go by gRPC; None for any time.
+        patience: Seconds that a client may take to send or read more of a call, where that does not
+            go by gRPC; None for any time.
         address: Where it listens, "host:port"; "" before it has started.
         health_address: Where it answers health checks.
         metrics_address: Where it answers Prometheus; "" if it does not.
@@ -136,9 +136,7 @@ class RpcServer(ABC):
             await self._hang_up(0)
             raise
 
-    def _listener(
-        self, handlers: Sequence[grpc.GenericRpcHandler]
-    ) -> SocketListener | None:
+    def _listener(self, handlers: Sequence[grpc.GenericRpcHandler]) -> SocketListener | None:
         listening = listen(self.address, self._transport, self._data_port)
         if not listening.sockets:
             return None
@@ -149,8 +147,7 @@ class RpcServer(ABC):
         """Refuse new calls, let running ones end, and stop; again does nothing.
 
         Args:
-            grace: Seconds for running calls; `drain_seconds` of the settings if not
-                given.
+            grace: Seconds for running calls; `drain_seconds` of the settings if not given.
         """
         with self._stopping:
             if self._stopped.is_set():

@@ -24,16 +24,14 @@ class ServingSettings:
         insecure: Whether other machines may connect although nothing is encrypted.
         lease_seconds: Time without a sign of a client after which its session ends.
         drain_seconds: Time that what runs gets to end when the server stops.
-        transport: Besides gRPC, "auto" to serve processes of this host over a Unix
-            socket, to share memory with them, and to serve others over a TCP port for
-            data; "unix" for the Unix socket without shared memory; "tcp" for the TCP
-            port; "grpc" for gRPC alone.
-        data_port: The TCP port for data, at the host of `bind`; 0 takes a free one, -1
-            none.
+        transport: Besides gRPC, "auto" to serve processes of this host over a Unix socket, to share
+            memory with them, and to serve others over a TCP port for data; "unix" for the Unix
+            socket without shared memory; "tcp" for the TCP port; "grpc" for gRPC alone.
+        data_port: The TCP port for data, at the host of `bind`; 0 takes a free one, -1 none.
 
     Raises:
-        InvalidArgumentError: An address or the transport is none, or the server could
-            be reached from other machines without `insecure` or without a token.
+        InvalidArgumentError: An address or the transport is none, or the server could be reached
+            from other machines without `insecure` or without a token.
     """
 
     bind: str = "127.0.0.1:0"

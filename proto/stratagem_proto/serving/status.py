@@ -26,11 +26,7 @@ class StatusService:
     """What one server is doing; on its event loop."""
 
     def __init__(
-        self,
-        settings: ServingSettings,
-        incarnation: bytes,
-        figures: Figures,
-        fill: Fill,
+        self, settings: ServingSettings, incarnation: bytes, figures: Figures, fill: Fill
     ) -> None:
         """Begin with a server.
 

@@ -1,7 +1,7 @@
 """Servers that a program runs in its own process.
 
-Client and servers do not import each other. This is what they agree on, so that the
-client can start what it knows by name only.
+Client and servers do not import each other. This is what they agree on, so that the client can
+start what it knows by name only.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def task_server(settings: TaskSettings) -> TaskServer:
 
     Raises:
         UnimplementedError: There are no servers for its job.
-        InvalidArgumentError: The server may not listen as it was told, or lacks a
-            token.
+        InvalidArgumentError: The server may not listen as it was told, or lacks a token.
     """
     if settings.job not in _MODULES:
         raise UnimplementedError(

@@ -34,8 +34,8 @@ def tune(sock: socket.socket, stall_seconds: float) -> None:
 
     Args:
         sock: A TCP socket.
-        stall_seconds: For how long the other host may take nothing of what it is sent,
-            or not answer to probes.
+        stall_seconds: For how long the other host may take nothing of what it is sent, or not
+            answer to probes.
 
     Raises:
         OSError: The connection broke, or this system does not end such connections.

@@ -1,9 +1,9 @@
 """What crosses a socket: calls of the contract's methods, in frames.
 
-The messages are byte for byte those that gRPC would carry. The client sends a CALL with
-the first message, and a MESSAGE for each further one; the server answers by MESSAGEs,
-or ends the call by a STATUS. The last frame of either side is marked. A socket answers
-one call at a time; those of a single frame may be pipelined, and are answered in order.
+The messages are byte for byte those that gRPC would carry. The client sends a CALL with the first
+message, and a MESSAGE for each further one; the server answers by MESSAGEs, or ends the call by a
+STATUS. The last frame of either side is marked. A socket answers one call at a time; those of a
+single frame may be pipelined, and are answered in order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _LAST = 0x80
 # What small frames are read into, several at a time.
 SCRATCH_BYTES = 64 << 10
 
-# Smaller messages are copied behind their prefixes: sending one part costs less than
-# sending two.
+# Smaller messages are copied behind their prefixes: sending one part costs less than sending two.
 _SMALL_BYTES = 64 << 10
 
 # Where more waits on a server, to be handled or to be read, its client waits too.
@@ -37,10 +36,9 @@ class FrameKind(IntEnum):
         HELLO: The first frame of either side; it proves who sends it.
         CALL: Begins a call of the method whose path comes before the message.
         MESSAGE: One message of a call.
-        STATUS: A RecordedStatus, which ends a call that failed, or says what came of
-            a segment.
-        SEGMENT: Comes between calls, with the descriptor of memory that calls of this
-            socket may name places in; it replaces what came before.
+        STATUS: A RecordedStatus, which ends a call that failed, or says what came of a segment.
+        SEGMENT: Comes between calls, with the descriptor of memory that calls of this socket may
+            name places in; it replaces what came before.
     """
 
     HELLO = 1
@@ -72,9 +70,7 @@ def prefix(kind: FrameKind, size: int, is_last: bool, path: bytes = b"") -> byte
     return _HEADER.pack(size, len(path), marked) + path
 
 
-def parts(
-    kind: FrameKind, message: bytes, is_last: bool, path: bytes = b""
-) -> tuple[bytes, ...]:
+def parts(kind: FrameKind, message: bytes, is_last: bool, path: bytes = b"") -> tuple[bytes, ...]:
     """Return a frame as what is best given to a socket one after the other."""
     begin = prefix(kind, len(message), is_last, path)
     return (begin + message,) if len(message) <= _SMALL_BYTES else (begin, message)
@@ -86,8 +82,8 @@ class FrameReader:
     Have `room` filled from the socket, and give the number of bytes to `received`.
 
     Args:
-        scratch: Memory for small frames. Several readers may have the same, as what
-            is in it is not needed after `received`.
+        scratch: Memory for small frames. Several readers may have the same, as what is in it is not
+            needed after `received`.
         limit: The most bytes of a message, and of a path.
     """
 
@@ -116,8 +112,8 @@ class FrameReader:
         """Return the frames that are complete now that so many bytes have come.
 
         Raises:
-            MalformedStreamError: A message, or a path, is larger than it may be. Its
-                memory was not taken.
+            MalformedStreamError: A message, or a path, is larger than it may be. Its memory was not
+                taken.
         """
         if self._large is not None:
             return self._more_of_large(self._large, nbytes)

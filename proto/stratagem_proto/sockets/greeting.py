@@ -1,9 +1,9 @@
 """How the ends of a socket prove to each other that they know the server's secret.
 
-The client begins with a nonce. The server answers it with a nonce of its own and its
-proof; the client, which believes it now, answers with its proof and is let in. Whoever
-has taken a port or a name of a server that is gone learns neither the secret nor
-anything that would be believed elsewhere.
+The client begins with a nonce. The server answers it with a nonce of its own and its proof; the
+client, which believes it now, answers with its proof and is let in. Whoever has taken a port or a
+name of a server that is gone learns neither the secret nor anything that would be believed
+elsewhere.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Proofs:
 
     Attributes:
         of_server: What only who knows the secret can answer the client.
-        of_client: What only who knows the secret can answer the server; another one, so
-            that neither can be shown its own.
+        of_client: What only who knows the secret can answer the server; another one, so that
+            neither can be shown its own.
     """
 
     def __init__(self, secret: bytes, asked: bytes, answered: bytes) -> None:
@@ -69,9 +69,7 @@ class Greeting:
             MalformedStreamError: It is none, or proves nothing.
         """
         if frame.kind != FrameKind.HELLO:
-            raise MalformedStreamError(
-                "a call came before the caller had proved itself"
-            )
+            raise MalformedStreamError("a call came before the caller had proved itself")
         if self._proofs is None:
             return self._challenge(bytes(frame.message))
         if not hmac.compare_digest(frame.message, self._proofs.of_client):

@@ -28,8 +28,8 @@ _MESSAGE_OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
 ]
 
-# Without keepalive a cut network hangs each call for its whole deadline. Both sides
-# must be set: a server with defaults ends a connection that pings this often.
+# Without keepalive a cut network hangs each call for its whole deadline. Both sides must be set: a
+# server with defaults ends a connection that pings this often.
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGE_OPTIONS,
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -45,8 +45,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
     # Responses are read in the calling thread, without a hand-over from another.
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
-    # Connections of one process to one server are not shared, so that closing one
-    # leaves the others alone.
+    # Connections of one process to one server are not shared, so that closing one leaves the others
+    # alone.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -67,8 +67,8 @@ def _patient(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return list(changed.items())
 
 
-# For peers that watch each other's leases themselves: a process that is stopped for a
-# while and goes on keeps its connections.
+# For peers that watch each other's leases themselves: a process that is stopped for a while and
+# goes on keeps its connections.
 PATIENT_CHANNEL_OPTIONS = _patient(CHANNEL_OPTIONS)
 PATIENT_SERVER_OPTIONS = _patient(SERVER_OPTIONS)
 
@@ -79,10 +79,10 @@ class Deadlines:
 
     Attributes:
         call: One attempt of a call without much data.
-        connect: Reaching a server for the first time, or again after it went away;
-            also how long a request is repeated before its error is raised.
-        slowest_bytes_per_second: Rate below which a transfer counts as stuck; data
-            extends a call's time by its size over this.
+        connect: Reaching a server for the first time, or again after it went away; also how long a
+            request is repeated before its error is raised.
+        slowest_bytes_per_second: Rate below which a transfer counts as stuck; data extends a call's
+            time by its size over this.
     """
 
     call: float = 30.0

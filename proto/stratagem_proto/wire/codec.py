@@ -22,9 +22,9 @@ def split(
 ) -> Iterator[Frame[Header]]:
     """Yield the frames that carry a header and tensors.
 
-    Small tensors share a frame and large ones are split, so that no frame carries
-    more than `chunk_bytes` of tensor data. The tensors are read lazily: they must not
-    change before the stream ends.
+    Small tensors share a frame and large ones are split, so that no frame carries more than
+    `chunk_bytes` of tensor data. The tensors are read lazily: they must not change before the
+    stream ends.
     """
     frame, room = Frame(header), chunk_bytes
     for chunk in _chunks(tensors, chunk_bytes):
@@ -46,22 +46,20 @@ def _chunks(tensors: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[Chunk
 class Assembler:
     """Puts the chunks of one stream together into tensors.
 
-    Feed `add` each frame's chunks in order of arrival, then take the tensors from
-    `finish`. Memory for all tensors is taken on construction: check
-    `tensors.total_nbytes(specs)` against a budget before.
+    Feed `add` each frame's chunks in order of arrival, then take the tensors from `finish`. Memory
+    for all tensors is taken on construction: check `tensors.total_nbytes(specs)` against a budget
+    before.
     """
 
     def __init__(
-        self,
-        specs: Sequence[TensorSpec],
-        into: Sequence[torch.Tensor] | None = None,
+        self, specs: Sequence[TensorSpec], into: Sequence[torch.Tensor] | None = None
     ) -> None:
         """Prepare to receive the described tensors.
 
         Args:
             specs: Descriptions from the stream's header.
-            into: Contiguous CPU tensors of those descriptions to receive the bytes;
-                made here if not given.
+            into: Contiguous CPU tensors of those descriptions to receive the bytes; made here if
+                not given.
         """
         self._sizes = [nbytes_of(spec) for spec in specs]
         self._tensors = [allocate(spec) for spec in specs] if into is None else into
@@ -72,8 +70,8 @@ class Assembler:
         """Copy chunks to their places.
 
         Raises:
-            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps
-                what has come, or passes the tensor's end.
+            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps what has
+                come, or passes the tensor's end.
         """
         for tensor, offset, data, _ in chunks:
             end = self._check(tensor, offset, len(data))
@@ -82,9 +80,7 @@ class Assembler:
 
     def _check(self, tensor: int, offset: int, size: int) -> int:
         if tensor >= len(self._sizes):
-            raise MalformedStreamError(
-                f"a chunk is for tensor {tensor} of {len(self._sizes)}"
-            )
+            raise MalformedStreamError(f"a chunk is for tensor {tensor} of {len(self._sizes)}")
         if offset != self._filled[tensor]:
             raise MalformedStreamError(
                 f"a chunk of tensor {tensor} starts at byte {offset}; "
@@ -112,14 +108,11 @@ class Assembler:
         return list(self._tensors)
 
 
-def whole(
-    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
-) -> list[torch.Tensor] | None:
+def whole(specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]) -> list[torch.Tensor] | None:
     """Return tensors each of which has come in one chunk; None if any has not.
 
-    Large ones are where the chunks are, which nobody else may have a use for. They are
-    not aligned as those of an `Assembler`, which takes longer to prepare: use them
-    once.
+    Large ones are where the chunks are, which nobody else may have a use for. They are not aligned
+    as those of an `Assembler`, which takes longer to prepare: use them once.
 
     Args:
         specs: Descriptions from the stream's header.
@@ -151,8 +144,8 @@ def _flat(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
 class _Writable:
     """Bytes of a message that is read once, as numpy takes them.
 
-    torch would warn of memory that may not be written to, and a copy of each gradient
-    would slow pushes down.
+    torch would warn of memory that may not be written to, and a copy of each gradient would slow
+    pushes down.
     """
 
     def __init__(self, data: memoryview) -> None:

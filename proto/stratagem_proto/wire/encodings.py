@@ -73,8 +73,8 @@ def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
 
     Args:
         value: Floating-point, any shape, finite.
-        by_row: Whether each entry of the first dimension has levels of its own. Only
-            tensors of two or more dimensions have rows.
+        by_row: Whether each entry of the first dimension has levels of its own. Only tensors of two
+            or more dimensions have rows.
     """
     if by_row and value.dim() > 1:
         largest = value.abs().flatten(1)
@@ -129,9 +129,7 @@ def decode(encoded: Encoded) -> torch.Tensor:
 
 def _widened(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
     tensor = encoded.tensor
-    _require(
-        tensor.dtype in NARROW_DTYPES, f"{tensor.dtype} is no narrow floating type"
-    )
+    _require(tensor.dtype in NARROW_DTYPES, f"{tensor.dtype} is no narrow floating type")
     _require_shape(encoded)
     return tensor.to(dtype)
 

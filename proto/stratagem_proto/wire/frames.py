@@ -1,8 +1,8 @@
 """Frames of the streams that carry tensors, on the wire.
 
-Every streamed message of the contract has the layout `header = 1; chunks = 2`. A
-protobuf `bytes` field costs two copies more than needed, so frames are put together
-and taken apart here, byte for byte as protobuf would; a test holds both to each other.
+Every streamed message of the contract has the layout `header = 1; chunks = 2`. A protobuf `bytes`
+field costs two copies more than needed, so frames are put together and taken apart here, byte for
+byte as protobuf would; a test holds both to each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OFFSET_TAG = b"\x10"  # field 2, varint
 _DATA_TAG = b"\x1a"  # field 3, length-delimited
 _PLACE_TAG = b"\x22"  # field 4, length-delimited
 
-# Below this protobuf takes messages apart faster, copies included; those whose tensors
-# are in a segment consist of many small parts.
+# Below this protobuf takes messages apart faster, copies included; those whose tensors are in a
+# segment consist of many small parts.
 _SMALL_BYTES = 4 << 10
 _SMALL_PLACED_BYTES = 256 << 10
 
@@ -42,8 +42,8 @@ class ChunkView(NamedTuple):
         tensor: Its index.
         offset: First byte within the tensor.
         data: The bytes; may be a view of somebody's memory.
-        start: First byte within the segment that they are in, and stay in; None if
-            they travel in the message.
+        start: First byte within the segment that they are in, and stay in; None if they travel in
+            the message.
     """
 
     tensor: int
@@ -101,8 +101,7 @@ def decode_frame(
         segment: What chunks name places in; None if there is none.
 
     Raises:
-        MalformedStreamError: The bytes are no such message, or name a place that there
-            is not.
+        MalformedStreamError: The bytes are no such message, or name a place that there is not.
     """
     try:
         if len(data) <= (_SMALL_PLACED_BYTES if segment else _SMALL_BYTES):
@@ -132,12 +131,9 @@ def take_header(
         raise _malformed(len(data), header_type, error) from error
 
 
-def _malformed(
-    nbytes: int, header_type: type[Message], error: Exception
-) -> MalformedStreamError:
+def _malformed(nbytes: int, header_type: type[Message], error: Exception) -> MalformedStreamError:
     return MalformedStreamError(
-        f"a frame of {nbytes} bytes is not a {header_type.__name__} stream's "
-        f"message: {error}"
+        f"a frame of {nbytes} bytes is not a {header_type.__name__} stream's message: {error}"
     )
 
 
@@ -183,9 +179,7 @@ def _decode_chunk(data: memoryview, segment: Segment | None) -> ChunkView:
 
 def _seen(place: Place, segment: Segment | None) -> memoryview:
     if segment is None:
-        raise MalformedStreamError(
-            "a chunk names a place in shared memory, and its call has none"
-        )
+        raise MalformedStreamError("a chunk names a place in shared memory, and its call has none")
     return segment.view(place.start, place.nbytes)
 
 
@@ -204,9 +198,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         yield tag >> 3, value
 
 
-def _read_value(
-    data: memoryview, position: int, wire_type: int
-) -> tuple[int | memoryview, int]:
+def _read_value(data: memoryview, position: int, wire_type: int) -> tuple[int | memoryview, int]:
     if wire_type == _VARINT:
         return _read_varint(data, position)
     if wire_type == _BYTES:

@@ -59,8 +59,8 @@ def _layout(kinds: tuple[Kind, ...]) -> SegmentLayout:
     return SegmentLayout(kinds, sum(sizes), room, places)
 
 
-# The same tensors are sent and read with each step. Whoever names a great many has them
-# looked at each time, as a server cannot count what is kept for it.
+# The same tensors are sent and read with each step. Whoever names a great many has them looked at
+# each time, as a server cannot count what is kept for it.
 _kept_layout = lru_cache(maxsize=64)(_layout)
 
 # How many rows are looked up is another number with each step.
@@ -137,8 +137,8 @@ def place_by_runs(
 ) -> Iterator[Frame[Header]]:
     """Copy tensors to a segment run by run; the frames that say where they are.
 
-    A run is copied when its frame is asked for, so that who reads can take those of
-    one frame while those of the next are copied.
+    A run is copied when its frame is asked for, so that who reads can take those of one frame while
+    those of the next are copied.
 
     Args:
         header: Of the first frame.
@@ -177,14 +177,12 @@ def encode_filled(
     return encode_header(header.SerializeToString()) + layout.announcement
 
 
-def found(
-    layout: SegmentLayout, chunks: memoryview, segment: Segment
-) -> list[torch.Tensor] | None:
+def found(layout: SegmentLayout, chunks: memoryview, segment: Segment) -> list[torch.Tensor] | None:
     """Return the tensors of a request in the segment; None if they are not there.
 
-    Who made the segment can still write to it, so only floating-point elements are
-    left there: indices that were checked must not change. The tensors are to be used
-    until the request is answered.
+    Who made the segment can still write to it, so only floating-point elements are left there:
+    indices that were checked must not change. The tensors are to be used until the request is
+    answered.
 
     Args:
         layout: Of the tensors.

@@ -27,13 +27,13 @@ _ALIGNMENT = 64
 # What one socket's calls have in memory by turns: gradients, values, what is evaluated.
 _MOST_KEPT = 16
 
-# There may be more sets of fewer tensors: of rows there is another number with each
-# step. Making views takes longer than finding those that were kept.
+# There may be more sets of fewer tensors: of rows there is another number with each step. Making
+# views takes longer than finding those that were kept.
 _MOST_VIEWS = 1024
 
 MOST_KEPT_KINDS = 1024
-"""Tensors of one request of which it is remembered where they are: they take 0.3 KB
-each, and 1.4 KB where a segment keeps views of them."""
+"""Tensors of one request of which it is remembered where they are: they take 0.3 KB each, and 1.4
+KB where a segment keeps views of them."""
 
 Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 """What a tensor is besides its elements: dtype and shape."""
@@ -48,8 +48,8 @@ class Segment:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
-        # Each step wants views of the same tensors, and to make them takes longer than
-        # to find them here.
+        # Each step wants views of the same tensors, and to make them takes longer than to find them
+        # here.
         self._kept: dict[tuple[Kind, ...], list[torch.Tensor]] = {}
         self._count = 0
 
@@ -61,18 +61,16 @@ class Segment:
         """Return a run of its bytes.
 
         Raises:
-            MalformedStreamError: The run is not within the segment, or elements of
-                tensors would not be aligned.
+            MalformedStreamError: The run is not within the segment, or elements of tensors would
+                not be aligned.
         """
         if start % _ALIGNMENT:
             raise MalformedStreamError(
-                f"byte {start} of a segment was named; tensors begin at multiples of "
-                f"{_ALIGNMENT}"
+                f"byte {start} of a segment was named; tensors begin at multiples of {_ALIGNMENT}"
             )
         if start + nbytes > self.nbytes:
             raise MalformedStreamError(
-                f"bytes {start} to {start + nbytes} of a segment were named; it has "
-                f"{self.nbytes}"
+                f"bytes {start} to {start + nbytes} of a segment were named; it has {self.nbytes}"
             )
         return self._bytes[start : start + nbytes]
 
@@ -106,9 +104,7 @@ class Segment:
                 torch.frombuffer(self.view(start, size), dtype=dtype).view(shape)
                 if size
                 else torch.empty(shape, dtype=dtype)
-                for (dtype, shape), start, size in zip(
-                    kinds, places, sizes, strict=True
-                )
+                for (dtype, shape), start, size in zip(kinds, places, sizes, strict=True)
             ]
 
 
@@ -143,8 +139,7 @@ def create(nbytes: int) -> tuple[Segment, int]:
         raise OSError(f"{sys.platform} has no sealed anonymous files")
     fd = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # Memory that is taken only when it is written to kills the process if there
-        # is none then.
+        # Memory that is taken only when it is written to kills the process if there is none then.
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
         return Segment(mmap.mmap(fd, nbytes)), fd

@@ -15,11 +15,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
-from stratagem_proto.wire.status_codes import (
-    CLASSES_BY_CODE,
-    CLASSES_BY_NAME,
-    STATUS_CODES,
-)
+from stratagem_proto.wire.status_codes import CLASSES_BY_CODE, CLASSES_BY_NAME, STATUS_CODES
 
 DETAIL_KEY = "stratagem-error-bin"
 _CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
@@ -40,8 +36,8 @@ _TRANSIENT_ERRORS = {UnavailableError.__name__, ResourceExhaustedError.__name__}
 def to_record(error: BaseException) -> RecordedStatus:
     """Return the status of an error as it is sent and kept.
 
-    An exception from outside of the tree becomes an `InternalError` that names its
-    class only, so that nothing of the server's internals leaks.
+    An exception from outside of the tree becomes an `InternalError` that names its class only, so
+    that nothing of the server's internals leaks.
     """
     if not isinstance(error, StratagemError):
         error = InternalError(
@@ -72,10 +68,7 @@ def from_record(record: RecordedStatus) -> StratagemError:
     cls = CLASSES_BY_NAME.get(record.detail.error, CLASSES_BY_CODE[code])
     detail = record.detail
     error = cls(
-        record.message,
-        variable=detail.variable,
-        task=detail.task,
-        location=detail.location,
+        record.message, variable=detail.variable, task=detail.task, location=detail.location
     )
     if isinstance(error, ResourceExhaustedError) and detail.retry_seconds:
         error.retry_seconds = detail.retry_seconds
@@ -106,9 +99,7 @@ def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemErr
     if not detail.error:
         message = f"{method} on {peer}: {message}"
     code = call.code() or grpc.StatusCode.UNKNOWN
-    return from_record(
-        RecordedStatus(code=code.value[0], message=message, detail=detail)
-    )
+    return from_record(RecordedStatus(code=code.value[0], message=message, detail=detail))
 
 
 def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
@@ -125,8 +116,8 @@ def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
 def is_transient(error: grpc.RpcError) -> bool:
     """Return whether a call that failed so may succeed when it is repeated.
 
-    A server's own answer carries a detail and is final, except that it is going away
-    or that the budget for what it has staged is full.
+    A server's own answer carries a detail and is final, except that it is going away or that the
+    budget for what it has staged is full.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = detail_of(call.trailing_metadata() or ())

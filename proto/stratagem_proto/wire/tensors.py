@@ -73,8 +73,8 @@ def nbytes_of(spec: pb.TensorSpec) -> int:
     """Return size of a described tensor in bytes, after checking the description.
 
     Raises:
-        InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or
-            more bytes than 64-bit offsets can address.
+        InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or more bytes
+            than 64-bit offsets can address.
     """
     if len(spec.shape) > MAX_RANK:
         raise InvalidArgumentError(

@@ -16,10 +16,7 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.versions import first_of_another_run
 from stratagem_psserver.exactly_once.ledger import Numbering, Session
-from stratagem_psserver.exactly_once.recorded_closures import (
-    dump_closures,
-    restore_closures,
-)
+from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
 from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
@@ -50,10 +47,7 @@ def _session_to_json(session: Session) -> dict[str, Any]:
         "task": [session.task.job, session.task.index],
         "acknowledged": numbering.acknowledged,
         "last": numbering.last,
-        "replies": [
-            b64encode(reply.SerializeToString()).decode()
-            for reply in numbering.replies()
-        ],
+        "replies": [b64encode(reply.SerializeToString()).decode() for reply in numbering.replies()],
     }
 
 

@@ -11,11 +11,7 @@ from pathlib import Path
 from stratagem_proto.checkpoint.folder import part_name
 from stratagem_proto.checkpoint.index import TensorFile
 from stratagem_proto.checkpoint.parts import write_part
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
 from stratagem_psserver.checkpoints.continuation import dump
 from stratagem_psserver.state import ServerState

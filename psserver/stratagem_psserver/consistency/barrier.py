@@ -45,12 +45,11 @@ class _Passage:
 class Barriers:
     """The barriers of a server.
 
-    Call `arrive` for each request, then look at `is_passed`. To arrive again, after a
-    reply was lost, changes nothing. As nobody passes without all others, those who
-    wait at a barrier wait for the same passage, however often each has passed before:
-    a program that is started again alone meets the others where they wait. Where none
-    of them waits it goes through the passages that are behind them all, since they will
-    not come there again.
+    Call `arrive` for each request, then look at `is_passed`. To arrive again, after a reply was
+    lost, changes nothing. As nobody passes without all others, those who wait at a barrier wait for
+    the same passage, however often each has passed before: a program that is started again alone
+    meets the others where they wait. Where none of them waits it goes through the passages that are
+    behind them all, since they will not come there again.
     """
 
     def __init__(self) -> None:

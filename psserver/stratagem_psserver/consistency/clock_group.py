@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratagem_proto.v1.consistency_pb2 import (
-    GroupConsistency,
-    StepBegin,
-    WorkerClock,
-)
+from stratagem_proto.v1.consistency_pb2 import GroupConsistency, StepBegin, WorkerClock
 from stratagem_psserver.consistency.rules import StepRule
 from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
 
@@ -23,8 +19,8 @@ class Clock:
         session_id: Its present or last session.
         task: Its name, for messages.
         finished: The last step that it has finished or left out.
-        taken_before: Steps that all had taken when it was given its step; None if
-            its updates cannot be stale, or it has none under way.
+        taken_before: Steps that all had taken when it was given its step; None if its updates
+            cannot be stale, or it has none under way.
         dropped: Contributions that came too late.
         staleness: Updates by the bit length of their staleness.
         gone: How its session ended, as a clause; empty while it is there.
@@ -152,10 +148,7 @@ class ClockGroup:
         newest = self.schedule.newest
         clocks = [clock.described(n) for n, clock in sorted(self.workers.items())]
         return GroupConsistency(
-            group=name,
-            consistency=newest.rule.message,
-            since=newest.start,
-            workers=clocks,
+            group=name, consistency=newest.rule.message, since=newest.start, workers=clocks
         )
 
     def facts(self) -> dict[str, Any]:
@@ -181,13 +174,7 @@ class ClockGroup:
         group = cls(from_json(facts["declared"]), schedule, facts["num_workers"])
         for number, (task, finished, dropped, staleness) in facts["workers"].items():
             group.workers[int(number)] = Clock(
-                b"",
-                task,
-                finished,
-                None,
-                dropped,
-                staleness,
-                "its server was restarted",
+                b"", task, finished, None, dropped, staleness, "its server was restarted"
             )
         group.begun, group.taken = facts["begun"], facts["taken"]
         group.slowest = facts["slowest"]

@@ -1,14 +1,13 @@
 """How far the workers of each group are, and who has to wait for the others.
 
-Only the first server of a cluster is asked. A worker says which step it has finished
-and gets leave to take the next one: which step that is, and with what consistency. It
-is here that the workers agree on both, since a change of consistency begins with the
-step after the last that any of them began.
+Only the first server of a cluster is asked. A worker says which step it has finished and gets leave
+to take the next one: which step that is, and with what consistency. It is here that the workers
+agree on both, since a change of consistency begins with the step after the last that any of them
+began.
 
-When a session ends, its worker is gone: it holds nobody back any more. One that comes
-again goes on level with the slowest of those that are there, or where it was if that
-is further. A server that restarts goes on with the clocks of its checkpoint, and all
-workers are gone until they come again.
+When a session ends, its worker is gone: it holds nobody back any more. One that comes again goes on
+level with the slowest of those that are there, or where it was if that is further. A server that
+restarts goes on with the clocks of its checkpoint, and all workers are gone until they come again.
 """
 
 from __future__ import annotations
@@ -16,18 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from stratagem_proto.protocol import check_name
-from stratagem_proto.v1.consistency_pb2 import (
-    Consistency,
-    GroupConsistency,
-    StepBegin,
-    StepGrant,
-)
+from stratagem_proto.v1.consistency_pb2 import Consistency, GroupConsistency, StepBegin, StepGrant
 from stratagem_psserver.consistency.clock_group import ClockGroup
 from stratagem_psserver.consistency.rules import rule_of
 from stratagem_psserver.consistency.schedule import Schedule
@@ -45,9 +35,7 @@ class Clocks:
     def __init__(self) -> None:
         self._groups: dict[str, ClockGroup] = {}
 
-    def arrive(
-        self, begin: StepBegin, session_id: bytes, task: str, closed: int
-    ) -> bool:
+    def arrive(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
         """Takes note of what a worker has finished.
 
         Args:
@@ -68,9 +56,7 @@ class Clocks:
             return self._settle_in(begin, session_id, task, closed)
         return group.take_in(begin)
 
-    def _settle_in(
-        self, begin: StepBegin, session_id: bytes, task: str, closed: int
-    ) -> bool:
+    def _settle_in(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
         check_name(begin.group, "group")
         _check_numbers(begin, task)
         group = self._known_group(begin)
@@ -119,11 +105,7 @@ class Clocks:
     def holding(self, name: str, number: int) -> str:
         """Who keeps a worker waiting, for a message."""
         group = self._groups[name]
-        slow = [
-            worker.task
-            for worker in group.present()
-            if worker.finished == group.slowest
-        ]
+        slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
         if unseen := [n for n in range(group.num_workers) if n not in group.workers]:
             slow = [f"worker {each}" for each in unseen]
         return (

@@ -15,8 +15,8 @@ from stratagem_proto.v1.consistency_pb2 import Consistency
 class StepRule:
     """Who waits for whom, and which steps a worker leaves out.
 
-    What is not overridden is as for updates that are applied when they come, for which
-    nobody waits.
+    What is not overridden is as for updates that are applied when they come, for which nobody
+    waits.
 
     Attributes:
         message: The consistency, as it travels.

@@ -23,8 +23,8 @@ class Phase:
 class Schedule:
     """The phases of a group, one after the other.
 
-    A step has one consistency, whichever worker takes it, because a change begins
-    with a step that nobody has begun.
+    A step has one consistency, whichever worker takes it, because a change begins with a step that
+    nobody has begun.
     """
 
     def __init__(self, rule: StepRule) -> None:
@@ -65,8 +65,8 @@ class Schedule:
             level: The last one to leave out among those that are not synchronous.
 
         Returns:
-            The next step, unless it is synchronous and closed, or not synchronous and
-            up to `level` or of a phase that is over: then the first after those.
+            The next step, unless it is synchronous and closed, or not synchronous and up to `level`
+            or of a phase that is over: then the first after those.
         """
         while (last := self._last_left_out(finished + 1, closed, level)) > finished:
             finished = last

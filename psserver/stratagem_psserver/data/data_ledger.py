@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    NotFoundError,
-)
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 
 # A program may leave each pass before its end; the oldest that was left is closed.
 MAX_PASSES = 1_000
@@ -52,8 +49,8 @@ class Pass:
 
         Args:
             renamed: What to call them.
-            again: Whether functions that had not ended run again; otherwise what they
-                have drawn counts as read.
+            again: Whether functions that had not ended run again; otherwise what they have drawn
+                counts as read.
         """
         holders = {
             Function(renamed(one.space), one.number): times
@@ -108,8 +105,8 @@ class DataLedger:
 
         Raises:
             NotFoundError: There was no such pass.
-            FailedPreconditionError: The function is one of a coordinator that is gone,
-                and no other goes on with it.
+            FailedPreconditionError: The function is one of a coordinator that is gone, and no other
+                goes on with it.
         """
         found = self._find(number)
         if found is None or found.drawn == self.num_batches:

@@ -28,8 +28,8 @@ class Opened(NamedTuple):
     Attributes:
         ledger: Its ledger.
         number: Its number.
-        left: The functions that coordinators before have left unfinished, by
-            coordinator: those that have drawn any batches, and how many of this pass.
+        left: The functions that coordinators before have left unfinished, by coordinator: those
+            that have drawn any batches, and how many of this pass.
     """
 
     ledger: DataLedger
@@ -45,9 +45,7 @@ class DataLedgers:
         # Where functions have drawn that have not ended.
         self._held: dict[Function, set[tuple[str, int]]] = {}
 
-    def open(
-        self, name: str, num_batches: int, seed: int, coordinator: bytes
-    ) -> Opened:
+    def open(self, name: str, num_batches: int, seed: int, coordinator: bytes) -> Opened:
         """Begin a pass, or go on with one.
 
         Raises:
@@ -80,9 +78,7 @@ class DataLedgers:
                 "is the most; make one dataset and take an iterator for each pass"
             )
 
-    def draw(
-        self, name: str, number: int, num_batches: int, function: Function
-    ) -> int | None:
+    def draw(self, name: str, number: int, num_batches: int, function: Function) -> int | None:
         """Hand out a batch as `DataLedger.draw`, if the data are the same.
 
         Raises:

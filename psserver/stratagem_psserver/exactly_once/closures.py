@@ -1,8 +1,7 @@
 """What was applied of scheduled functions, which may run again on another worker.
 
-Pure. A mutation of a function is recognised by the function's identity and by its
-number among those that the function sends to this server; which session sends it does
-not matter.
+Pure. A mutation of a function is recognised by the function's identity and by its number among
+those that the function sends to this server; which session sends it does not matter.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 
-# Workers have a handful of functions each; a coordinator that never says which have
-# ended would otherwise fill the memory.
+# Workers have a handful of functions each; a coordinator that never says which have ended would
+# otherwise fill the memory.
 MAX_RECORDS = 262_144
 
 # The same for replies that describe many variables each.
@@ -112,8 +111,7 @@ class Space:
 class ClosureLedger:
     """The exactly-once rule for scheduled functions.
 
-    For each arrival of a mutation call `admit`; on `Apply` do its work and call
-    `finish`.
+    For each arrival of a mutation call `admit`; on `Apply` do its work and call `finish`.
     """
 
     def __init__(self) -> None:
@@ -154,9 +152,7 @@ class ClosureLedger:
         self._applying.add(name)
         return Apply()
 
-    def finish(
-        self, key: ClosureKey, intent: Intent, reply: RecordedReply | None
-    ) -> None:
+    def finish(self, key: ClosureKey, intent: Intent, reply: RecordedReply | None) -> None:
         """End what `Apply` began.
 
         Args:

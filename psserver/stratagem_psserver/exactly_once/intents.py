@@ -9,18 +9,10 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Protocol
 
-from stratagem_proto.v1 import (
-    checkpoint_pb2,
-    closed_step_pb2,
-    consistency_pb2,
-    draws_pb2,
-)
+from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2, draws_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.v1.variable_requests_pb2 import (
-    CreateVariablesHeader,
-    DeleteVariablesRequest,
-)
+from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
 
 # Of larger requests a message names this many variables.
 _NAMED = 3

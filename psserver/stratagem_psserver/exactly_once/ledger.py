@@ -22,8 +22,8 @@ from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 
-# A client has a handful of requests in flight; one that never acknowledges would
-# otherwise fill the memory.
+# A client has a handful of requests in flight; one that never acknowledges would otherwise fill the
+# memory.
 MAX_UNACKNOWLEDGED = 65_536
 
 # The same for replies that describe many variables each.
@@ -69,9 +69,9 @@ Admission = Apply | Replay | WaitForEarlier | Refused
 class Numbering:
     """The exactly-once rule of one session.
 
-    For each arrival of a request call `admit`; on `Apply` do its work and call
-    `finish`. At any time at most one request is being applied, and requests are
-    applied in the order of their numbers.
+    For each arrival of a request call `admit`; on `Apply` do its work and call `finish`. At any
+    time at most one request is being applied, and requests are applied in the order of their
+    numbers.
     """
 
     acknowledged: int = 0
@@ -125,8 +125,8 @@ class Numbering:
         """End what `Apply` began.
 
         Args:
-            reply: To repeat on a repetition; None if the request may come again
-                because its failure was a passing one.
+            reply: To repeat on a repetition; None if the request may come again because its failure
+                was a passing one.
         """
         sequence, self._applying = self._applying, None
         if reply is None or sequence is None:
@@ -140,9 +140,7 @@ class Numbering:
         return list(self._replies.values())
 
     @classmethod
-    def restored(
-        cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]
-    ) -> Numbering:
+    def restored(cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]) -> Numbering:
         """Return the rule as it was in a checkpoint."""
         numbering = cls(acknowledged, last)
         for reply in replies:
@@ -190,13 +188,11 @@ class SessionLedger:
 
     Args:
         lease_seconds: Silence after which a session ends.
-        reconnect_seconds: The same after what attended it has broken off, and nothing
-            does any more.
+        reconnect_seconds: The same after what attended it has broken off, and nothing does any
+            more.
     """
 
-    def __init__(
-        self, lease_seconds: float, reconnect_seconds: float = math.inf
-    ) -> None:
+    def __init__(self, lease_seconds: float, reconnect_seconds: float = math.inf) -> None:
         self._lease = lease_seconds
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
@@ -204,22 +200,18 @@ class SessionLedger:
         self._open: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
 
-    def open(
-        self, session_id: bytes, role: Role.ValueType, task: Task, now: float
-    ) -> Session:
+    def open(self, session_id: bytes, role: Role.ValueType, task: Task, now: float) -> Session:
         """Begin a session, or resume the one of that id with its numbering.
 
         Raises:
-            InvalidArgumentError: The id is not 16 bytes long, or the task has no
-                valid name.
+            InvalidArgumentError: The id is not 16 bytes long, or the task has no valid name.
             ResourceExhaustedError: There are too many sessions.
         """
         if task.job:
             check_name(task.job, "job")
         if len(session_id) != SESSION_ID_BYTES:
             raise InvalidArgumentError(
-                f"a session id has {SESSION_ID_BYTES} bytes; this one has "
-                f"{len(session_id)}"
+                f"a session id has {SESSION_ID_BYTES} bytes; this one has {len(session_id)}"
             )
         if session_id not in self._open and len(self._open) >= MAX_SESSIONS:
             raise ResourceExhaustedError(
@@ -262,9 +254,9 @@ class SessionLedger:
     def leave(self, session_id: bytes, now: float) -> None:
         """Note that such a call has ended before its session, or with it.
 
-        The system closes the connections of a process that ends. When that of one is
-        given up that is stopped, or cut off, nothing was heard of it for as long as a
-        ping waits for its answer. It keeps its lease.
+        The system closes the connections of a process that ends. When that of one is given up that
+        is stopped, or cut off, nothing was heard of it for as long as a ping waits for its answer.
+        It keeps its lease.
         """
         self._attended[session_id] -= 1
         if self._attended[session_id]:

@@ -21,8 +21,8 @@ class Manifest:
     Args:
         specs: Of the tensors.
         derived: Of the tensors that are made of them.
-        borrows: Whether nobody uses the tensors once the request is answered, so that
-            they may stay in memory that the client shares.
+        borrows: Whether nobody uses the tensors once the request is answered, so that they may stay
+            in memory that the client shares.
 
     Attributes:
         specs: Of the tensors.
@@ -31,10 +31,7 @@ class Manifest:
     """
 
     def __init__(
-        self,
-        specs: Sequence[TensorSpec],
-        derived: Sequence[TensorSpec] = (),
-        borrows: bool = False,
+        self, specs: Sequence[TensorSpec], derived: Sequence[TensorSpec] = (), borrows: bool = False
     ) -> None:
         self.specs, self._derived, self.borrows = specs, derived, borrows
         self.is_final = not derived
@@ -48,8 +45,7 @@ class Manifest:
         """
         if len(self.specs) > MAX_TENSORS:
             raise InvalidArgumentError(
-                f"the request has {len(self.specs)} tensors; at most {MAX_TENSORS} are "
-                "allowed"
+                f"the request has {len(self.specs)} tensors; at most {MAX_TENSORS} are allowed"
             )
         return total_nbytes(self.specs)
 
@@ -67,10 +63,7 @@ class Manifest:
     @cached_property
     def _flat_kinds(self) -> tuple[Kind, ...]:
         dtypes = {dtype for dtype, _ in self.layout.kinds}
-        return tuple(
-            (dtype, torch.Size([self.layout.room // dtype.itemsize]))
-            for dtype in dtypes
-        )
+        return tuple((dtype, torch.Size([self.layout.room // dtype.itemsize])) for dtype in dtypes)
 
     def flat(self, segment: Segment) -> torch.Tensor | None:
         """Return all tensors, and what is between them, as one vector.

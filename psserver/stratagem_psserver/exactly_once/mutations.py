@@ -121,8 +121,8 @@ class Mutations:
             header: The request.
             manifest: What it says of its tensors.
             chunks: The bytes of the tensors as they arrive.
-            apply: Checks the request, then changes variables. Once begun it runs to
-                its end, even if the client goes away.
+            apply: Checks the request, then changes variables. Once begun it runs to its end, even
+                if the client goes away.
             response_type: The class of the response.
         """
         key = header.key
@@ -155,9 +155,7 @@ class Mutations:
         if nbytes:
             self._figures.calls(type(header).__name__).received.observe(nbytes)
 
-    async def _in_step(
-        self, session: Session, request: Mutation, work: Work[Response]
-    ) -> Response:
+    async def _in_step(self, session: Session, request: Mutation, work: Work[Response]) -> Response:
         """Let no step begin while a checkpoint is marked, which takes a moment."""
         gate, key = self._gate, request.key
         self._require_open(session)
@@ -187,18 +185,14 @@ class Mutations:
         """Check that a session has not ended while data came or while it waited."""
         self._ledger.session(session.id, time.monotonic())
 
-    async def _in_turn(
-        self, session: Session, key: RequestKey, work: Work[Response]
-    ) -> Response:
+    async def _in_turn(self, session: Session, key: RequestKey, work: Work[Response]) -> Response:
         def admission() -> Admission | None:
             # What it stages after its end would stay.
             self._require_open(session)
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        decided = admission() or await self._waits.until(
-            session.id, admission, _TURN_SECONDS
-        )
+        decided = admission() or await self._waits.until(session.id, admission, _TURN_SECONDS)
         if decided is None:
             raise UnavailableError(
                 f"request {key.sequence} of {session.label} waits for an earlier one "
@@ -221,8 +215,8 @@ async def _receive(
     """Receive all tensors; return them and the segment that they lie in, if any.
 
     Raises:
-        MalformedStreamError: It is too little, as when the connection was cut, or too
-            much. The number of the request stays unused, as it may come again whole.
+        MalformedStreamError: It is too little, as when the connection was cut, or too much. The
+            number of the request stays unused, as it may come again whole.
     """
     if manifest.borrows and chunks.segment is not None:
         with _allocating():
@@ -245,9 +239,7 @@ async def _receive(
 async def _end(chunks: Chunks) -> None:
     async for some in chunks:
         if some:
-            raise MalformedStreamError(
-                "the stream continues after the last byte of its tensors"
-            )
+            raise MalformedStreamError("the stream continues after the last byte of its tensors")
 
 
 @contextmanager

@@ -32,8 +32,8 @@ from stratagem_psserver.exactly_once.ledger import (
 from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.waiting import Waits
 
-# A repetition may fare better, so these errors are not recorded. A stream that was cut
-# can look like one that its client ended too early.
+# A repetition may fare better, so these errors are not recorded. A stream that was cut can look
+# like one that its client ended too early.
 PASSING = (
     CancelledError,
     DeadlineExceededError,
@@ -125,9 +125,7 @@ class ClosureTurns:
             decided = self._ledger.admit(key, intent)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        decided = admission() or await self._waits.until(
-            _subject(key), admission, _TURN_SECONDS
-        )
+        decided = admission() or await self._waits.until(_subject(key), admission, _TURN_SECONDS)
         if decided is None:
             raise UnavailableError(
                 f"mutation {key.ordinal} of {label(key.identity)} is being applied for "
@@ -138,9 +136,7 @@ class ClosureTurns:
         record = partial(self._record, request, intent)
         return await apply_and_record(key.ordinal, work, _NOT_RECORDED, record)
 
-    def _record(
-        self, request: Mutation, intent: Intent, reply: RecordedReply | None
-    ) -> None:
+    def _record(self, request: Mutation, intent: Intent, reply: RecordedReply | None) -> None:
         key = request.key.closure
         self._ledger.finish(key, intent, reply)
         self._waits.changed(_subject(key))

@@ -12,19 +12,17 @@ from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.dry_run import Hyperparameters
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
-# Ends of tensors, where fewer elements are left than a processor takes at once, and
-# lengths at which torch goes over to other loops.
+# Ends of tensors, where fewer elements are left than a processor takes at once, and lengths at
+# which torch goes over to other loops.
 _SIZES = (1, 3, 8, 17, 33, 100, 1037)
 _STEPS = 3
 
-# They take apart in blocks of their own what is too small to show it here, or more
-# than one tensor at a time.
+# They take apart in blocks of their own what is too small to show it here, or more than one tensor
+# at a time.
 _OTHERS = ("fused", "foreach")
 
 
-def is_elementwise(
-    rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
-) -> bool:
+def is_elementwise(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype) -> bool:
     """Whether a step of joined parameters comes to the same bytes, on this machine.
 
     Args:
@@ -40,9 +38,7 @@ def is_elementwise(
 
 
 @lru_cache(maxsize=1024)
-def _is_elementwise(
-    rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype
-) -> bool:
+def _is_elementwise(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> bool:
     places, room = starts([size * dtype.itemsize for size in _SIZES])
     begins = [place // dtype.itemsize for place in places]
     generator = torch.Generator().manual_seed(0)

@@ -32,8 +32,8 @@ class FlatParameters:
     Attributes:
         value: All of their values.
         begin: Where their gradients begin among the elements of those of all groups.
-        state: The state of all of them, by the optimizer's keys. Where every variable
-            has one number, it is the number of the first one.
+        state: The state of all of them, by the optimizer's keys. Where every variable has one
+            number, it is the number of the first one.
         numbers: The numbers of all variables, by such keys.
     """
 
@@ -129,11 +129,7 @@ class FlatGroup:
     is_by_rows = False
 
     def __init__(
-        self,
-        number: int,
-        settings: GroupSettings,
-        apart: WholeGroup,
-        flat: FlatParameters,
+        self, number: int, settings: GroupSettings, apart: WholeGroup, flat: FlatParameters
     ) -> None:
         self._number, self._settings = number, settings
         self._apart, self._flat = apart, flat
@@ -153,9 +149,7 @@ class FlatGroup:
             self._is_elementwise = _is_elementwise(settings, self._flat.value.dtype)
         numbers = list(self._flat.distinct_numbers())
         self._agree = all([len(each) == 1 for _, each in numbers])
-        return all(
-            [is_ordinary_state(key, one) for key, each in numbers for one in each]
-        )
+        return all([is_ordinary_state(key, one) for key, each in numbers for one in each])
 
     def step(self, gradients: Gradients) -> None:
         flat = self._flat

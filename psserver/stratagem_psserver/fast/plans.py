@@ -1,9 +1,9 @@
 """Plans of training steps, kept for the updates that repeat them.
 
-Steps repeat: all workers send the same update over and over, with other numbers. As a
-database keeps the plans of queries by their text, a server keeps those of updates by
-what they have in common. A plan never says whether a request may be carried out now:
-numbering, locks, budgets and limits are checked each time.
+Steps repeat: all workers send the same update over and over, with other numbers. As a database
+keeps the plans of queries by their text, a server keeps those of updates by what they have in
+common. A plan never says whether a request may be carried out now: numbering, locks, budgets and
+limits are checked each time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stratagem_psserver.variables.store import VariableStore
 
 MAX_PLANS = 256
 
-# The texts of all plans together. A text has some 50 bytes a variable, and what is
-# worked out for the variable takes about 1 KiB.
+# The texts of all plans together. A text has some 50 bytes a variable, and what is worked out for
+# the variable takes about 1 KiB.
 MAX_TEXT_BYTES = 1 << 20
 
 
@@ -92,9 +92,7 @@ class StepPlan:
             return Gradients(each)
         return Gradients(each, flat=self._manifest.flat(staged.segment))
 
-    def read_plan(
-        self, store: VariableStore, selections: Sequence[pb.Selection]
-    ) -> ReadPlan:
+    def read_plan(self, store: VariableStore, selections: Sequence[pb.Selection]) -> ReadPlan:
         """Plan what is read behind an update, as `ReadPlan.of` does.
 
         Raises:
@@ -124,8 +122,8 @@ class Recognised(NamedTuple):
 class StepPlans:
     """The plans of the variables of a store; a change of its variables drops all.
 
-    Who carries out an update asks `recognise` first. If the plan's step cannot be taken
-    again, the update is worked out in full and `learn` is given the step.
+    Who carries out an update asks `recognise` first. If the plan's step cannot be taken again, the
+    update is worked out in full and `learn` is given the step.
     """
 
     def __init__(self, store: VariableStore) -> None:
@@ -141,8 +139,8 @@ class StepPlans:
 
         Args:
             header: The update.
-            text: The update with its tag and size, as it came in a frame; empty if it
-                did not come so.
+            text: The update with its tag and size, as it came in a frame; empty if it did not come
+                so.
 
         Returns:
             None if the update is not one that repeats.

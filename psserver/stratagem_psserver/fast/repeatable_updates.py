@@ -11,9 +11,9 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 
-# The fields that a plan honours, by message. A field that is not listed was added
-# later or is not for plans. An update that has one is always carried out in full, since
-# a plan would skip the field from the second update on.
+# The fields that a plan honours, by message. A field that is not listed was added later or is not
+# for plans. An update that has one is always carried out in full, since a plan would skip the field
+# from the second update on.
 _PERMITTED: Mapping[str, frozenset[str]] = {
     message.DESCRIPTOR.full_name: frozenset(names)
     for message, names in (
@@ -79,8 +79,8 @@ def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
 def unchanging_bytes(text: bytes) -> bytes:
     """Return the part of an encoded update that is the same in each step.
 
-    Clients encode the request's key and the steps that it begins first. The bytes
-    behind them find a plan sooner than the decoded header does.
+    Clients encode the request's key and the steps that it begins first. The bytes behind them find
+    a plan sooner than the decoded header does.
 
     Args:
         text: The update with its tag and size in the frame.

@@ -10,11 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
-from stratagem_psserver.optimization.bindings import (
-    ParameterBinding,
-    WholeBinding,
-    as_tensor,
-)
+from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding, as_tensor
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import GroupSettings
@@ -27,10 +23,10 @@ class Gradients(NamedTuple):
 
     Attributes:
         each: One for each variable, in their order.
-        rows: The rows of the variable that each is of, in the same order; None for all.
-            Empty if no gradient is by rows.
-        flat: All of them in one vector, each at the place where a segment has it, with
-            gaps in between; None if they do not lie so.
+        rows: The rows of the variable that each is of, in the same order; None for all. Empty if no
+            gradient is by rows.
+        flat: All of them in one vector, each at the place where a segment has it, with gaps in
+            between; None if they do not lie so.
     """
 
     each: Sequence[torch.Tensor]
@@ -52,8 +48,8 @@ class RepeatedGroup(Protocol):
 
         Args:
             groups: The settings of all groups.
-            gradients: The gradients of the step to come. A step is not repeated if they
-                do not fit, or if it may fail for its numbers.
+            gradients: The gradients of the step to come. A step is not repeated if they do not fit,
+                or if it may fail for its numbers.
         """
 
     def step(self, gradients: Gradients) -> None:
@@ -87,9 +83,7 @@ class WholeParameter:
     @classmethod
     def of(cls, binding: ParameterBinding, place: int) -> WholeParameter | None:
         """Return the variable if its gradient is dense and all state is tensors."""
-        if not isinstance(binding, WholeBinding) or len(binding.slots) < len(
-            binding.layout
-        ):
+        if not isinstance(binding, WholeBinding) or len(binding.slots) < len(binding.layout):
             return None
         layout, slots = binding.layout, binding.slots
         state = {key: layout[key].bound(slot.value) for key, slot in slots.items()}
@@ -103,10 +97,7 @@ class WholeParameter:
     @property
     def is_ordinary(self) -> bool:
         """Whether no step can fail for the numbers of the state."""
-        for key in self._numbers:
-            if not is_ordinary_state(key, self.state[key].item()):
-                return False
-        return True
+        return all(is_ordinary_state(key, self.state[key].item()) for key in self._numbers)
 
     def commit(self, store: VariableStore) -> None:
         """Tell the store what became of the state."""
@@ -138,9 +129,7 @@ class WholeGroup:
         self._optimizer: Optimizer | None = None
 
     def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
-        return self.takes(groups) and all(
-            [each.is_ordinary for each in self.parameters]
-        )
+        return self.takes(groups) and all([each.is_ordinary for each in self.parameters])
 
     def takes(self, groups: Sequence[GroupSettings]) -> bool:
         """Do as `accepts` does, without a look at the state."""

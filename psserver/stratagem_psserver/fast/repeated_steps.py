@@ -1,7 +1,7 @@
 """Steps that were checked once and are taken again, with other gradients.
 
-Besides the step itself, what takes longest about a step of many small variables is to
-find its state and names and to check that everything fits.
+Besides the step itself, what takes longest about a step of many small variables is to find its
+state and names and to check that everything fits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Made = TypeVar("Made")
 class RepeatedStep:
     """A step whose state is all there.
 
-    It holds until a variable of the store comes, goes or is replaced. Hold the locks of
-    its variables from `begin` to `Optimizers.commit`.
+    It holds until a variable of the store comes, goes or is replaced. Hold the locks of its
+    variables from `begin` to `Optimizers.commit`.
 
     Args:
         checked: The step as it was taken before.
@@ -67,8 +67,8 @@ class RepeatedStep:
 
         Args:
             checked: The step, which was taken and committed.
-            store: Where its variables are. They may be moved in memory, so their locks
-                have to be held.
+            store: Where its variables are. They may be moved in memory, so their locks have to be
+                held.
         """
         making = _Making(checked, store)
         made = [
@@ -85,8 +85,7 @@ class RepeatedStep:
         """Take the hyperparameters and gradients of the next time.
 
         Args:
-            optimizers: Those of the store since which no variable came, went or was
-                replaced.
+            optimizers: Those of the store since which no variable came, went or was replaced.
             program: The step's program, perhaps with other hyperparameters.
             gradients: Gradients of the step's variables, of the same kinds as before.
 
@@ -103,9 +102,7 @@ class RepeatedStep:
 
     def _accepts(self, settings: Sequence[GroupSettings], gradients: Gradients) -> bool:
         same = len(settings) == self._number_of_groups
-        taken = same and all(
-            group.accepts(settings, gradients) for group in self._groups
-        )
+        taken = same and all(group.accepts(settings, gradients) for group in self._groups)
         if taken:
             # Gradients that are refused must not stay here.
             self._gradients = gradients
@@ -171,9 +168,7 @@ class _Making:
     def _by_rows(
         self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
-        parameters = _all_made(
-            map(RowParameter.of, bindings, self._places_of(bindings))
-        )
+        parameters = _all_made(map(RowParameter.of, bindings, self._places_of(bindings)))
         group = RowGroup(number, settings, parameters or ())
         return group if parameters and group.has_rules else None
 
@@ -181,10 +176,7 @@ class _Making:
         return [self._places[id(binding.variable)] for binding in bindings]
 
     def _flat(
-        self,
-        settings: GroupSettings,
-        bindings: Sequence[ParameterBinding],
-        places: Sequence[int],
+        self, settings: GroupSettings, bindings: Sequence[ParameterBinding], places: Sequence[int]
     ) -> FlatParameters | None:
         first = places[0]
         is_run = list(places) == list(range(first, first + len(places)))

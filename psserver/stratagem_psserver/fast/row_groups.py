@@ -53,20 +53,14 @@ class RowParameter:
         values = {key: slot.value for key, slot in self.slots.items()}
         are_scalar = {key for key in values if self.layout[key].is_scalar}
         self._scalars = {key: values[key] for key in are_scalar}
-        self._states = {
-            key: WholeRows(values[key]) for key in values.keys() - are_scalar
-        }
+        self._states = {key: WholeRows(values[key]) for key in values.keys() - are_scalar}
 
     @classmethod
     def of(cls, binding: ParameterBinding, place: int) -> RowParameter | None:
         """Return the variable if its state is there and its rows can be moved whole."""
         if not isinstance(binding, TensorRowBinding) or not binding.needs.takes_sparse:
             return None
-        layout, slots, value = (
-            binding.needs.layout,
-            binding.slots,
-            binding.variable.value,
-        )
+        layout, slots, value = (binding.needs.layout, binding.slots, binding.variable.value)
         # Where elements are rows themselves, torch rounds what it adds once more.
         if len(slots) < len(layout) or value.dim() < 2:
             return None
@@ -84,9 +78,7 @@ class RowParameter:
         is_like = is_like and gradient.shape == (rows.numel(), *row)
         return is_like and are_ascending(rows, count)
 
-    def stepped(
-        self, rule: SparseRule, settings: GroupSettings, gradients: Gradients
-    ) -> Stepped:
+    def stepped(self, rule: SparseRule, settings: GroupSettings, gradients: Gradients) -> Stepped:
         """Step copies of the rows, so that a failure has changed nothing."""
         rows, gradient = gradients.rows[self.place], gradients.each[self.place]
         assert rows is not None

@@ -1,8 +1,8 @@
 """Rules that step the rows of a sparse gradient as optimizers of torch do.
 
-torch makes sparse tensors of all that it adds, and looks rows up again by a mask, which
-takes half of the time of a step. On each machine one way is tried against the other,
-and torch steps unless all bytes are the same.
+torch makes sparse tensors of all that it adds, and looks rows up again by a mask, which takes half
+of the time of a step. On each machine one way is tried against the other, and torch steps unless
+all bytes are the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from stratagem_psserver.optimization.single_steps import make_optimizer, take_st
 
 State: TypeAlias = Mapping[str, torch.Tensor]
 
-SparseRule: TypeAlias = Callable[
-    [Mapping[str, Value], torch.Tensor, torch.Tensor, State], None
-]
+SparseRule: TypeAlias = Callable[[Mapping[str, Value], torch.Tensor, torch.Tensor, State], None]
 """Steps rows and their state, given hyperparameters, the rows and their gradient."""
 
 # Numbers of rows, and of elements of each, with which torch goes over to other loops.
@@ -55,17 +53,12 @@ def sparse_rule(
     return found if _is_same(rule, rest, dtype) else None
 
 
-def _sgd(
-    values: Mapping[str, Value], rows: torch.Tensor, gradient: torch.Tensor, _: State
-) -> None:
+def _sgd(values: Mapping[str, Value], rows: torch.Tensor, gradient: torch.Tensor, _: State) -> None:
     rows.add_(gradient, alpha=-_number(values, "lr"))
 
 
 def _adagrad(
-    values: Mapping[str, Value],
-    rows: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
+    values: Mapping[str, Value], rows: torch.Tensor, gradient: torch.Tensor, state: State
 ) -> None:
     scratch, sums = gradient.pow(2), state["sum"]
     steps = state["step"].add_(1).item() - 1
@@ -129,6 +122,5 @@ class _Trial:
         pairs = [(each, other.state[key]) for key, each in self.state.items()]
         pairs.append((self.value, other.value))
         return all(
-            torch.equal(*(each.flatten().view(torch.uint8) for each in pair))
-            for pair in pairs
+            torch.equal(*(each.flatten().view(torch.uint8) for each in pair)) for pair in pairs
         )

@@ -17,8 +17,8 @@ class Budget:
 
     Args:
         limit: How many there may be.
-        reclaim: Releases reservations that can be done without, if there are any;
-            called when there is not enough.
+        reclaim: Releases reservations that can be done without, if there are any; called when there
+            is not enough.
     """
 
     def __init__(self, limit: int, reclaim: Callable[[], None] = lambda: None) -> None:

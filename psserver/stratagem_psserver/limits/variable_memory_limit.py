@@ -10,12 +10,11 @@ from stratagem_proto.errors import ResourceExhaustedError
 class VariableMemoryLimit:
     """Counts what variables take, with their slots, and lets them take no more.
 
-    Whoever lets a variable grow takes the bytes first, on any thread, and what it has
-    come to in the end is recorded: less, if the growth failed.
+    Whoever lets a variable grow takes the bytes first, on any thread, and what it has come to in
+    the end is recorded: less, if the growth failed.
 
     Args:
-        limit: Most bytes of all variables together; None for no limit, so that nothing
-            is counted.
+        limit: Most bytes of all variables together; None for no limit, so that nothing is counted.
     """
 
     def __init__(self, limit: int | None = None) -> None:

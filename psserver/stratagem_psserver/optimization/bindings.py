@@ -1,10 +1,9 @@
 """What an optimizer is lent for a step, and what comes of it.
 
-A dense gradient steps the variable's own tensor. A row-sparse one steps a copy of the
-rows that it names, with a copy of the same rows of the state; they are put back when
-the step has been taken. So the step costs what the rows cost, of whatever a variable
-or a table is large; rows without a gradient stay as they are, state included; and a
-step that fails has changed none.
+A dense gradient steps the variable's own tensor. A row-sparse one steps a copy of the rows that it
+names, with a copy of the same rows of the state; they are put back when the step has been taken. So
+the step costs what the rows cost, of whatever a variable or a table is large; rows without a
+gradient stay as they are, state included; and a step that fails has changed none.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ class WholeBinding:
 
     def open(self, room: VariableMemoryLimit) -> BoundParameter:
         room.take(self.variable.name, self.missing)
-        state = {
-            key: self.layout[key].bound(slot.value) for key, slot in self.slots.items()
-        }
+        state = {key: self.layout[key].bound(slot.value) for key, slot in self.slots.items()}
         return BoundParameter(self.variable.value, self.gradient, state)
 
     def close(self, state: Mapping[str, Any]) -> None:
@@ -109,9 +106,7 @@ class WholeBinding:
                 store.put_slot(self.names[key], self.variable.name, tensor)
 
 
-def missing_nbytes(
-    variable: Variable, layout: StateLayout, slots: Mapping[str, Variable]
-) -> int:
+def missing_nbytes(variable: Variable, layout: StateLayout, slots: Mapping[str, Variable]) -> int:
     """Bytes of the state that an optimizer has yet to make for all of a variable."""
     if len(slots) == len(layout):
         return 0
@@ -122,9 +117,7 @@ def missing_nbytes(
     )
 
 
-def as_tensors(
-    state: Mapping[str, Any], layout: StateLayout
-) -> dict[str, torch.Tensor]:
+def as_tensors(state: Mapping[str, Any], layout: StateLayout) -> dict[str, torch.Tensor]:
     """Return what an optimizer made, in the dtypes of the layout."""
     return {key: as_tensor(value, layout[key].dtype) for key, value in state.items()}
 

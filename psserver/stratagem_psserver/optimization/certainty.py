@@ -1,8 +1,8 @@
 """Whether a step of torch may fail once it has begun.
 
-torch computes with hyperparameters and counts of steps as numbers of Python. Some come
-to a division by zero, or to a number that the type of a tensor does not have, when a
-few tensors are written already. Within what is ordinary no rule's numbers do.
+torch computes with hyperparameters and counts of steps as numbers of Python. Some come to a
+division by zero, or to a number that the type of a tensor does not have, when a few tensors are
+written already. Within what is ordinary no rule's numbers do.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from stratagem_psserver.optimization.single_steps import make_optimizer
 # The largest float16 is 65504, which a rate over a small bias correction passes.
 _WIDE = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
-# The least difference of a decay to 1 is 1e-16: the largest rate over it still fits
-# all wide types. ASGD raises a product of three numbers to the power of alpha.
+# The least difference of a decay to 1 is 1e-16: the largest rate over it still fits all wide types.
+# ASGD raises a product of three numbers to the power of alpha.
 _LARGEST = 1e6
 _LARGEST_OF = {"alpha": 8.0}
 
-# The numbers that optimizers keep beside tensors of the parameter's shape, and the
-# largest that is ordinary.
+# The numbers that optimizers keep beside tensors of the parameter's shape, and the largest that is
+# ordinary.
 NUMBERS = {"step": 2.0**53, "mu_product": 1.0, "mu": 1.0, "eta": _LARGEST}
 
 
-def are_ordinary(
-    rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
-) -> bool:
+def are_ordinary(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype) -> bool:
     """Return whether no step with such hyperparameters fails for its numbers.
 
     Args:

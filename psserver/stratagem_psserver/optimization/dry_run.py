@@ -17,8 +17,8 @@ from stratagem_psserver.optimization.single_steps import make_optimizer, take_st
 Hyperparameters = tuple[tuple[str, Value], ...]
 
 
-# What these do to a row, they do to it alone: a step on some rows of a variable is a
-# step of a variable that has these rows only.
+# What these do to a row, they do to it alone: a step on some rows of a variable is a step of a
+# variable that has these rows only.
 ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"})
 
 
@@ -54,16 +54,16 @@ class StepNeeds:
 
     Attributes:
         layout: The state that the optimizer keeps for a parameter.
-        takes_sparse: Whether it is given row-sparse gradients as such. Else it is
-            given the rows, as a dense parameter, with their dense gradient.
+        takes_sparse: Whether it is given row-sparse gradients as such. Else it is given the rows,
+            as a dense parameter, with their dense gradient.
     """
 
     layout: StateLayout
     takes_sparse: bool
 
 
-# What torch makes of an optimizer's scalars depends on the default dtype of the
-# process, which a program that hosts a server in itself may change at any time.
+# What torch makes of an optimizer's scalars depends on the default dtype of the process, which a
+# program that hosts a server in itself may change at any time.
 _SCALAR = torch.float32
 
 
@@ -79,8 +79,8 @@ def dry_run(
 ) -> StepNeeds:
     """What a step with these hyperparameters needs, after trying it on a scratch.
 
-    What `torch.optim` has to say about hyperparameters is found out here, but for what
-    depends on the learning rate and on state: see `certainty`.
+    What `torch.optim` has to say about hyperparameters is found out here, but for what depends on
+    the learning rate and on state: see `certainty`.
 
     Args:
         rule: The optimizer.
@@ -95,8 +95,7 @@ def dry_run(
     rate = values.get("lr")
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate >= 0:
         raise InvalidArgumentError(
-            f"{rule.cls.__name__} cannot step with lr={rate!r}; give a number of at "
-            "least 0"
+            f"{rule.cls.__name__} cannot step with lr={rate!r}; give a number of at least 0"
         )
     rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
     return _dry_run(rule, rest, dtype, sparse)
@@ -131,9 +130,7 @@ def _layout(
             f"gradient: {error}{advice}"
         ) from error
     if any(tensor.is_sparse for tensor in after.values()):
-        raise InvalidArgumentError(
-            f"torch.optim.{name} would keep sparse state{advice}"
-        )
+        raise InvalidArgumentError(f"torch.optim.{name} would keep sparse state{advice}")
     return {key: _kept(tensor, before.get(key)) for key, tensor in after.items()}
 
 

@@ -41,8 +41,8 @@ class RowGradient:
 
     Attributes:
         rows: int64 vector of distinct rows.
-        places: For each row of `values`, its place in `rows`; None if they are the
-            same rows in the same order.
+        places: For each row of `values`, its place in `rows`; None if they are the same rows in the
+            same order.
         values: The gradients of single rows, in the order in which they came.
     """
 
@@ -88,10 +88,7 @@ def _ascend(rows: torch.Tensor) -> bool:
 
 
 def as_sparse(
-    indices: torch.Tensor,
-    values: torch.Tensor,
-    shape: torch.Size,
-    is_coalesced: bool | None = None,
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_coalesced: bool | None = None
 ) -> torch.Tensor:
     """Return the sparse tensor of some rows that were checked before."""
     return torch.sparse_coo_tensor(
@@ -100,9 +97,7 @@ def as_sparse(
 
 
 def gather(
-    store: VariableStore,
-    references: Sequence[GradientRef],
-    tensors: Sequence[torch.Tensor],
+    store: VariableStore, references: Sequence[GradientRef], tensors: Sequence[torch.Tensor]
 ) -> list[Gradient]:
     """The gradients of a request. Whether they fit is for `check_gradient` to say.
 
@@ -156,8 +151,8 @@ def decode_gradients(
     """Return the tensors of a request, with those of encoded gradients decoded.
 
     Raises:
-        InvalidArgumentError: What came is not as its encoding says, or several
-            gradients share a tensor that is encoded.
+        InvalidArgumentError: What came is not as its encoding says, or several gradients share a
+            tensor that is encoded.
     """
     whole = list(tensors)
     uses = Counter(reference.tensor for reference in references)

@@ -12,11 +12,7 @@ from stratagem_proto.programs.optimizers import OptimizerRule, Value, rule_named
 from stratagem_proto.programs.update_programs import decode_group
 from stratagem_proto.v1.update_program_pb2 import HyperparameterGroup
 from stratagem_psserver.optimization.certainty import are_ordinary
-from stratagem_psserver.optimization.dry_run import (
-    StepNeeds,
-    dry_run,
-    hyperparameters_of,
-)
+from stratagem_psserver.optimization.dry_run import StepNeeds, dry_run, hyperparameters_of
 from stratagem_psserver.optimization.single_steps import Prototype
 
 # More than hyperparameters take; larger groups are not remembered.

@@ -46,8 +46,7 @@ class KeptGradients:
         """Add gradients to those of a pass; drop those of an earlier one.
 
         Raises:
-            InvalidArgumentError: A variable has one already, or there are too many
-                passes.
+            InvalidArgumentError: A variable has one already, or there are too many passes.
         """
         check_name(backward.optimizer, "optimizer")
         key = (session_id, backward.optimizer)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stratagem_proto.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.slot_names import SlotName
 from stratagem_proto.protocol import check_name
 from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor
@@ -33,8 +29,8 @@ class OptimizerState(NamedTuple):
 class OptimizerStates:
     """Finds state, each anew only when the store is not as it was.
 
-    The names and the checks of Adam's 15 slots for 5 variables are a tenth of what a
-    step takes besides Adam.
+    The names and the checks of Adam's 15 slots for 5 variables are a tenth of what a step takes
+    besides Adam.
 
     Args:
         store: Where the variables and their slots are.
@@ -46,9 +42,7 @@ class OptimizerStates:
         self._found: dict[tuple[str, str], OptimizerState] = {}
         store.watch(self._found.clear)
 
-    def of(
-        self, optimizer: str, variable: Variable, layout: StateLayout
-    ) -> OptimizerState:
+    def of(self, optimizer: str, variable: Variable, layout: StateLayout) -> OptimizerState:
         """Return where an optimizer's state for a variable is, or is to be.
 
         Raises:
@@ -65,9 +59,7 @@ class OptimizerStates:
             self._found[optimizer, variable.name] = state
         return state
 
-    def _find(
-        self, optimizer: str, variable: Variable, layout: StateLayout
-    ) -> OptimizerState:
+    def _find(self, optimizer: str, variable: Variable, layout: StateLayout) -> OptimizerState:
         if variable.spec.slot_of:
             raise InvalidArgumentError(
                 f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
@@ -79,11 +71,7 @@ class OptimizerStates:
         return OptimizerState(layout, names, slots)
 
     def _slots(
-        self,
-        optimizer: str,
-        variable: Variable,
-        names: Mapping[str, str],
-        layout: StateLayout,
+        self, optimizer: str, variable: Variable, names: Mapping[str, str], layout: StateLayout
     ) -> dict[str, Variable]:
         """The slot variables by the optimizer's keys; empty if there are none yet."""
         found: dict[str, Variable] = {}

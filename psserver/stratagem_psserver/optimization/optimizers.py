@@ -1,19 +1,15 @@
 """Running `torch.optim` over hosted variables, with its state in slot variables.
 
-A step makes the real optimizer, lends it the very tensors of the store as parameters
-and state, lets it step, and takes back what state it made. The store is the only
-owner of the state: restoring a slot variable restores the optimizer.
+A step makes the real optimizer, lends it the very tensors of the store as parameters and state,
+lets it step, and takes back what state it made. The store is the only owner of the state: restoring
+a slot variable restores the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stratagem_proto.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
@@ -21,10 +17,7 @@ from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBind
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
 from stratagem_psserver.optimization.hyperparameters import GroupSettings, settings_of
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
-from stratagem_psserver.optimization.row_bindings import (
-    TableRowBinding,
-    TensorRowBinding,
-)
+from stratagem_psserver.optimization.row_bindings import TableRowBinding, TensorRowBinding
 from stratagem_psserver.optimization.steps import CheckedStep, Group, ReadyStep
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -41,23 +34,18 @@ class Optimizers:
         # By name: the class, and the variables that it has stepped.
         self._known: dict[str, tuple[str, set[str]]] = {}
 
-    def prepare(
-        self, program: OptimizerProgram, gradients: Sequence[Gradient]
-    ) -> CheckedStep:
+    def prepare(self, program: OptimizerProgram, gradients: Sequence[Gradient]) -> CheckedStep:
         """Check a step completely, without touching a variable.
 
         Raises:
-            InvalidArgumentError: The class, a hyperparameter, a group or a gradient
-                is not acceptable.
-            FailedPreconditionError: The optimizer's state is incomplete or does not
-                fit.
-            AlreadyExistsError: The name belongs to an optimizer of another class, or
-                that of a state tensor to another variable.
+            InvalidArgumentError: The class, a hyperparameter, a group or a gradient is not
+                acceptable.
+            FailedPreconditionError: The optimizer's state is incomplete or does not fit.
+            AlreadyExistsError: The name belongs to an optimizer of another class, or that of a
+                state tensor to another variable.
         """
         self.check_class(program)
-        groups = [
-            Group(settings_of(program.class_name, group)) for group in program.groups
-        ]
+        groups = [Group(settings_of(program.class_name, group)) for group in program.groups]
         variables = [self._store.get(gradient.variable) for gradient in gradients]
         for variable, gradient in zip(variables, gradients, strict=True):
             self._join(program.name, groups, variable, gradient)
@@ -124,9 +112,7 @@ class Optimizers:
         for name, (class_name, stepped) in classes.items():
             self._known[name] = (class_name, set(stepped))
 
-    def _join(
-        self, name: str, groups: list[Group], variable: Variable, gradient: Gradient
-    ) -> None:
+    def _join(self, name: str, groups: list[Group], variable: Variable, gradient: Gradient) -> None:
         check_gradient(variable, gradient)
         if gradient.group >= len(groups):
             raise InvalidArgumentError(

@@ -11,19 +11,10 @@ import torch
 from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.rows import put
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import (
-    VARIABLE_KIND_SLOT,
-    Initializer,
-    TableSpec,
-    VariableSpec,
-)
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, TableSpec, VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
-from stratagem_psserver.optimization.bindings import (
-    BoundParameter,
-    as_tensors,
-    missing_nbytes,
-)
+from stratagem_psserver.optimization.bindings import BoundParameter, as_tensors, missing_nbytes
 from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient
 from stratagem_psserver.tables.arena import Arena
@@ -67,9 +58,7 @@ class _RowBinding:
             return RowGradient.of(rows, values)
         return RowGradient.added(rows, values)
 
-    def _bound(
-        self, gradient: RowGradient, value: torch.Tensor, state: State
-    ) -> BoundParameter:
+    def _bound(self, gradient: RowGradient, value: torch.Tensor, state: State) -> BoundParameter:
         layout, sparse = self.needs.layout, self.needs.takes_sparse
         if sparse and _can_be_one_row(gradient):
             gradient = RowGradient(gradient.rows[:1], None, _one_row(gradient.values))
@@ -94,11 +83,7 @@ class _RowBinding:
         layout = self.needs.layout
         made = as_tensors(state, layout)
         self._scalars = {key: made[key] for key in made if layout[key].is_scalar}
-        return {
-            key: made[key].view(self._value.shape)
-            for key in made
-            if not layout[key].is_scalar
-        }
+        return {key: made[key].view(self._value.shape) for key in made if not layout[key].is_scalar}
 
     def _commit_scalars(self, store: VariableStore) -> None:
         for key, tensor in self._scalars.items():
@@ -233,9 +218,9 @@ class TableRowBinding(_RowBinding):
 def _can_be_one_row(gradient: RowGradient) -> bool:
     """Return whether all rows together may be stepped as a single one.
 
-    torch adds sparse rows to dense ones by a call of BLAS for each row, which takes
-    longer than one call for all. MKL gives the same bytes either way; elements that
-    are rows themselves are added without it.
+    torch adds sparse rows to dense ones by a call of BLAS for each row, which takes longer than one
+    call for all. MKL gives the same bytes either way; elements that are rows themselves are added
+    without it.
     """
     is_plain = gradient.places is None and gradient.values.dim() > 1
     fits = 0 < gradient.values.numel() <= _MOST_ELEMENTS

@@ -29,9 +29,7 @@ def make_optimizer(
         fresh: Parameters without state. Adagrad gives them theirs at once.
     """
     accepted = _keywords(rule)
-    arguments: dict[str, Any] = {
-        key: value for key, value in values.items() if key in accepted
-    }
+    arguments: dict[str, Any] = {key: value for key, value in values.items() if key in accepted}
     optimizer = _without_compiler(rule)(fresh or [torch.empty(0)], **arguments)
     # AdamW has hyperparameters that its constructor does not take.
     optimizer.param_groups[0].update(values)
@@ -41,8 +39,8 @@ def make_optimizer(
 class Prototype:
     """Makes the optimizers of steps with the same hyperparameters.
 
-    Each step has one of its own, since several may be taken at once. They are copies:
-    the constructor would check again what it has accepted before.
+    Each step has one of its own, since several may be taken at once. They are copies: the
+    constructor would check again what it has accepted before.
 
     Args:
         rule: Their class.
@@ -57,9 +55,7 @@ class Prototype:
             # torch would decide so each time for tensors in the memory of processors.
             group["foreach"] = False
 
-    def optimizer(
-        self, parameters: list[torch.Tensor], fresh: list[torch.Tensor]
-    ) -> Optimizer:
+    def optimizer(self, parameters: list[torch.Tensor], fresh: list[torch.Tensor]) -> Optimizer:
         """An optimizer of some parameters; give it the state of those that have any.
 
         Args:
@@ -82,8 +78,8 @@ def take_step(optimizer: Optimizer, sparse: bool) -> None:
 
     Args:
         optimizer: What steps.
-        sparse: Whether a gradient is sparse. Its rows were checked when it came, so
-            the checks that torch would warn about are left out.
+        sparse: Whether a gradient is sparse. Its rows were checked when it came, so the checks that
+            torch would warn about are left out.
     """
     kind: Any = type(optimizer)
     with torch.no_grad(), _unchecked() if sparse else _AS_IT_IS:
@@ -110,8 +106,8 @@ def _keywords(rule: OptimizerRule) -> frozenset[str]:
 def _without_compiler(rule: OptimizerRule) -> type[Optimizer]:
     """Return the class of a rule without what it does for `torch.compile`.
 
-    The original imports the compiler with its first object, which costs each server
-    process more than a second of processor time and some 70 MB.
+    The original imports the compiler with its first object, which costs each server process more
+    than a second of processor time and some 70 MB.
     """
     methods = {name: inspect.unwrap(getattr(rule.cls, name)) for name in _GUARDED}
     return type(rule.cls.__name__, (rule.cls,), methods)

@@ -10,11 +10,7 @@ import torch
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
-from stratagem_psserver.optimization.bindings import (
-    BoundParameter,
-    ParameterBinding,
-    WholeBinding,
-)
+from stratagem_psserver.optimization.bindings import BoundParameter, ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
@@ -68,9 +64,7 @@ class Group:
     def missing(self) -> int:
         """Bytes of the state that the step begins."""
         return sum(
-            binding.missing
-            for binding in self.bindings
-            if isinstance(binding, WholeBinding)
+            binding.missing for binding in self.bindings if isinstance(binding, WholeBinding)
         )
 
     def close(self, states: States, undo: Undo) -> None:
@@ -120,15 +114,11 @@ class CheckedStep:
         """
         with Undo(self.program.class_name) as undo:
             opened = [
-                [binding.open(self.room) for binding in group.bindings]
-                for group in self.groups
+                [binding.open(self.room) for binding in group.bindings] for group in self.groups
             ]
             written = self._prepare(undo, opened)
             undo.begun = bool(written)
-            states = [
-                group.step(bound)
-                for group, bound in zip(self.groups, opened, strict=True)
-            ]
+            states = [group.step(bound) for group, bound in zip(self.groups, opened, strict=True)]
             for group, made in zip(self.groups, states, strict=True):
                 group.close(made, undo)
 

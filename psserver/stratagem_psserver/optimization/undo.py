@@ -24,8 +24,8 @@ LARGE = 1 << 20
 class Undo:
     """One step: a context that turns its failure into an error by name.
 
-    Copies are made where a step may fail for its numbers. Any other can fail for want
-    of memory alone, which is looked for before it begins.
+    Copies are made where a step may fail for its numbers. Any other can fail for want of memory
+    alone, which is looked for before it begins.
 
     Args:
         class_name: The optimizer, for messages.

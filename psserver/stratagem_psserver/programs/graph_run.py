@@ -26,8 +26,8 @@ class PreparedRun:
     Attributes:
         graph: The program.
         bindings: What is bound to its inputs. Variables are written in place.
-        nbytes: At most this many bytes are allocated at a time, and no view is larger
-            unless there is memory behind it.
+        nbytes: At most this many bytes are allocated at a time, and no view is larger unless there
+            is memory behind it.
     """
 
     graph: CompiledGraph
@@ -41,8 +41,8 @@ class PreparedRun:
             Its outputs, which share no memory with variables.
 
         Raises:
-            InvalidArgumentError: Contents do not fit, for instance an index is out of
-                range or an integer is divided by zero.
+            InvalidArgumentError: Contents do not fit, for instance an index is out of range or an
+                integer is divided by zero.
             ResourceExhaustedError: There is not enough memory.
         """
         journal = Journal(self.graph)
@@ -63,13 +63,11 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
     The program runs on tensors that have shapes and dtypes but no contents.
 
     Raises:
-        InvalidArgumentError: The bindings do not fit the program, or shapes or dtypes
-            on the way do not fit each other, or what it gives back is too large.
+        InvalidArgumentError: The bindings do not fit the program, or shapes or dtypes on the way do
+            not fit each other, or what it gives back is too large.
     """
     graph.check_bindings(bindings)
-    shapes = tuple(
-        (one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor)
-    )
+    shapes = tuple((one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor))
     # Other threads run the same program: what is there now may be cleared next.
     nbytes = graph.footprints.get(shapes)
     if nbytes is None:
@@ -132,9 +130,7 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
 def _without_contents(binding: Binding) -> Binding:
     if not isinstance(binding, torch.Tensor):
         return binding
-    return torch.empty_strided(
-        binding.shape, binding.stride(), dtype=binding.dtype, device="meta"
-    )
+    return torch.empty_strided(binding.shape, binding.stride(), dtype=binding.dtype, device="meta")
 
 
 class _Memory:
@@ -152,8 +148,8 @@ class _Memory:
         """Count a step's results.
 
         Returns:
-            Size of the largest result that is larger than the memory behind it, as
-            an expanded view is. Whatever goes through it takes that long.
+            Size of the largest result that is larger than the memory behind it, as an expanded view
+            is. Whatever goes through it takes that long.
         """
         largest = 0
         for number in step.results:

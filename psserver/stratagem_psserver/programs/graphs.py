@@ -11,17 +11,8 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    StratagemError,
-)
-from stratagem_proto.programs.graph_program import (
-    Value,
-    check_graph,
-    check_size,
-    digest,
-)
+from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError, StratagemError
+from stratagem_proto.programs.graph_program import Value, check_graph, check_size, digest
 from stratagem_proto.programs.operations import (
     OPERATIONS,
     Effect,
@@ -29,12 +20,7 @@ from stratagem_proto.programs.operations import (
     check_index_types,
     evaluate_scalar,
 )
-from stratagem_proto.v1.update_program_pb2 import (
-    GraphArgument,
-    GraphInput,
-    GraphNode,
-    GraphProgram,
-)
+from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.recent import Recent
@@ -107,9 +93,7 @@ class Step:
                 location=self.location,
             )
         first = (str(error) or type(error).__name__).splitlines()[0]
-        return InvalidArgumentError(
-            f"{where}{self.name}: {first}", location=self.location
-        )
+        return InvalidArgumentError(f"{where}{self.name}: {first}", location=self.location)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,17 +129,14 @@ class CompiledGraph:
         """Check what is to be bound to the inputs.
 
         Raises:
-            InvalidArgumentError: The number, kinds or dtypes differ from the inputs',
-                or something written is bound twice.
+            InvalidArgumentError: The number, kinds or dtypes differ from the inputs', or something
+                written is bound twice.
         """
         if len(bindings) != len(self.inputs):
             raise InvalidArgumentError(
-                f"the update program has {len(self.inputs)} inputs, but "
-                f"{len(bindings)} were bound"
+                f"the update program has {len(self.inputs)} inputs, but {len(bindings)} were bound"
             )
-        for number, (source, binding) in enumerate(
-            zip(self.inputs, bindings, strict=True)
-        ):
+        for number, (source, binding) in enumerate(zip(self.inputs, bindings, strict=True)):
             _check_binding(number, source, binding)
         for number in self.written:
             if sum(one is bindings[number] for one in bindings) > 1:
@@ -208,16 +189,12 @@ def _num_results(node: GraphNode) -> int:
     return operation.num_results if operation else 1
 
 
-def _step(
-    node: GraphNode, results: range, values: Sequence[Value], used: set[int]
-) -> Step:
+def _step(node: GraphNode, results: range, values: Sequence[Value], used: set[int]) -> Step:
     operation = OPERATIONS.get(node.operation)
     types = {one.name: one.type for one in operation.parameters} if operation else {}
     arguments = tuple(
         _decode(argument, type_)
-        for argument, type_ in zip(
-            node.arguments, types.values() or ["number"] * 2, strict=False
-        )
+        for argument, type_ in zip(node.arguments, types.values() or ["number"] * 2, strict=False)
     )
     keywords = {name: _decode(one, types[name]) for name, one in node.keywords.items()}
     touched = {*references((*arguments, *keywords.values())), *results}

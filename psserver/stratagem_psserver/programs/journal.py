@@ -8,19 +8,14 @@ from typing import Any
 import torch
 
 from stratagem_proto.programs.operations import Operation
-from stratagem_psserver.programs.graphs import (
-    CompiledGraph,
-    Reference,
-    Step,
-    references,
-)
+from stratagem_psserver.programs.graphs import CompiledGraph, Reference, Step, references
 
 
 class Journal:
     """Saves what each step of a run is about to overwrite in variables.
 
-    Call `before` for each step, and `undo` if the run fails. A variable written whole
-    is saved once; of one written by index only the elements that are touched.
+    Call `before` for each step, and `undo` if the run fails. A variable written whole is saved
+    once; of one written by index only the elements that are touched.
 
     Attributes:
         nbytes: Bytes saved so far.
@@ -33,9 +28,7 @@ class Journal:
         self._saved_whole: set[int] = set()
         self._restores: list[Callable[[], object]] = []
 
-    def before(
-        self, step: Step, arguments: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> None:
+    def before(self, step: Step, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Saves what a step will overwrite."""
         if step.operation is None or step.writes not in self._graph.written:
             return
@@ -57,9 +50,7 @@ class Journal:
             while self._restores:
                 self._restores.pop()()
 
-    def _save(
-        self, saved: torch.Tensor, restore: Callable[[torch.Tensor], object]
-    ) -> None:
+    def _save(self, saved: torch.Tensor, restore: Callable[[torch.Tensor], object]) -> None:
         self.nbytes += saved.numel() * saved.itemsize
         self._restores.append(lambda: restore(saved))
 
@@ -67,8 +58,8 @@ class Journal:
         """Return whether a failure from this step on leaves variables as they were."""
         if step.writes in self._saved_whole:
             return True
-        # Floating-point kernels without an index find out what is wrong before they
-        # write; integer ones may meet a division by zero on the way.
+        # Floating-point kernels without an index find out what is wrong before they write; integer
+        # ones may meet a division by zero on the way.
         whole = target.is_floating_point() and not operation.indexed
         # What is given back is copied after the last step.
         return whole and step is self._graph.steps[-1] and not self._graph.outputs
@@ -76,8 +67,7 @@ class Journal:
     def _indices_change(self, step: Step) -> bool:
         operands = (*step.arguments[1:], *step.keywords.values())
         return any(
-            self._graph.values[number].root in self._changing
-            for number in references(operands)
+            self._graph.values[number].root in self._changing for number in references(operands)
         )
 
 

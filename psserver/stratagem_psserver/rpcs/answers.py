@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -31,8 +24,8 @@ from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import Holding
 from stratagem_psserver.variables.read_plans import ReadPlan
 
-# Less is copied on the event loop. Longer runs are copied beside it, so that several
-# clients are served at once. With so many runs, one client reads nearly all the time.
+# Less is copied on the event loop. Longer runs are copied beside it, so that several clients are
+# served at once. With so many runs, one client reads nearly all the time.
 _RUN_BYTES = 4 * CHUNK_BYTES
 _MOST_RUNS = 10
 
@@ -91,9 +84,7 @@ def _count(state: ServerState, choice: ReadPlan) -> None:
         state.figures.calls(pb.ReadRequest.__name__).sent.observe(choice.nbytes)
 
 
-async def _frames(
-    state: ServerState, reading: ReadTask, headed: Headed
-) -> AsyncIterator[bytes]:
+async def _frames(state: ServerState, reading: ReadTask, headed: Headed) -> AsyncIterator[bytes]:
     locks = state.locked([selection.variable for selection in reading.selections])
     async with locks:
         choice = reading.plan()
@@ -157,10 +148,9 @@ async def _placed(
 class SentValues(AsyncIterator[bytes]):
     """Frames of values whose locks are held, each made when it is asked for.
 
-    The bytes of a frame are in a processor's cache when they are sent, and no frame
-    waits for the others to be made. As soon as somebody waits for a lock, all that is
-    left is made at once and the locks are given back, so that a slow reader is in
-    nobody's way. Close it.
+    The bytes of a frame are in a processor's cache when they are sent, and no frame waits for the
+    others to be made. As soon as somebody waits for a lock, all that is left is made at once and
+    the locks are given back, so that a slow reader is in nobody's way. Close it.
 
     Args:
         frames: What to send; copies, once they are made.

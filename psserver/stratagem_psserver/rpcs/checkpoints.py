@@ -56,9 +56,7 @@ class CheckpointRpcs:
             await self._mark(request.cut, begin)
         return pb.BeginSaveResponse()
 
-    async def open_snapshot(
-        self, request: pb.OpenSnapshotRequest
-    ) -> pb.OpenSnapshotResponse:
+    async def open_snapshot(self, request: pb.OpenSnapshotRequest) -> pb.OpenSnapshotResponse:
         state, cut = self._state, request.cut
         session = state.session(request.session_id)
 
@@ -70,9 +68,7 @@ class CheckpointRpcs:
             await self._mark(cut, hold)
         return pb.OpenSnapshotResponse()
 
-    async def close_snapshot(
-        self, request: pb.CloseSnapshotRequest
-    ) -> pb.CloseSnapshotResponse:
+    async def close_snapshot(self, request: pb.CloseSnapshotRequest) -> pb.CloseSnapshotResponse:
         session = self._state.session(request.session_id)
         self._state.held.release(session.id)
         return pb.CloseSnapshotResponse()
@@ -99,9 +95,7 @@ class CheckpointRpcs:
         saved = await self._saves.finish(request.cut, request.wait_seconds)
         return pb.FinishSaveResponse(part=_encoded(saved) if saved else None)
 
-    async def stage(
-        self, request: pb.StageVariablesRequest
-    ) -> pb.StageVariablesResponse:
+    async def stage(self, request: pb.StageVariablesRequest) -> pb.StageVariablesResponse:
         state = self._state
         session = state.session(request.session_id)
         state.staging.forget(session.id)
@@ -115,9 +109,7 @@ class CheckpointRpcs:
             state.staging.keep(session.id, request.restoration, staged)
         return pb.StageVariablesResponse()
 
-    async def restore(
-        self, request: pb.RestoreVariablesRequest
-    ) -> pb.RestoreVariablesResponse:
+    async def restore(self, request: pb.RestoreVariablesRequest) -> pb.RestoreVariablesResponse:
         return await self._state.mutations.once(
             request, partial(self._restore, request), pb.RestoreVariablesResponse
         )
@@ -135,9 +127,7 @@ class CheckpointRpcs:
             state.restored.add(request.identity, session.id)
         return pb.RestoreVariablesResponse()
 
-    async def list_restored(
-        self, request: pb.ListRestoredRequest
-    ) -> pb.ListRestoredResponse:
+    async def list_restored(self, request: pb.ListRestoredRequest) -> pb.ListRestoredResponse:
         self._state.session(request.session_id)
         return pb.ListRestoredResponse(identities=self._state.restored.identities)
 
@@ -166,12 +156,7 @@ def _encoded(saved: Saved) -> pb.SavedPart:
         nbytes=part.file.nbytes,
         blocks=part.file.blocks,
         tensors=[
-            pb.SavedTensor(
-                spec=each.spec,
-                begin=each.begin,
-                version=each.version,
-                rows=each.rows,
-            )
+            pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version, rows=each.rows)
             for each in part.tensors
         ],
         state=facts,

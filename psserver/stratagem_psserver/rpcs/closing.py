@@ -14,11 +14,7 @@ from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.rpcs.steps import taken
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
-from stratagem_psserver.synchronous.limits import (
-    closed_total,
-    finished_total,
-    limited_total,
-)
+from stratagem_psserver.synchronous.limits import closed_total, finished_total, limited_total
 
 
 async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:
@@ -55,10 +51,7 @@ async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm) -> Non
 
 
 async def _apply(
-    state: ServerState,
-    mark: pb.StepMark,
-    part: Part,
-    gradients: Sequence[Gradient] | None,
+    state: ServerState, mark: pb.StepMark, part: Part, gradients: Sequence[Gradient] | None
 ) -> None:
     if gradients is None:
         state.rounds.reject(mark)
@@ -67,9 +60,7 @@ async def _apply(
 
 
 @contextmanager
-def _failing(
-    state: ServerState, mark: pb.StepMark, parts: Sequence[Part]
-) -> Iterator[None]:
+def _failing(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> Iterator[None]:
     """End a step if what is done for it fails."""
     try:
         yield

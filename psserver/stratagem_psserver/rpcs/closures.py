@@ -25,9 +25,7 @@ class DrawRpcs:
             request, partial(self._open, request), pb.OpenPassResponse
         )
 
-    async def _open(
-        self, request: pb.OpenPassRequest, session: Session
-    ) -> pb.OpenPassResponse:
+    async def _open(self, request: pb.OpenPassRequest, session: Session) -> pb.OpenPassResponse:
         ledger, number, left = self._state.data.open(
             request.ledger, request.num_batches, request.seed, request.coordinator
         )
@@ -43,9 +41,7 @@ class DrawRpcs:
             request, partial(self._draw, request), pb.DrawBatchResponse
         )
 
-    async def _draw(
-        self, request: pb.DrawBatchRequest, session: Session
-    ) -> pb.DrawBatchResponse:
+    async def _draw(self, request: pb.DrawBatchRequest, session: Session) -> pb.DrawBatchResponse:
         if not request.key.HasField("closure"):
             raise InvalidArgumentError(
                 f"a batch of {request.ledger!r} is for a function that a coordinator "
@@ -75,16 +71,10 @@ class ClosureRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def end(
-        self, request: closure_pb2.EndClosuresRequest
-    ) -> closure_pb2.EndClosuresResponse:
+    async def end(self, request: closure_pb2.EndClosuresRequest) -> closure_pb2.EndClosuresResponse:
         state = self._state
         state.session(request.session_id)
         ended = EndedClosures(request.through, frozenset(request.unended))
         known = state.closures.end(request.space, ended)
-        state.data.release_ended(
-            lambda one: one.space == request.space and one.number in known
-        )
-        return closure_pb2.EndClosuresResponse(
-            ended=sorted(ended.unended - known.unended)
-        )
+        state.data.release_ended(lambda one: one.space == request.space and one.number in known)
+        return closure_pb2.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

@@ -24,8 +24,7 @@ class ConsistencyRpcs:
         _arrive(state, session, request.steps)
         give_up_at = time.monotonic() + request.wait_seconds
         grants = [
-            await self._granted(step, give_up_at - time.monotonic())
-            for step in request.steps
+            await self._granted(step, give_up_at - time.monotonic()) for step in request.steps
         ]
         return pb.BeginStepResponse(grants=grants)
 
@@ -41,9 +40,7 @@ class ConsistencyRpcs:
             )
         return granted
 
-    async def change(
-        self, request: pb.SetConsistencyRequest
-    ) -> pb.SetConsistencyResponse:
+    async def change(self, request: pb.SetConsistencyRequest) -> pb.SetConsistencyResponse:
         return await self._state.mutations.once(
             request, partial(self._change, request), pb.SetConsistencyResponse
         )
@@ -74,9 +71,7 @@ def begun_now(
     return found if len(found) == len(grants) else []
 
 
-def _arrive(
-    state: ServerState, session: Session, steps: Iterable[pb.StepBegin]
-) -> None:
+def _arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin]) -> None:
     """Note the steps that a worker wants to begin."""
     for step in steps:
         closed = state.rounds.closed(step.group)

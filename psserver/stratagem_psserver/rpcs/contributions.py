@@ -15,9 +15,7 @@ from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import limits_of
 
 
-def stage_contribution(
-    state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
-) -> None:
+def stage_contribution(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -> None:
     """Keep one worker's part of a step; change no variable."""
     program, limits = header.program.optimizer, limits_of(header)
     gradients = all_gradients(state, header, staged)
@@ -50,17 +48,11 @@ class ContributionRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def commit(
-        self, request: pb.CommitContributionRequest
-    ) -> pb.CommitContributionResponse:
+    async def commit(self, request: pb.CommitContributionRequest) -> pb.CommitContributionResponse:
         apply = partial(self._commit, request.step)
-        return await self._state.mutations.once(
-            request, apply, pb.CommitContributionResponse
-        )
+        return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
-    async def _commit(
-        self, mark: pb.StepMark, session: Session
-    ) -> pb.CommitContributionResponse:
+    async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
         if self._state.rounds.is_late(session.id, mark):
             self._state.clocks.dropped(mark.group, session.id)
             return pb.CommitContributionResponse(dropped=True)

@@ -54,9 +54,7 @@ class SessionRpcs:
         state.finished(request.session_id, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
-    async def attend(
-        self, request: pb.AttendSessionRequest
-    ) -> pb.AttendSessionResponse:
+    async def attend(self, request: pb.AttendSessionRequest) -> pb.AttendSessionResponse:
         state, session_id = self._state, request.session_id
         state.session(session_id)
         state.ledger.attend(session_id)
@@ -80,9 +78,7 @@ class BarrierRpcs:
     async def wait(self, request: BarrierRequest) -> BarrierResponse:
         state, name, generation = self._state, request.name, request.generation
         session = state.session(request.session_id)
-        state.barriers.arrive(
-            name, generation, request.num_tasks, session.label, session.id
-        )
+        state.barriers.arrive(name, generation, request.num_tasks, session.label, session.id)
         subject = ("barrier", name)
         state.waits.changed(subject)
         passed = partial(state.barriers.is_passed, name, generation, session.id)

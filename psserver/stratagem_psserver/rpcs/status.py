@@ -26,10 +26,7 @@ class ParameterServerFacts:
         state, mine = self._state, status.parameter_server
         for session, silence in state.ledger.silences(time.monotonic()):
             status.sessions.add(
-                session_id=session.id,
-                role=session.role,
-                task=session.task,
-                silent_seconds=silence,
+                session_id=session.id, role=session.role, task=session.task, silent_seconds=silence
             )
         mine.staged.used, mine.staged.limit = state.budget.used, state.budget.limit
         if (limit := state.store.room.limit) is not None:
@@ -43,9 +40,7 @@ class ParameterServerFacts:
         mine.recorded_closure_bytes = state.closures.nbytes
         await self._look_at_variables(mine, with_variables)
 
-    async def _look_at_variables(
-        self, mine: pb.ParameterServerStatus, listed: bool
-    ) -> None:
+    async def _look_at_variables(self, mine: pb.ParameterServerStatus, listed: bool) -> None:
         totals = dict[VariableKind.ValueType, pb.VariableTotal]()
         variables = list(self._state.store.variables())
         for begin in range(0, len(variables), _AT_ONCE):
@@ -53,16 +48,14 @@ class ParameterServerFacts:
             _add_up(totals, some)
             if listed:
                 mine.variables.extend(
-                    pb.VariableStatus(variable=one.info(), bytes=_nbytes(one))
-                    for one in some
+                    pb.VariableStatus(variable=one.info(), bytes=_nbytes(one)) for one in some
                 )
             await asyncio.sleep(0)
         mine.totals.extend(totals[kind] for kind in sorted(totals))
 
 
 def _add_up(
-    totals: dict[VariableKind.ValueType, pb.VariableTotal],
-    variables: Sequence[Variable],
+    totals: dict[VariableKind.ValueType, pb.VariableTotal], variables: Sequence[Variable]
 ) -> None:
     for variable in variables:
         kind, arena = variable.spec.kind, variable.arena

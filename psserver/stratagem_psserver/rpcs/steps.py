@@ -68,8 +68,8 @@ async def run_graph(
     """Run a graph program.
 
     Raises:
-        InvalidArgumentError: It needs more bytes than the budget for requests has, or
-            gives back more than is kept with an answer.
+        InvalidArgumentError: It needs more bytes than the budget for requests has, or gives back
+            more than is kept with an answer.
         ResourceExhaustedError: The budget is in use.
     """
     written = _written(state.store, graph, bindings)
@@ -94,9 +94,7 @@ async def run_graph(
 def _written(
     store: VariableStore, graph: CompiledGraph, bindings: Sequence[InputBinding]
 ) -> list[Variable]:
-    names = [
-        bindings[number].variable for number in graph.written if number < len(bindings)
-    ]
+    names = [bindings[number].variable for number in graph.written if number < len(bindings)]
     if not all(names):
         raise InvalidArgumentError(
             "what an update program writes must be a variable of this server; bind "
@@ -105,9 +103,7 @@ def _written(
     return [store.get(name) for name in names]
 
 
-def _bound(
-    store: VariableStore, binding: InputBinding, staged: StagedTensors
-) -> Binding:
+def _bound(store: VariableStore, binding: InputBinding, staged: StagedTensors) -> Binding:
     match binding.WhichOneof("kind"):
         case "variable":
             return _whole(store.get(binding.variable))

@@ -32,9 +32,7 @@ class UpdateRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def update(
-        self, header: pb.UpdateHeader, chunks: Chunks
-    ) -> pb.UpdateResponse:
+    async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> pb.UpdateResponse:
         """Apply an update."""
         known = self._state.plans.recognise(header, chunks.text)
         return await self._apply_once(header, chunks, known)
@@ -45,8 +43,7 @@ class UpdateRpcs:
         """Apply an update and answer with the values that the next step needs."""
         if header.HasField("contribution") or header.backward.keep:
             raise InvalidArgumentError(
-                "UpdateAndRead carries what is applied at once; send by Update what is "
-                "only kept"
+                "UpdateAndRead carries what is applied at once; send by Update what is only kept"
             )
         state, selections = self._state, header.then.selections
         known = state.plans.recognise(header, chunks.text)
@@ -91,9 +88,7 @@ class UpdateRpcs:
             self._state.kept.drop(staged.session.id, header.backward)
         return response
 
-    async def _take(
-        self, header: pb.UpdateHeader, staged: StagedTensors
-    ) -> pb.UpdateResponse:
+    async def _take(self, header: pb.UpdateHeader, staged: StagedTensors) -> pb.UpdateResponse:
         state = self._state
         if header.backward.keep:
             gradients = gather(state.store, header.gradients, staged.tensors)
@@ -105,9 +100,7 @@ class UpdateRpcs:
             return pb.UpdateResponse()
         return await self._step(header, staged)
 
-    async def _decoded(
-        self, header: pb.UpdateHeader, staged: StagedTensors
-    ) -> StagedTensors:
+    async def _decoded(self, header: pb.UpdateHeader, staged: StagedTensors) -> StagedTensors:
         specs = decoded_specs(header.gradients)
         if not specs:
             return staged
@@ -117,10 +110,7 @@ class UpdateRpcs:
         return replace(staged, tensors=tensors)
 
     async def _step(
-        self,
-        header: pb.UpdateHeader,
-        staged: StagedTensors,
-        plan: StepPlan | None = None,
+        self, header: pb.UpdateHeader, staged: StagedTensors, plan: StepPlan | None = None
     ) -> pb.UpdateResponse:
         state = self._state
         gradients = all_gradients(state, header, staged)
@@ -182,13 +172,10 @@ class UpdateRpcs:
         ran = await self._run_graph(header, staged)
         return pb.UpdateNonSlotResponse(versions=ran.versions, outputs=ran.outputs)
 
-    async def _run_graph(
-        self, header: pb.UpdateHeader, staged: StagedTensors
-    ) -> GraphResult:
+    async def _run_graph(self, header: pb.UpdateHeader, staged: StagedTensors) -> GraphResult:
         if header.HasField("contribution"):
             raise InvalidArgumentError(
-                "a contribution to a synchronous step carries an optimizer program, "
-                "not a graph"
+                "a contribution to a synchronous step carries an optimizer program, not a graph"
             )
         state, program = self._state, header.program.graph
         compiling = partial(state.graphs.compiled, program)

@@ -64,9 +64,7 @@ class ValueRpcs:
                 f"{state.rounds.missing(mark)}"
             )
 
-    async def assign(
-        self, header: pb.AssignHeader, chunks: Chunks
-    ) -> pb.AssignResponse:
+    async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> pb.AssignResponse:
         return await self._state.mutations.apply_once(
             header,
             Manifest(header.tensors, borrows=True),
@@ -75,9 +73,7 @@ class ValueRpcs:
             pb.AssignResponse,
         )
 
-    async def _assign(
-        self, header: pb.AssignHeader, staged: StagedTensors
-    ) -> pb.AssignResponse:
+    async def _assign(self, header: pb.AssignHeader, staged: StagedTensors) -> pb.AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]
         async with state.changing(names):

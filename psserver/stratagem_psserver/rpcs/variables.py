@@ -24,11 +24,7 @@ from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_index import page_of
-from stratagem_psserver.variables.creation import (
-    check_made,
-    initial_values,
-    sent_tensors,
-)
+from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.variables.joining import neighbours, part
 from stratagem_psserver.variables.store import VariableStore
 
@@ -44,11 +40,7 @@ class VariableRpcs:
     ) -> CreateVariablesResponse:
         sent = sent_tensors(header.variables)
         return await self._state.mutations.apply_once(
-            header,
-            Manifest(sent),
-            chunks,
-            partial(self._create, header),
-            CreateVariablesResponse,
+            header, Manifest(sent), chunks, partial(self._create, header), CreateVariablesResponse
         )
 
     async def _create(
@@ -65,9 +57,7 @@ class VariableRpcs:
             created = state.store.create(specs, values)
             return CreateVariablesResponse(variables=created)
 
-    async def describe(
-        self, request: DescribeVariablesRequest
-    ) -> DescribeVariablesResponse:
+    async def describe(self, request: DescribeVariablesRequest) -> DescribeVariablesResponse:
         self._state.session(request.session_id)
         described = self._state.store.describe(request.names)
         return DescribeVariablesResponse(variables=described)

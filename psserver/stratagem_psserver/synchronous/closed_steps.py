@@ -1,10 +1,10 @@
 """Closed steps that wait until the norm of all servers' gradients is known.
 
-Each server has a part of a step's gradients, and so of the sum of their squares. A
-worker that has asked all servers for their parts tells each the norm, which has the
-step applied. Several may do so; they say the same, because the parts stay what they
-were. A step is finished everywhere before anyone finishes the next, so that a server
-that has finished a step can still say its part to who finishes it elsewhere.
+Each server has a part of a step's gradients, and so of the sum of their squares. A worker that has
+asked all servers for their parts tells each the norm, which has the step applied. Several may do
+so; they say the same, because the parts stay what they were. A step is finished everywhere before
+anyone finishes the next, so that a server that has finished a step can still say its part to who
+finishes it elsewhere.
 """
 
 from __future__ import annotations

@@ -88,9 +88,7 @@ def agree(part: Part, other: Part) -> bool:
     return _terms(part) == _terms(other)
 
 
-def _compare(
-    part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[str, str]
-) -> None:
+def _compare(part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     if mine == theirs:
         return
     terms = mine.keys() | theirs.keys()

@@ -47,9 +47,8 @@ def total(parts: Sequence[Part]) -> list[Gradient]:
     """Return the reduced gradients of a step; consume the parts' tensors.
 
     Args:
-        parts: In worker order. The sum starts from the first part that has a
-            gradient of the variable, so that it has the same bytes in whatever order
-            the parts arrived.
+        parts: In worker order. The sum starts from the first part that has a gradient of the
+            variable, so that it has the same bytes in whatever order the parts arrived.
     """
     sums: dict[str, Gradient] = {}
     for part in parts:

@@ -23,8 +23,8 @@ def limits_of(header: pb.UpdateHeader) -> GradientLimits:
     """Return the limits of a request.
 
     Raises:
-        InvalidArgumentError: They are none, or the request is about a gradient that
-            is not finite and does not say what that leads to.
+        InvalidArgumentError: They are none, or the request is about a gradient that is not finite
+            and does not say what that leads to.
     """
     limits = decode_limits(header.limits) if header.HasField("limits") else _NONE
     variable = header.nonfinite_variable
@@ -38,9 +38,7 @@ def limits_of(header: pb.UpdateHeader) -> GradientLimits:
     return limits
 
 
-def limited(
-    gradients: Sequence[Gradient], limits: GradientLimits
-) -> list[Gradient] | None:
+def limited(gradients: Sequence[Gradient], limits: GradientLimits) -> list[Gradient] | None:
     """Return the gradients within their limits; None if the step is dropped.
 
     Raises:
@@ -90,9 +88,7 @@ def closed_total(parts: Sequence[Part]) -> ClosedStep:
     return ClosedStep(parts, _with_values(distinct, bounded), share)
 
 
-def finished_total(
-    closed: ClosedStep, norm: closed_step_pb2.GlobalNorm
-) -> list[Gradient] | None:
+def finished_total(closed: ClosedStep, norm: closed_step_pb2.GlobalNorm) -> list[Gradient] | None:
     """Return the gradients of a closed step within its limits; None if it is dropped.
 
     Args:

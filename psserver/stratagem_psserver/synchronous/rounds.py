@@ -1,19 +1,19 @@
 """Synchronous steps: one contribution of each worker, added in worker order.
 
-A contribution is staged by one request and counts once a second one commits it, so
-that a worker can stage its parts on all servers before any of them counts. When all
-are committed the step closes: the server adds them up and applies the sum. Where the
-norm of what all servers have added up is bounded, it waits for that first.
+A contribution is staged by one request and counts once a second one commits it, so that a worker
+can stage its parts on all servers before any of them counts. When all are committed the step
+closes: the server adds them up and applies the sum. Where the norm of what all servers have added
+up is bounded, it waits for that first.
 
-When a session ends, what it had only staged is dropped and what it had committed
-still counts; should the worker be started again and contribute to the same step, that
-is dropped. The worker is then gone: waiting for a step that cannot be closed without
-it fails by name, until the same task opens a session again. When all workers of a group
-have left, what they had committed to steps that are not closed is dropped; when all are
-gone, but may come back, it is dropped as soon as others need the memory.
+When a session ends, what it had only staged is dropped and what it had committed still counts;
+should the worker be started again and contribute to the same step, that is dropped. The worker is
+then gone: waiting for a step that cannot be closed without it fails by name, until the same task
+opens a session again. When all workers of a group have left, what they had committed to steps that
+are not closed is dropped; when all are gone, but may come back, it is dropped as soon as others
+need the memory.
 
-A step may close with fewer contributions than there are workers. Those that come later
-are then dropped, and their workers hear of it when they commit.
+A step may close with fewer contributions than there are workers. Those that come later are then
+dropped, and their workers hear of it when they commit.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Rounds:
     def stage(self, part: Part) -> None:
         """Keep a contribution, in place of an uncommitted one of the same session.
 
-        One that is too late for a step that could close without it is dropped, and so
-        is one that an earlier run of the worker has committed.
+        One that is too late for a step that could close without it is dropped, and so is one that
+        an earlier run of the worker has committed.
 
         Raises:
             InvalidArgumentError: It contradicts another worker's or itself.
-            FailedPreconditionError: The step is closed, or the worker's part is
-                committed or belongs to another session.
+            FailedPreconditionError: The step is closed, or the worker's part is committed or
+                belongs to another session.
         """
         contribution = part.contribution
         mark = contribution.step
@@ -107,8 +107,8 @@ class Rounds:
         """Make a staged contribution count, unless it counts already.
 
         Returns:
-            The contributions that count in worker order if this was the last one: add
-            them up, apply the sum and call `finish`, or `keep` it. Else nothing.
+            The contributions that count in worker order if this was the last one: add them up,
+            apply the sum and call `finish`, or `keep` it. Else nothing.
 
         Raises:
             FailedPreconditionError: Nothing of the session is staged for the step.
@@ -168,8 +168,8 @@ class Rounds:
 
         Args:
             mark: The step.
-            failure: Why it could not. It is kept; one that was raised keeps all that
-                its frames refer to.
+            failure: Why it could not. It is kept; one that was raised keeps all that its frames
+                refer to.
         """
         group = self._groups[mark.group]
         if failure is not None:
@@ -249,9 +249,7 @@ class Rounds:
         """Note that a client is there (again); return the groups it is in."""
         return self._mark(session_id, task, "")
 
-    def session_ended(
-        self, session_id: bytes, why: str, left: bool = False
-    ) -> list[str]:
+    def session_ended(self, session_id: bytes, why: str, left: bool = False) -> list[str]:
         """Drop what a session had staged; return the groups it is in.
 
         Args:

@@ -95,8 +95,8 @@ class StepGroup:
         """Drop all contributions to steps that are not closed.
 
         Args:
-            for_good: As of `is_abandoned`. The next program's workers then wait for
-                each other, instead of missing those of the last one.
+            for_good: As of `is_abandoned`. The next program's workers then wait for each other,
+                instead of missing those of the last one.
         """
         for step in list(self.parts):
             self.drop(step)

@@ -18,9 +18,8 @@ class Admission:
 
     Args:
         needed: The how-manieth sight of a key is the first that counts; at least 1.
-        max_bytes: Most bytes of the counts. Where more would be needed, all keys are
-            forgotten and counted anew; of keys that come at once and are too many even
-            so, the first are counted.
+        max_bytes: Most bytes of the counts. Where more would be needed, all keys are forgotten and
+            counted anew; of keys that come at once and are too many even so, the first are counted.
     """
 
     def __init__(self, needed: int, max_bytes: int | None = None) -> None:

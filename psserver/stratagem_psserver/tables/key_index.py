@@ -17,11 +17,10 @@ MAX_POSITIONS = 2**31 - 1
 class KeyIndex:
     """A map of distinct int64 keys to positions from 0 to 2^31 - 1.
 
-    A key lies in the bucket of its hash or, where that is full, in the next one that
-    is not. Buckets fill from the left, and keys are not removed.
+    A key lies in the bucket of its hash or, where that is full, in the next one that is not.
+    Buckets fill from the left, and keys are not removed.
 
-    Memory is taken before anything is changed, so that who finds none has the index as
-    it was.
+    Memory is taken before anything is changed, so that who finds none has the index as it was.
 
     Args:
         expected: How many keys there is to be memory for.
@@ -67,9 +66,7 @@ class KeyIndex:
             open_ = open_[self._gone_on(found[open_], last)]
         return found.long()
 
-    def _look(
-        self, keys: torch.Tensor, bucket: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _look(self, keys: torch.Tensor, bucket: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         positions = self._positions.index_select(0, bucket)
         is_key = self._keys.index_select(0, bucket) == keys.unsqueeze(1)
         return positions.where(is_key, -1).amax(1), positions[:, -1]
@@ -155,13 +152,11 @@ MOST_KEYS = 1 << 19
 """A page of so many has the bytes of a large chunk."""
 
 
-def page_of(
-    keys: torch.Tensor, after: int | None, limit: int
-) -> tuple[torch.Tensor, bool]:
+def page_of(keys: torch.Tensor, after: int | None, limit: int) -> tuple[torch.Tensor, bool]:
     """Return the smallest of some keys.
 
-    Going on after the last one lists each key once that is there all the time, whatever
-    becomes of the places where keys are stored meanwhile.
+    Going on after the last one lists each key once that is there all the time, whatever becomes of
+    the places where keys are stored meanwhile.
 
     Args:
         keys: int64 vector of distinct keys, in any order.
@@ -173,7 +168,7 @@ def page_of(
     """
     larger = keys if after is None else keys[keys > after]
     count = min(len(larger), limit or MOST_KEYS, MOST_KEYS)
-    # A page of a large table is a small part of it, and need not wait for all the rest
-    # to be sorted.
+    # A page of a large table is a small part of it, and need not wait for all the rest to be
+    # sorted.
     smallest = larger.topk(count, largest=False).values
     return smallest, count < len(larger)

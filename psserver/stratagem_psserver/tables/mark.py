@@ -16,8 +16,8 @@ _FIRST_COPIES = 1024
 class TableMark:
     """Copy on write by rows: a row is copied when it is first about to change.
 
-    So a table of which a save lasts some steps takes the memory of the rows of these
-    steps. One thread changes the table and says so by `keep`; another reads the runs.
+    So a table of which a save lasts some steps takes the memory of the rows of these steps. One
+    thread changes the table and says so by `keep`; another reads the runs.
 
     Args:
         arrays: What there is for each row, at the same places.

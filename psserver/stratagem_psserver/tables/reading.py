@@ -8,23 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import (
-    SEEN,
-    SIGHTS,
-    TOUCHED,
-    TablePart,
-    WholeTable,
-)
+from stratagem_proto.checkpoint.tables import SEEN, SIGHTS, TOUCHED, TablePart, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import (
-    VARIABLE_KIND_SLOT,
-    Initializer,
-    TableSpec,
-    VariableSpec,
-)
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, TableSpec, VariableSpec
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
 
@@ -212,9 +201,7 @@ def _rows(
         yield rows
 
 
-def _restore_admission(
-    checkpoint: Checkpoint, table: Table, parts: Sequence[TablePart]
-) -> None:
+def _restore_admission(checkpoint: Checkpoint, table: Table, parts: Sequence[TablePart]) -> None:
     seen = torch.cat([part.vector(checkpoint, SEEN) for part in parts])
     sights = torch.cat([part.vector(checkpoint, SIGHTS) for part in parts])
     mine = _is_mine(table.value.initial.spec, seen)

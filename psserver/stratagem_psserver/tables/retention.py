@@ -17,8 +17,8 @@ _ROW_OVERHEAD = 16
 # Whoever evicts sorts all rows by age, so it is not done for each new key.
 _SHARE_EVICTED = 16
 _SHARE_OF_AGE = 8
-# Of the bytes of a table, for counting keys that have no row yet; and enough for some
-# dozens of them.
+# Of the bytes of a table, for counting keys that have no row yet; and enough for some dozens of
+# them.
 _SHARE_FOR_COUNTS = 8
 _LEAST_FOR_COUNTS = 2048
 
@@ -43,10 +43,7 @@ class Retention:
     def of(cls, spec: TableSpec) -> Retention:
         keys = spec.dynamic
         return cls(
-            keys.evict_after_writes,
-            keys.max_rows,
-            keys.max_bytes,
-            max(1, keys.admission_count),
+            keys.evict_after_writes, keys.max_rows, keys.max_bytes, max(1, keys.admission_count)
         )
 
     @property

@@ -26,8 +26,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class Table:
     """The rows of one variable that were written, and of its slot variables.
 
-    Whoever calls holds the variable's lock. A write has three parts, so that it can
-    fail only before anything is seen of it: `find`, `make_room`, `store`.
+    Whoever calls holds the variable's lock. A write has three parts, so that it can fail only
+    before anything is seen of it: `find`, `make_room`, `store`.
 
     Attributes:
         value: The rows of the variable itself.
@@ -38,9 +38,7 @@ class Table:
         self.name = spec.name
         self.is_dynamic = spec.table.HasField("dynamic")
         self._retention = Retention.of(spec.table)
-        self.admission = Admission(
-            self._retention.admission_count, self._retention.count_bytes
-        )
+        self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
         self._index = KeyIndex()
         self._rows, self._clock, self._swept = 0, 0, 0
         self._evicted, self._dropped = 0, 0

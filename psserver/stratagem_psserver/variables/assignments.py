@@ -27,12 +27,8 @@ _OPERATIONS: Mapping[pb.AssignMode.ValueType, Operation] = {
     pb.ASSIGN_MODE_SUBTRACT: lambda target, value: target.sub_(value),
     pb.ASSIGN_MODE_MULTIPLY: lambda target, value: target.mul_(value),
     pb.ASSIGN_MODE_DIVIDE: lambda target, value: target.div_(value),
-    pb.ASSIGN_MODE_MINIMUM: lambda target, value: torch.minimum(
-        target, value, out=target
-    ),
-    pb.ASSIGN_MODE_MAXIMUM: lambda target, value: torch.maximum(
-        target, value, out=target
-    ),
+    pb.ASSIGN_MODE_MINIMUM: lambda target, value: torch.minimum(target, value, out=target),
+    pb.ASSIGN_MODE_MAXIMUM: lambda target, value: torch.maximum(target, value, out=target),
 }
 
 
@@ -79,17 +75,14 @@ def _without_repetition(
 
 
 def prepare(
-    store: VariableStore,
-    assignments: Sequence[pb.Assignment],
-    tensors: Sequence[torch.Tensor],
+    store: VariableStore, assignments: Sequence[pb.Assignment], tensors: Sequence[torch.Tensor]
 ) -> list[PreparedWrite]:
     """Check assignments without touching a variable.
 
     Raises:
         VariableNotFoundError: With the nearest name.
         InvalidArgumentError: A shape, a mode or an index does not fit.
-        InvalidTypeError: A dtype is not the variable's, or its numbers have no such
-            operation.
+        InvalidTypeError: A dtype is not the variable's, or its numbers have no such operation.
         RowIndexError: A row lies outside of the variable.
     """
     writes = [_prepare_one(store, item, tensors) for item in assignments]
@@ -137,9 +130,7 @@ def _prepare_one(
     return PreparedWrite(variable, _operation(variable, item.mode), value, rows)
 
 
-def tensor_at(
-    tensors: Sequence[torch.Tensor], index: int, variable: Variable
-) -> torch.Tensor:
+def tensor_at(tensors: Sequence[torch.Tensor], index: int, variable: Variable) -> torch.Tensor:
     """A tensor of a request by the index that the request gives for a variable.
 
     Raises:
@@ -154,10 +145,7 @@ def tensor_at(
 
 
 def check_fit(
-    variable: Variable,
-    value: torch.Tensor,
-    rows: torch.Tensor | None,
-    what: str,
+    variable: Variable, value: torch.Tensor, rows: torch.Tensor | None, what: str
 ) -> None:
     """Check that a tensor covers a variable, or some rows of it.
 

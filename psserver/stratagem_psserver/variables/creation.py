@@ -47,9 +47,7 @@ def initial_values(
         ResourceExhaustedError: The machine has no memory for them.
     """
     tensors = iter(sent)
-    return [
-        _made(spec) if spec.HasField("initializer") else next(tensors) for spec in specs
-    ]
+    return [_made(spec) if spec.HasField("initializer") else next(tensors) for spec in specs]
 
 
 def _made(spec: VariableSpec) -> torch.Tensor:
@@ -70,8 +68,7 @@ def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
     """Check the initial value of a variable; that of a table has no rows.
 
     Raises:
-        InvalidArgumentError: The value is not as described, or the variable has no
-            kind.
+        InvalidArgumentError: The value is not as described, or the variable has no kind.
     """
     nbytes_of(spec.tensor)
     rows = [0] if spec.HasField("table") else spec.tensor.shape[:1]
@@ -86,8 +83,7 @@ def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
         )
     if spec.kind == VARIABLE_KIND_UNSPECIFIED:
         raise InvalidArgumentError(
-            f"variable {spec.name!r} has no kind; say MODEL, SLOT or NON_SLOT",
-            variable=spec.name,
+            f"variable {spec.name!r} has no kind; say MODEL, SLOT or NON_SLOT", variable=spec.name
         )
 
 
@@ -122,8 +118,8 @@ def check_table(spec: VariableSpec) -> None:
     """Check the description of a table that is no slot.
 
     Raises:
-        InvalidArgumentError: It has no rows or no initial value, its shape and its
-            kind of keys contradict each other, or not one row fits its limits.
+        InvalidArgumentError: It has no rows or no initial value, its shape and its kind of keys
+            contradict each other, or not one row fits its limits.
     """
     if problem := _problem(spec):
         raise InvalidArgumentError(
@@ -142,8 +138,8 @@ def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> 
         table: The owner's rows; None if the same request creates it.
 
     Raises:
-        InvalidArgumentError: The owner is no table, has other rows, or not one row
-            fits its limits together with this slot.
+        InvalidArgumentError: The owner is no table, has other rows, or not one row fits its limits
+            together with this slot.
     """
     problem = _problem(spec)
     if not owner.HasField("table"):

@@ -14,8 +14,8 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 def joined(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor | None:
     """Return the memory of some variables of one dtype, as a vector.
 
-    They are in it where tensors of their sizes are in a segment. What is between them
-    is there to be overwritten.
+    They are in it where tensors of their sizes are in a segment. What is between them is there to
+    be overwritten.
 
     Args:
         store: Where they are, of which nobody else uses these.

@@ -19,8 +19,8 @@ class JointMemory:
     Args:
         memory: All of it.
         names: The variables that have a part of it, in the order of their parts.
-        room: Where variables are counted, each with its part. The parts of those that
-            are gone count here for as long as the others keep them.
+        room: Where variables are counted, each with its part. The parts of those that are gone
+            count here for as long as the others keep them.
 
     Attributes:
         memory: All of it.

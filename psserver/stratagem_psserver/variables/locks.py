@@ -19,9 +19,9 @@ class VariableLocks:
     def holding(self, wanted: Callable[[], list[str]]) -> Holding:
         """Hold some locks, all at once.
 
-        All callers take them in the order of their names, so none waits for another in
-        a circle. Which they are may change while they are waited for: those that are
-        held in the end are those wanted then.
+        All callers take them in the order of their names, so none waits for another in a circle.
+        Which they are may change while they are waited for: those that are held in the end are
+        those wanted then.
 
         Args:
             wanted: Says which, each once, in that order.
@@ -122,8 +122,8 @@ class Holding:
         It is for those who could hold them for long, and give them back soon instead.
 
         Args:
-            hurry: The function; called at once if somebody waits already, and perhaps
-                more than once.
+            hurry: The function; called at once if somebody waits already, and perhaps more than
+                once.
         """
         for name in self._held:
             self._locks.hurry_if_wanted(name, hurry)

@@ -8,12 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.v1.parameter_server_pb2 import (
-    ReadContents,
-    ReadHeader,
-    ReadValue,
-    Selection,
-)
+from stratagem_proto.v1.parameter_server_pb2 import ReadContents, ReadHeader, ReadValue, Selection
 from stratagem_proto.wire.contents import all_of
 from stratagem_proto.wire.placed import SegmentLayout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
@@ -96,15 +91,12 @@ class ReadPlan(NamedTuple):
                 each.fill(tensor)
 
 
-def _contents(
-    wanted: Sequence[bool], selected: Sequence[Selected], layout: SegmentLayout
-) -> bytes:
+def _contents(wanted: Sequence[bool], selected: Sequence[Selected], layout: SegmentLayout) -> bytes:
     encodings = [one.encoding for one in selected]
     if all(wanted) and not any(encodings):
         return all_of(layout)
     values = [
-        ReadValue(tensor=number, encoding=encoding)
-        for number, encoding in enumerate(encodings)
+        ReadValue(tensor=number, encoding=encoding) for number, encoding in enumerate(encodings)
     ]
     sent = iter(values)
     return ReadContents(
@@ -113,7 +105,5 @@ def _contents(
     ).SerializeToString()
 
 
-def _wanted(
-    variables: Sequence[Variable], selections: Sequence[Selection]
-) -> Sequence[bool]:
+def _wanted(variables: Sequence[Variable], selections: Sequence[Selection]) -> Sequence[bool]:
     return list(map(is_wanted, variables, selections))

@@ -80,10 +80,7 @@ def _require_fit(spec: VariableSpec, wholes: Mapping[str, Whole]) -> None:
 
 
 def _read(
-    checkpoint: Checkpoint,
-    spec: VariableSpec,
-    whole: Whole,
-    slots: Mapping[str, Sequence[Whole]],
+    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Mapping[str, Sequence[Whole]]
 ) -> Restored:
     mine = slots.get(whole.name, ())
     if spec.HasField("table"):
@@ -99,9 +96,7 @@ def _read(
     return Restored(spec.name, value, state)
 
 
-def _rows(
-    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bool
-) -> torch.Tensor:
+def _rows(checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bool) -> torch.Tensor:
     if not is_split or not spec.HasField("partition"):
         return whole.read(checkpoint)
     start = spec.partition.offset[0]
@@ -122,9 +117,7 @@ def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
     gone: list[str] = []
     for each in restored:
         kept = each.kept
-        gone += store.delete(
-            [name for name in store.slots(each.name) if name not in kept]
-        )
+        gone += store.delete([name for name in store.slots(each.name) if name not in kept])
         _put(store, each)
     store.recount([each.name for each in restored])
     return gone

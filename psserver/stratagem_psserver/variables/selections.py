@@ -9,19 +9,10 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, RowIndexError
 from stratagem_proto.v1.parameter_server_pb2 import Selection
-from stratagem_proto.v1.tensor_pb2 import (
-    ENCODING_KIND_NARROWED,
-    Encoding,
-    TensorSpec,
-)
+from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
 from stratagem_proto.wire.encodings import can_narrow, narrow
 from stratagem_proto.wire.segment import Kind
-from stratagem_proto.wire.tensors import (
-    decode_dtype,
-    int64_vector,
-    nbytes_of,
-    spec_of_kind,
-)
+from stratagem_proto.wire.tensors import decode_dtype, int64_vector, nbytes_of, spec_of_kind
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.variables.store import Variable
 
@@ -97,8 +88,8 @@ class Selected(NamedTuple):
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
     """Return whether the reader lacks the variable's present version."""
-    # Versions begin with 1: who says nothing lacks all of them. One that is higher is
-    # of another run, or was read after a snapshot that is read now.
+    # Versions begin with 1: who says nothing lacks all of them. One that is higher is of another
+    # run, or was read after a snapshot that is read now.
     return variable.version != selection.newer_than
 
 
@@ -106,9 +97,9 @@ def select(variable: Variable, selection: Selection) -> Selected:
     """Find out what is selected of a variable.
 
     Raises:
-        InvalidArgumentError: The slice has another rank than the variable, the rows
-            are no whole int64 numbers, or more than some rows of a large table, or
-            elements cannot be rounded to the type that is asked for.
+        InvalidArgumentError: The slice has another rank than the variable, the rows are no whole
+            int64 numbers, or more than some rows of a large table, or elements cannot be rounded to
+            the type that is asked for.
         RowIndexError: The part leaves the variable's bounds.
     """
     selected = _part(variable, selection)
@@ -196,8 +187,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
         )
     if variable.value.dim() == 0:
         raise InvalidArgumentError(
-            f"variable {variable.name!r} is a scalar and has no rows",
-            variable=variable.name,
+            f"variable {variable.name!r} is a scalar and has no rows", variable=variable.name
         )
     is_dynamic = variable.arena is not None and variable.arena.table.is_dynamic
     if not rows.numel() or is_dynamic:

@@ -50,8 +50,7 @@ class Variable:
         value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
         version: +1 with each applied change.
         arena: The stored rows of a table, or of a slot of one; None for others.
-        joint: What its value lies in with those of others; None if it has memory of
-            its own.
+        joint: What its value lies in with those of others; None if it has memory of its own.
     """
 
     spec: VariableSpec
@@ -84,8 +83,7 @@ class Variable:
         """
         if self.arena is None:
             raise InvalidArgumentError(
-                f"{self.name!r} is no table and stores all of its rows; list the keys "
-                "of a table",
+                f"{self.name!r} is no table and stores all of its rows; list the keys of a table",
                 variable=self.name,
             )
         return self.arena.table.stored()[0]
@@ -108,18 +106,18 @@ class Variable:
 class VariableStore:
     """All variables of a server by name, in order of creation.
 
-    It has no locks: whoever changes a value holds that variable's lock, and only one
-    thread adds and removes variables.
+    It has no locks: whoever changes a value holds that variable's lock, and only one thread adds
+    and removes variables.
 
     Args:
         room: What variables may take; no limit if not given.
 
     Attributes:
         room: What variables may take.
-        generation: How often variables came, went, or were replaced. While it stays
-            the same, what was found out about them holds.
-        first_version: That of variables to come. It is above those of what was deleted,
-            whose names may come again.
+        generation: How often variables came, went, or were replaced. While it stays the same, what
+            was found out about them holds.
+        first_version: That of variables to come. It is above those of what was deleted, whose names
+            may come again.
     """
 
     def __init__(self, room: VariableMemoryLimit | None = None) -> None:
@@ -152,8 +150,7 @@ class VariableStore:
             return self._variables[name]
         except KeyError:
             raise VariableNotFoundError(
-                f"this server hosts no variable {name!r}; {self._advice(name)}",
-                variable=name,
+                f"this server hosts no variable {name!r}; {self._advice(name)}", variable=name
             ) from None
 
     def find(self, name: str) -> Variable | None:
@@ -177,9 +174,7 @@ class VariableStore:
         """Descriptions in the order of the names."""
         return [self.get(name).info() for name in names]
 
-    def listing(
-        self, kinds: Sequence[VariableKind.ValueType] = ()
-    ) -> list[VariableInfo]:
+    def listing(self, kinds: Sequence[VariableKind.ValueType] = ()) -> list[VariableInfo]:
         """Descriptions of the variables of some kinds, or of all."""
         return [
             variable.info()
@@ -212,8 +207,8 @@ class VariableStore:
             AlreadyExistsError: A name is taken, or given twice.
             VariableNotFoundError: A slot variable's owner does not exist.
             InvalidArgumentError: A description contradicts itself.
-            ResourceExhaustedError: There is no memory for a table, or they take more
-                than variables may.
+            ResourceExhaustedError: There is no memory for a table, or they take more than variables
+                may.
         """
         known: dict[str, VariableSpec] = {}
         for spec, value in zip(specs, values, strict=True):
@@ -248,13 +243,10 @@ class VariableStore:
         if spec.HasField("table") and not spec.slot_of:
             check_table(spec)
 
-    def _check_ownership(
-        self, spec: VariableSpec, known: dict[str, VariableSpec]
-    ) -> None:
+    def _check_ownership(self, spec: VariableSpec, known: dict[str, VariableSpec]) -> None:
         if (spec.kind == VARIABLE_KIND_SLOT) != bool(spec.slot_of):
             raise InvalidArgumentError(
-                f"variable {spec.name!r} must have the kind SLOT and an owner, or "
-                "neither",
+                f"variable {spec.name!r} must have the kind SLOT and an owner, or neither",
                 variable=spec.name,
             )
         if not spec.slot_of:
@@ -292,9 +284,7 @@ class VariableStore:
         arena = variable.arena
         return sum(v.nbytes for v in dense) + (arena.table.nbytes if arena else 0)
 
-    def _add(
-        self, spec: VariableSpec, value: torch.Tensor, arena: Arena | None = None
-    ) -> Variable:
+    def _add(self, spec: VariableSpec, value: torch.Tensor, arena: Arena | None = None) -> Variable:
         if spec.HasField("table") and arena is None:
             arena = self._new_arena(spec)
         variable = Variable(spec, value, self.first_version, arena)

@@ -13,8 +13,7 @@ def counters(strategy: ParameterServerStrategy, workers: int) -> list[list[Varia
     """One counter for each worker on each server."""
     with strategy.scope():
         return [
-            [Variable(0.0, name=f"worker{w}_on{s}") for s in range(SERVERS)]
-            for w in range(workers)
+            [Variable(0.0, name=f"worker{w}_on{s}") for s in range(SERVERS)] for w in range(workers)
         ]
 
 

@@ -100,9 +100,7 @@ SHOWN = pytest.mark.spec("CKP-3", "CKP-5", "SHV-30", "VCK-10")
         for after in SERVER_COUNTS
     ],
 )
-def test_training_goes_on_from_a_checkpoint(
-    before: int, after: int, saved: Saved
-) -> None:
+def test_training_goes_on_from_a_checkpoint(before: int, after: int, saved: Saved) -> None:
     """With other shards on other servers, with the bytes that it would have had."""
     root, expected = saved(before)
     index = open_checkpoint(root).index

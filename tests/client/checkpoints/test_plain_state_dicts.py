@@ -148,7 +148,5 @@ def test_the_chief_loads_for_all(cluster: Cluster) -> None:
 def test_the_strategy_points_to_them(cluster: Cluster) -> None:
     with cluster.strategy() as strategy:
         for call in (strategy.state_dict, lambda: strategy.load_state_dict({})):
-            with pytest.raises(
-                NotImplementedError, match=r"optimizer\.state_dict\(\).*save\(\)"
-            ):
+            with pytest.raises(NotImplementedError, match=r"optimizer\.state_dict\(\).*save\(\)"):
                 call()

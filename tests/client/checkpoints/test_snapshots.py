@@ -99,9 +99,7 @@ def test_a_model_and_its_optimizer_are_evaluated_as_they_were(
         trainer.run(step)
         with strategy.scope():
             seen = network(3)
-        theirs = DistributedOptimizer(
-            torch.optim.SGD(seen.parameters(), lr=0.1, momentum=0.9)
-        )
+        theirs = DistributedOptimizer(torch.optim.SGD(seen.parameters(), lr=0.1, momentum=0.9))
         with strategy.snapshot():
             before, state = loss_of(seen), theirs.state_dict()
             trainer.run(step)

@@ -67,8 +67,7 @@ def test_positions_fit_to_the_steps_of_workers_that_step_alone(tmp_path: Path) -
     def program(strategy: ParameterServerStrategy, worker: int) -> None:
         with strategy.scope():
             counters = [
-                [Variable(0.0, name=f"{w}on{server}") for server in range(2)]
-                for w in range(3)
+                [Variable(0.0, name=f"{w}on{server}") for server in range(2)] for w in range(3)
             ]
         if not worker:
             try:
@@ -210,9 +209,7 @@ def test_an_evaluator_waits_for_the_chief_to_restore(tmp_path: Path) -> None:
         with strategy.scope():
             steps = Variable(1.0, name="steps")
         spec = {**cluster.spec.as_dict(), "evaluator": ["evaluator.test:1"]}
-        resolver = SimpleClusterResolver(
-            ClusterSpec(spec), task_type="evaluator", task_id=0
-        )
+        resolver = SimpleClusterResolver(ClusterSpec(spec), task_type="evaluator", task_id=0)
         settings: dict[str, Any] = {"token": TOKEN, "peer_seconds": 0.2}
         with ParameterServerStrategy(resolver, **settings) as evaluator:
             strategy.save(tmp_path)

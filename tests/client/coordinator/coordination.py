@@ -44,9 +44,7 @@ class Coordination:
         servers = [server.address for server in self.servers]
         self._workers = {index: _worker(index) for index in range(num_workers)}
         addresses = [worker.address for worker in self._workers.values()]
-        self.cluster = ClusterSpec(
-            {"ps": servers, "worker": addresses, "chief": ["chief.test:1"]}
-        )
+        self.cluster = ClusterSpec({"ps": servers, "worker": addresses, "chief": ["chief.test:1"]})
 
     def new_strategy(
         self, resolver: NewResolver = new_resolver, **settings: Any
@@ -125,9 +123,7 @@ def coordinating(
     """
     coordination = Coordination(num_servers, num_workers)
     try:
-        with coordination.new_strategy(
-            resolver, connect_seconds=connect_seconds
-        ) as strategy:
+        with coordination.new_strategy(resolver, connect_seconds=connect_seconds) as strategy:
             coordination.strategy = strategy
             coordination.coordinator = ClusterCoordinator(strategy, **settings)
             yield coordination

@@ -273,9 +273,7 @@ class QueueSchedule:
 
     def _check_that_nobody_rests(self) -> None:
         staying = self._on.keys() - self._leaving
-        has_room = any(
-            len(self._on[one]) < self._depths.get(one, DEPTH) for one in staying
-        )
+        has_room = any(len(self._on[one]) < self._depths.get(one, DEPTH) for one in staying)
         running = {closure for closures in self._on.values() for closure in closures}
         ready = [
             closure

@@ -25,8 +25,7 @@ FROM_ELSEWHERE = b"cno_such_module\nOwnError\n."
         ),
         (
             {"exception": FROM_ELSEWHERE},
-            "cannot be loaded here (ModuleNotFoundError: No module named "
-            "'no_such_module')",
+            "cannot be loaded here (ModuleNotFoundError: No module named 'no_such_module')",
         ),
         (
             {"exception": pickle.dumps("words")},
@@ -38,9 +37,7 @@ FROM_ELSEWHERE = b"cno_such_module\nOwnError\n."
 def test_an_exception_that_does_not_arrive_leaves_its_words_and_the_reason(
     sent: dict[str, object], why: str
 ) -> None:
-    message = pb.Failure(
-        kind=pb.FAILURE_KIND_FUNCTION, class_name="OwnError", message="the words"
-    )
+    message = pb.Failure(kind=pb.FAILURE_KIND_FUNCTION, class_name="OwnError", message="the words")
     for field, value in sent.items():
         setattr(message, field, value)
     failure = failure_of(message, TASK)

@@ -60,9 +60,7 @@ def summed(value: torch.Tensor) -> tuple[int, int]:
     return int(value.sum()), experimental_get_current_worker_index()
 
 
-def exchanged(
-    coordinator: ClusterCoordinator, action: Callable[[], None]
-) -> tuple[int, int]:
+def exchanged(coordinator: ClusterCoordinator, action: Callable[[], None]) -> tuple[int, int]:
     """The bytes that an action sends to workers and receives."""
     before = coordinator.traffic()
     action()
@@ -248,9 +246,7 @@ def test_workers_that_cannot_reach_each_other_get_values_from_the_program() -> N
         eventually(lambda: coordinator.workers == [0, 1])
         ways.close_to_others()
         value = coordinator.schedule(made)
-        totals = [
-            coordinator.schedule(summed_behind, args=(value, gate)) for _ in range(4)
-        ]
+        totals = [coordinator.schedule(summed_behind, args=(value, gate)) for _ in range(4)]
         del value
         gate.wait_for(2)
         gate.open()

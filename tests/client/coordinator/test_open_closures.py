@@ -11,9 +11,7 @@ BEGUN = range(1, 40)
 
 
 @given(st.sets(st.sampled_from(BEGUN)), st.lists(st.sampled_from(BEGUN), unique=True))
-def test_all_that_has_ended_is_told_and_nothing_else(
-    left_out: set[int], ending: list[int]
-) -> None:
+def test_all_that_has_ended_is_told_and_nothing_else(left_out: set[int], ending: list[int]) -> None:
     """Numbers that were left out, for what is no closure, may count as ended."""
     unended, ended = OpenClosures(), set[int]()
     for number in BEGUN:

@@ -23,9 +23,7 @@ def test_nothing_is_known_at_first() -> None:
     assert PrefetchDepth().depth == SHALLOWEST
 
 
-@pytest.mark.parametrize(
-    ("seconds", "depth"), [(1.0, SHALLOWEST), (0.002, 10), (0.0001, DEEPEST)]
-)
+@pytest.mark.parametrize(("seconds", "depth"), [(1.0, SHALLOWEST), (0.002, 10), (0.0001, DEEPEST)])
 def test_a_worker_has_work_for_20_ms(seconds: float, depth: int) -> None:
     assert run(PrefetchDepth(), seconds) == pytest.approx(depth, abs=1)
 

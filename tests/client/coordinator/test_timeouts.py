@@ -117,9 +117,7 @@ def test_reading_all_copies_names_the_workers_that_have_not_answered() -> None:
         coordination.coordinator.join()
         coordination.stop(1)
         eventually(lambda: coordination.coordinator.workers == [0])
-        with pytest.raises(
-            DeadlineExceededError, match=r"missing.*task:1 is not there"
-        ):
+        with pytest.raises(DeadlineExceededError, match=r"missing.*task:1 is not there"):
             variable.read_all(timeout=0.01)
 
 

@@ -17,12 +17,8 @@ from tests.client.hosts.training import (
 )
 
 
-def loop(
-    strategy: TPUStrategy, step: Any, iterator: Any, iterations: int = 1
-) -> MultiStepContext:
-    return strategy.extended.experimental_run_steps_on_iterator(
-        step, iterator, iterations
-    )
+def loop(strategy: TPUStrategy, step: Any, iterator: Any, iterations: int = 1) -> MultiStepContext:
+    return strategy.extended.experimental_run_steps_on_iterator(step, iterator, iterations)
 
 
 def dealt(strategy: TPUStrategy, steps: int = 4) -> Any:
@@ -63,9 +59,7 @@ def test_training_equals_a_plain_loop_over_the_same_batches(
     for steps in (10, 15):
         loop(strategy, trained.step, iterator, steps)
     plain, optimizer = plainly_trained(batches)
-    for ours, theirs in zip(
-        trained.model.parameters(), plain.parameters(), strict=True
-    ):
+    for ours, theirs in zip(trained.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(
         trained.optimizer.state_dict()["state"], optimizer.state_dict()["state"]

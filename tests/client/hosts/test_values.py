@@ -111,9 +111,7 @@ def test_what_is_written_to_parameters_goes_to_all_hosts(strategy: TPUStrategy) 
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_what_is_frozen_is_frozen_on_all_cores(
-    strategy: TPUStrategy, known: bool
-) -> None:
+def test_what_is_frozen_is_frozen_on_all_cores(strategy: TPUStrategy, known: bool) -> None:
     trained = Trained(strategy)
     if known:
         train(strategy, trained)
@@ -171,9 +169,7 @@ def test_a_session_ends_and_another_goes_on(strategy: TPUStrategy) -> None:
     assert [each["step"].item() for each in state.values()] == [4] * 4
 
 
-def test_checkpoints_have_what_hosts_know(
-    strategy: TPUStrategy, tmp_path: Path
-) -> None:
+def test_checkpoints_have_what_hosts_know(strategy: TPUStrategy, tmp_path: Path) -> None:
     trained = Trained(strategy)
     train(strategy, trained)
     strategy.save(tmp_path / "saved.safetensors")

@@ -110,9 +110,7 @@ def dealt(dataset_fn: Any, options: InputOptions) -> DistributedIterator:
 
 
 @pytest.mark.parametrize("kind", ["loader", "list", "stream", "function"])
-def test_an_iterator_goes_on_after_the_last_input_taken(
-    kind: str, options: InputOptions
-) -> None:
+def test_an_iterator_goes_on_after_the_last_input_taken(kind: str, options: InputOptions) -> None:
     """What was read ahead, but not taken, comes again."""
     elements = list(batches(8, 2))
     dataset: Any = {

@@ -25,10 +25,7 @@ from stratagem._hosting.modules.hosted_parameter import (
 from stratagem._hosting.modules.recurrent import Following
 from tests.client.one_copy import OneCopy, hosting_in
 
-BATCHES = [
-    torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(seed))
-    for seed in range(2)
-]
+BATCHES = [torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
 
 class Mlp(nn.Module):
@@ -85,9 +82,7 @@ def expected_gradients(plain: nn.Module) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_each_replica_gets_the_gradients_of_its_own_batch(
-    kind: str, strategy: OneCopy
-) -> None:
+def test_each_replica_gets_the_gradients_of_its_own_batch(kind: str, strategy: OneCopy) -> None:
     model, plain = built(strategy, MODELS[kind])
 
     def step(features: Tensor) -> list[Tensor]:
@@ -100,9 +95,7 @@ def test_each_replica_gets_the_gradients_of_its_own_batch(
             assert torch.equal(mine.values[replica], theirs)
 
 
-def gradients_at_the_same_time(
-    strategy: OneCopy, model: nn.Module
-) -> list[list[Tensor]]:
+def gradients_at_the_same_time(strategy: OneCopy, model: nn.Module) -> list[list[Tensor]]:
     """What two replicas get that go through the module in two threads."""
 
     def replica(index: int) -> list[Tensor]:
@@ -115,9 +108,7 @@ def gradients_at_the_same_time(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_replicas_that_run_at_the_same_time_do_not_mix(
-    kind: str, strategy: OneCopy
-) -> None:
+def test_replicas_that_run_at_the_same_time_do_not_mix(kind: str, strategy: OneCopy) -> None:
     model, plain = built(strategy, MODELS[kind])
     got = gradients_at_the_same_time(strategy, model)
     torch.testing.assert_close(got, expected_gradients(plain), rtol=0, atol=0)
@@ -191,9 +182,7 @@ def test_a_loaded_state_reaches_the_variable_and_every_replica(
 def test_a_parameter_put_in_place_of_a_hosted_one_is_hosted(replicas: int) -> None:
     strategy = OneCopy(replicas)
     model, _ = built(strategy, Mlp)
-    optimizer = stratagem.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0)
-    )
+    optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     state = {name: torch.full_like(p, 2.0) for name, p in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
 
@@ -262,16 +251,12 @@ def test_a_deep_copy_is_a_module_of_its_own(kind: str, strategy: OneCopy) -> Non
     assert all(hosted_parameter(p) is None for p in copied.parameters())
     loss_of(copied, BATCHES[0]).backward()
     assert not gradients_of(model)
-    for mine, theirs in zip(
-        gradients_of(copied), expected_gradients(plain)[0], strict=True
-    ):
+    for mine, theirs in zip(gradients_of(copied), expected_gradients(plain)[0], strict=True):
         assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("kind", ["tied mlp", "lstm", "encoder layer"])
-def test_a_pickled_module_loads_as_an_ordinary_one(
-    kind: str, strategy: OneCopy
-) -> None:
+def test_a_pickled_module_loads_as_an_ordinary_one(kind: str, strategy: OneCopy) -> None:
     model, plain = built(strategy, MODELS[kind])
     file = io.BytesIO()
     torch.save(model, file)

@@ -100,9 +100,7 @@ def assert_equal_copies(strategy: Strategy) -> None:
 
 # SparseAdam is for sparse gradients alone.
 @pytest.mark.parametrize("name", [one for one in OPTIMIZERS if one != "SparseAdam"])
-def test_every_optimizer_takes_the_steps_of_torch(
-    strategy: Strategy, name: str
-) -> None:
+def test_every_optimizer_takes_the_steps_of_torch(strategy: Strategy, name: str) -> None:
     cls: Any = OPTIMIZERS[name].cls
     plain, theirs = train_plainly(cls)
     model = built(strategy)
@@ -228,9 +226,7 @@ def test_rows_of_embeddings_are_applied_sparsely(strategy: Strategy) -> None:
         table = nn.Embedding(4, 2, sparse=True)
     with torch.no_grad():
         table.weight.zero_()
-    optimizer = DistributedOptimizer(
-        torch.optim.SGD(table.parameters(), lr=1.0), ReduceOp.SUM
-    )
+    optimizer = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), ReduceOp.SUM)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -80,9 +80,7 @@ def test_names_are_those_of_named_parameters(kind: str, strategy: OneCopy) -> No
     with strategy.scope():
         model = MODELS[kind]()
     assert names_in(strategy) == [name for name, _ in model.named_parameters()]
-    for hosted, parameter in zip(
-        hosting_in(strategy).parameters, model.parameters(), strict=True
-    ):
+    for hosted, parameter in zip(hosting_in(strategy).parameters, model.parameters(), strict=True):
         assert hosted.parameter is parameter
         assert torch.equal(hosted.variable.value(), parameter)
 
@@ -236,9 +234,7 @@ def test_a_lazy_module_is_hosted_at_its_first_forward(replicas: int) -> None:
     with strategy.scope():
         lazy, eager = nn.LazyLinear(3), nn.Linear(3, 1)
         model = nn.Sequential(lazy, nn.ReLU(), eager)
-        optimizer = stratagem.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1.0)
-        )
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     assert names_in(strategy) == ["2.weight", "2.bias"]
 
     def step() -> None:

@@ -228,8 +228,5 @@ def test_autocast_to_bfloat16_trains_on_the_gpu(strategy: Strategy) -> None:
 
     parts = BATCHES[0].to(GPU).chunk(strategy.num_replicas_in_sync)
     batch = PerReplica(parts) if len(parts) > 1 else parts[0]
-    losses = [
-        strategy.reduce("mean", strategy.run(step, (batch,)), axis=None)
-        for _ in range(20)
-    ]
+    losses = [strategy.reduce("mean", strategy.run(step, (batch,)), axis=None) for _ in range(20)]
     assert losses[-1] < 0.5 * losses[0]

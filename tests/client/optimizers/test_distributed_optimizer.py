@@ -48,9 +48,7 @@ def in_two_groups(model: nn.Module) -> list[dict[str, Any]]:
 Run = Callable[..., Any]
 
 
-def train(
-    model: Any, optimizer: torch.optim.Optimizer, scheduled: Any, run: Run
-) -> None:
+def train(model: Any, optimizer: torch.optim.Optimizer, scheduled: Any, run: Run) -> None:
     """Trains with accumulation, clipping and a schedule of the rate."""
     schedule = torch.optim.lr_scheduler.StepLR(scheduled, 4, gamma=0.5)
 
@@ -108,14 +106,10 @@ def test_two_replicas_on_halves_equal_one_on_the_whole() -> None:
 @pytest.mark.parametrize(
     ("reduce_op", "change"), [(ReduceOp.MEAN, 1.5), ("sum", 3.0), ("MEAN", 1.5)]
 )
-def test_gradients_of_replicas_are_averaged_or_added(
-    reduce_op: Any, change: float
-) -> None:
+def test_gradients_of_replicas_are_averaged_or_added(reduce_op: Any, change: float) -> None:
     strategy, model = hosted_model(replicas=2)
     before = model.second.bias.detach().clone()
-    optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), reduce_op
-    )
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), reduce_op)
 
     def step(factor: float) -> None:
         (model.second.bias * factor).sum().backward()
@@ -321,8 +315,7 @@ def test_parameters_that_are_put_in_the_place_of_others_are_trained() -> None:
     optimizer.param_groups[0]["params"].append(model.first.weight)
     strategy.run(step)
     names = [
-        [update.variable.name for update in step.updates()]
-        for step in hosting_in(strategy).steps
+        [update.variable.name for update in step.updates()] for step in hosting_in(strategy).steps
     ]
     weight, bias = "first.weight", "first.bias"
     assert names == [[weight], [bias], [bias, weight]]

@@ -107,9 +107,7 @@ def expected(loop: Loop, make: Make) -> list[bytes]:
     return in_bytes(modules)
 
 
-def found(
-    strategy: stratagem.Strategy, loop: Loop, make: Make, in_run: bool
-) -> list[bytes]:
+def found(strategy: stratagem.Strategy, loop: Loop, make: Make, in_run: bool) -> list[bytes]:
     with strategy.scope():
         modules = networks()
 

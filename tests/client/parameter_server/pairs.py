@@ -88,7 +88,6 @@ def after(steps: int, order: Sequence[int] = (0, 1)) -> list[float]:
 
 def pairs(stack: ExitStack, cluster: Cluster, **settings: Any) -> list[Pair]:
     strategies = [
-        stack.enter_context(cluster.strategy(number, consistency="sync"))
-        for number in range(2)
+        stack.enter_context(cluster.strategy(number, consistency="sync")) for number in range(2)
     ]
     return [Pair(strategy, **settings) for strategy in strategies]

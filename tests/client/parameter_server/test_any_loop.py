@@ -114,9 +114,7 @@ def test_writes_through_data_are_seen(cluster: Cluster, once: bool) -> None:
 
 
 @pytest.mark.parametrize("in_scope", [True, False])
-def test_a_step_outside_of_runs_takes_writes_and_closures(
-    cluster: Cluster, in_scope: bool
-) -> None:
+def test_a_step_outside_of_runs_takes_writes_and_closures(cluster: Cluster, in_scope: bool) -> None:
     def train(network: nn.Module, optimizer: Optimizer) -> list[bytes]:
         def closure() -> float:
             optimizer.zero_grad()

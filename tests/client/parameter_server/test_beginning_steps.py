@@ -66,8 +66,7 @@ def test_leave_is_asked_for_by_itself_only_where_others_are_waited_for(
     with running(2, num_workers=2) as cluster:
         cluster.run(program, consistency=consistency)
     spent = [
-        [(y - x) / 2 for x, y in zip(*both, strict=True)]
-        for both in zip(*counts, strict=True)
+        [(y - x) / 2 for x, y in zip(*both, strict=True)] for both in zip(*counts, strict=True)
     ]
     assert spent == [[leaves, reads, STEPS], [0, reads, STEPS]]
 
@@ -155,11 +154,7 @@ def test_steps_after_several_synchronous_ones_begin_with_both() -> None:
         counters = [Counter(strategy, Sync()), Counter(strategy, Sync())]
 
         def step() -> list[float]:
-            found = [
-                each.item()
-                for counter in counters
-                for each in counter.module.parameters()
-            ]
+            found = [each.item() for counter in counters for each in counter.module.parameters()]
             for counter in counters:
                 counter._step()
             return found

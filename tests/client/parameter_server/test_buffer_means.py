@@ -43,9 +43,7 @@ def observed(strategy: ParameterServerStrategy, model: Any, worker: int) -> list
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_buffers_become_their_mean_at_a_barrier(
-    cluster: Cluster, settings: dict[str, Any]
-) -> None:
+def test_buffers_become_their_mean_at_a_barrier(cluster: Cluster, settings: dict[str, Any]) -> None:
     found = cluster.run(means, buffers="mean", **settings)
     for worker, seen in enumerate(found):
         before = [[10.0 * number + worker] * 2 for number in range(3)]
@@ -60,9 +58,7 @@ def test_buffers_stay_with_their_worker_by_default(cluster: Cluster) -> None:
         assert seen[1::2] == [[10.0 * number + worker] * 2 for number in range(3)]
 
 
-def test_a_checkpoint_after_a_barrier_has_the_mean(
-    cluster: Cluster, tmp_path: Any
-) -> None:
+def test_a_checkpoint_after_a_barrier_has_the_mean(cluster: Cluster, tmp_path: Any) -> None:
     def save(strategy: ParameterServerStrategy, worker: int) -> None:
         model = built(strategy)
         observed(strategy, model, worker)

@@ -112,16 +112,12 @@ def test_rounding_is_all_that_half_the_bytes_cost(cluster: Cluster, name: str) -
 
 
 @pytest.mark.parametrize("compression", ["int8", Int8(False), TopK(0.05)], ids=str)
-def test_what_a_step_loses_later_ones_make_up_for(
-    cluster: Cluster, compression: Any
-) -> None:
+def test_what_a_step_loses_later_ones_make_up_for(cluster: Cluster, compression: Any) -> None:
     with cluster.strategy() as strategy:
         worker = Worker(strategy, compression)
         for number in range(STEPS):
             worker.step(*gradients(number))
-        lost = [
-            t + v for t, v in zip(total(range(STEPS)), worker.values(), strict=True)
-        ]
+        lost = [t + v for t, v in zip(total(range(STEPS)), worker.values(), strict=True)]
         assert max(float(each.abs().max()) for each in lost) > 1e-3
         # Nothing new comes, so that only what was lost is sent.
         for _ in range(200):
@@ -191,9 +187,7 @@ def test_workers_that_step_together_send_what_they_lost_too(cluster: Cluster) ->
 @pytest.mark.parametrize(
     ("compression", "smaller"), [("bf16", True), ("int8", True), (TopK(0.5), False)]
 )
-def test_rows_are_sent_as_rows(
-    cluster: Cluster, compression: Any, smaller: bool
-) -> None:
+def test_rows_are_sent_as_rows(cluster: Cluster, compression: Any, smaller: bool) -> None:
     rows, dim = 200, 64
     values = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
     with cluster.strategy() as strategy:

@@ -195,9 +195,7 @@ def test_a_consistency_must_be_possible(
         cluster.strategy(consistency=consistency)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Bounded(-1), lambda: Sync(0), lambda: Sync(-1)]
-)
+@pytest.mark.parametrize("make", [lambda: Bounded(-1), lambda: Sync(0), lambda: Sync(-1)])
 def test_bounds_have_bounds(make: Callable[[], Consistency]) -> None:
     with pytest.raises(InvalidArgumentError, match="or more, not"):
         make()
@@ -217,9 +215,7 @@ def test_where_replicas_are_always_in_sync_there_is_no_choice() -> None:
     with strategy.scope():
         module = nn.Linear(1, 1)
     with pytest.raises(InvalidArgumentError, match="under MirroredStrategy all"):
-        DistributedOptimizer(
-            torch.optim.SGD(module.parameters()), consistency="bounded"
-        )
+        DistributedOptimizer(torch.optim.SGD(module.parameters()), consistency="bounded")
 
 
 def test_a_server_that_restarts_keeps_what_was_set(tmp_path: Path) -> None:

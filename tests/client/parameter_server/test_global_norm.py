@@ -61,9 +61,7 @@ def as_bytes(values: Sequence[torch.Tensor]) -> list[bytes]:
     return [value.numpy().tobytes() for value in values]
 
 
-def train(
-    sparse: bool, strategy: ParameterServerStrategy, worker: int
-) -> list[torch.Tensor]:
+def train(sparse: bool, strategy: ParameterServerStrategy, worker: int) -> list[torch.Tensor]:
     with strategy.scope():
         model = Model(sparse)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -93,9 +91,7 @@ def trained_locally() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_two_workers_equal_plain_clipping_on_the_joined_batch(
-    sparse: bool, shards: int
-) -> None:
+def test_two_workers_equal_plain_clipping_on_the_joined_batch(sparse: bool, shards: int) -> None:
     partitioner = stratagem.partitioners.FixedShardsPartitioner(shards)
     with running(num_servers=3, num_workers=2) as cluster:
         first, second = cluster.run(
@@ -127,10 +123,7 @@ def test_steps_of_one_run_are_finished_in_their_order(two_servers: Cluster) -> N
                 worker.step()
 
         with ThreadPoolExecutor(2) as threads:
-            runs = [
-                threads.submit(worker.strategy.run, steps, (worker,))
-                for worker in workers
-            ]
+            runs = [threads.submit(worker.strategy.run, steps, (worker,)) for worker in workers]
             for run in runs:
                 run.result()
         assert workers[0].values() == pytest.approx([-1.8, -2.4], rel=1e-5)

@@ -25,8 +25,8 @@ class Interruption:
     """Interrupts a thread at its socket call of some number, counted from 0.
 
     Args:
-        number: Which call; half of them are interrupted before, half after what is
-            done, so that a request or its answer may be lost.
+        number: Which call; half of them are interrupted before, half after what is done, so that a
+            request or its answer may be lost.
         thread: Which thread.
     """
 
@@ -60,9 +60,7 @@ class Interruption:
         return call
 
 
-def interrupted(
-    step: Callable[[], object], thread: int | None = None
-) -> Iterator[None]:
+def interrupted(step: Callable[[], object], thread: int | None = None) -> Iterator[None]:
     """Takes steps that are interrupted, each at its next point, up to a whole one."""
     for number in count():
         interruption = Interruption(number, thread or threading.get_ident())
@@ -92,9 +90,7 @@ def test_a_lone_worker_goes_on_wherever_it_was_interrupted() -> None:
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_a_worker_of_two_is_part_of_each_step_once(
-    clip_norm: float | None, is_last: bool
-) -> None:
+def test_a_worker_of_two_is_part_of_each_step_once(clip_norm: float | None, is_last: bool) -> None:
     with running(num_servers=2, num_workers=2) as cluster, ExitStack() as stack:
         first, second = pairs(stack, cluster, clip_norm=clip_norm)
         first.run()

@@ -1,8 +1,8 @@
 """Every optimizer that servers run trains a partitioned parameter as torch does.
 
-Partitioning takes for granted that a rule computes each element from that element's own
-value, gradient and state. A rule that looks at a whole tensor, as Adafactor looks at
-rows and columns, LBFGS at dot products and Muon at singular values, fails here.
+Partitioning takes for granted that a rule computes each element from that element's own value,
+gradient and state. A rule that looks at a whole tensor, as Adafactor looks at rows and columns,
+LBFGS at dot products and Muon at singular values, fails here.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), CASES, ids=lambda value: str(value).replace(" ", "")
-)
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda value: str(value).replace(" ", ""))
 def test_a_listed_optimizer_trains_a_partitioned_parameter_as_torch_does(
     name: str, settings: Mapping[str, Any]
 ) -> None:
@@ -62,9 +60,7 @@ def test_a_listed_optimizer_trains_a_partitioned_parameter_as_torch_does(
     reference = nn.Embedding(ROWS, COLUMNS, sparse=name == "SparseAdam")
     with (
         running(num_servers=2) as cluster,
-        cluster.strategy(
-            variable_partitioner=FixedShardsPartitioner(SHARDS)
-        ) as strategy,
+        cluster.strategy(variable_partitioner=FixedShardsPartitioner(SHARDS)) as strategy,
     ):
         with strategy.scope():
             model = copy.deepcopy(reference)

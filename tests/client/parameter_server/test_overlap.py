@@ -49,9 +49,7 @@ class Training:
         settings: Further ones of the optimizer.
     """
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, overlap: bool, **settings: Any
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, overlap: bool, **settings: Any) -> None:
         self.strategy = strategy
         # Workers are threads here, and share torch's own generator.
         generator = torch.Generator().manual_seed(7)
@@ -81,9 +79,7 @@ class Training:
         return self.layers
 
 
-def trained(
-    train: Train, overlap: bool, num_workers: int = 1, **settings: Any
-) -> nn.Module:
+def trained(train: Train, overlap: bool, num_workers: int = 1, **settings: Any) -> nn.Module:
     """What comes of training on servers of its own."""
     with running(2, num_workers) as cluster:
         return cluster.run(lambda strategy, _: train(strategy, overlap), **settings)[0]

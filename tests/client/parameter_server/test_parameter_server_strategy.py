@@ -32,9 +32,7 @@ def test_construction_connects_to_nothing() -> None:
     strategy = Cluster(["nowhere.invalid:1", "nowhere.invalid:2"], 1).strategy()
     assert strategy.num_replicas_in_sync == 1
     assert strategy.extended.parameter_devices == ("/job:ps/task:0", "/job:ps/task:1")
-    assert strategy.extended.worker_devices == (
-        "/job:worker/replica:0/task:0/device:CPU:0",
-    )
+    assert strategy.extended.worker_devices == ("/job:worker/replica:0/task:0/device:CPU:0",)
 
 
 def test_a_cluster_needs_parameter_servers() -> None:
@@ -81,9 +79,7 @@ def test_synchronous_replicas_are_numbered_over_all_workers() -> None:
         ({"num_replicas_per_worker": 0}, "num_replicas_per_worker is 0"),
     ],
 )
-def test_a_setting_out_of_range_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Cluster(["p:1"], 1).strategy(**settings)
 

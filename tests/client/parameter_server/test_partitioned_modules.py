@@ -80,9 +80,7 @@ DENSE: dict[str, Any] = {
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_dense_training_equals_plain_torch_byte_for_byte(
-    shards: int, consistency: str
-) -> None:
+def test_dense_training_equals_plain_torch_byte_for_byte(shards: int, consistency: str) -> None:
     with (
         running(num_servers=2) as cluster,
         dividing(cluster, shards, consistency=consistency) as strategy,

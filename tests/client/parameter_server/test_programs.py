@@ -18,14 +18,10 @@ from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 
 
-def step_with(
-    name: str = "SGD", class_name: str = "SGD", **values: Any
-) -> OptimizerStep:
+def step_with(name: str = "SGD", class_name: str = "SGD", **values: Any) -> OptimizerStep:
     groups = (GroupStep(values, (), ()),)
     limiter = Limiter(GradientLimits())
-    return OptimizerStep(
-        name, class_name, groups, ReduceOp.SUM, 1, Compressor(None), limiter
-    )
+    return OptimizerStep(name, class_name, groups, ReduceOp.SUM, 1, Compressor(None), limiter)
 
 
 def sent(programs: Programs, step: OptimizerStep) -> OptimizerProgram:
@@ -43,9 +39,7 @@ def test_the_same_hyperparameters_are_encoded_once() -> None:
     ("before", "after", "kind"),
     [(0.1, 0.2, "number"), (1, 1.0, "number"), (1.0, 1, "integer")],
 )
-def test_other_hyperparameters_are_encoded_again(
-    before: float, after: float, kind: str
-) -> None:
+def test_other_hyperparameters_are_encoded_again(before: float, after: float, kind: str) -> None:
     programs = Programs()
     programs.encoded(step_with(lr=before))
     lr = sent(programs, step_with(lr=after)).groups[0].values["lr"]

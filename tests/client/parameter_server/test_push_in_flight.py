@@ -74,9 +74,7 @@ def delayed(steps: int) -> list[bytes]:
         newest = [p.detach().clone() for p in module.parameters()]
         stale.zero_grad()
         loss_of(stale, batch(number)).backward()
-        for parameter, other in zip(
-            module.parameters(), stale.parameters(), strict=True
-        ):
+        for parameter, other in zip(module.parameters(), stale.parameters(), strict=True):
             parameter.grad = other.grad
         adam.step()
     return bytes_of(module)
@@ -176,9 +174,7 @@ def test_what_looks_from_outside_of_a_replica_waits(
     assert training.module.weight.item() == 3
 
 
-@pytest.mark.parametrize(
-    "look", [ParameterServerStrategy.flush, ParameterServerStrategy.refresh]
-)
+@pytest.mark.parametrize("look", [ParameterServerStrategy.flush, ParameterServerStrategy.refresh])
 def test_the_error_of_a_push_is_raised_by_what_waits_for_it_and_once(
     strategy: ParameterServerStrategy, look: Callable[[ParameterServerStrategy], None]
 ) -> None:
@@ -221,9 +217,7 @@ def test_other_steps_wait_for_their_push(strategy: ParameterServerStrategy) -> N
         ({"pushes_in_flight": 1, "fused_steps": False}, "fused_steps=False"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Cluster(["ps.invalid:1"], 1).strategy(**settings)
 

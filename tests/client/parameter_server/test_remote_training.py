@@ -159,9 +159,7 @@ def test_gradients_of_several_replicas_are_averaged_and_pushed_once(
             with strategy.scope():
                 module = nn.Linear(2, 1, bias=False)
             start = module.weight.detach().clone()
-            optimizer = DistributedOptimizer(
-                torch.optim.SGD(module.parameters(), lr=1.0)
-            )
+            optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
 
             def step() -> None:
                 replica = stratagem.get_replica_context()

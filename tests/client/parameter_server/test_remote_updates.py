@@ -82,9 +82,7 @@ def test_replicas_update_by_what_they_reduced(cluster: Cluster) -> None:
         assert v.numpy() == 5.0
         with pytest.raises(InvalidArgumentError, match="differs between replicas"):
             strategy.run(
-                lambda: strategy.extended.update(
-                    v, lambda v, x: v.assign_add(x), args=(_number(),)
-                )
+                lambda: strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(_number(),))
             )
         assert v.numpy() == 5.0
 

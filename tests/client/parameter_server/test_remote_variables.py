@@ -228,9 +228,7 @@ def test_rows_may_be_numbered_by_small_integers(
 
 def test_a_module_without_contents_is_named(chief: ParameterServerStrategy) -> None:
     with (
-        pytest.raises(
-            InvalidArgumentError, match=r"parameter 'weight' of Linear.*meta"
-        ),
+        pytest.raises(InvalidArgumentError, match=r"parameter 'weight' of Linear.*meta"),
         chief.scope(),
     ):
         _module = torch.nn.Linear(2, 2, device="meta")

@@ -34,9 +34,7 @@ def trained(strategy: ParameterServerStrategy, steps: int) -> nn.Sequential:
     return module
 
 
-def trained_for(
-    steps: int, strategy: ParameterServerStrategy, worker: int
-) -> nn.Sequential:
+def trained_for(steps: int, strategy: ParameterServerStrategy, worker: int) -> nn.Sequential:
     return trained(strategy, steps)
 
 
@@ -89,9 +87,7 @@ def test_all_workers_of_a_synchronous_program_go_on_after_its_last_step(
         modules = cluster.run(program, consistency="sync")
     assert equal(*modules)
     uninterrupted = trained_locally(7)
-    for mine, theirs in zip(
-        modules[0].parameters(), uninterrupted.parameters(), strict=True
-    ):
+    for mine, theirs in zip(modules[0].parameters(), uninterrupted.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -106,10 +102,7 @@ def test_another_program_sees_the_first_difference(cluster: Cluster) -> None:
         _other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     message = str(caught.value)
     assert "variable 0 is '0.weight' (float32, shape (4, 3)" in message
-    assert (
-        "in /job:worker/task:0's program it is '0.weight' (float32, shape (5, 3)"
-        in (message)
-    )
+    assert "in /job:worker/task:0's program it is '0.weight' (float32, shape (5, 3)" in (message)
     assert "Restart the servers to begin anew" in message
 
 

@@ -95,9 +95,7 @@ def rounded(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_steps_find_rounded_values_of_what_is_trained(
-    cluster: Cluster, shards: int
-) -> None:
+def test_steps_find_rounded_values_of_what_is_trained(cluster: Cluster, shards: int) -> None:
     pair = Pair(cluster, variable_partitioner=FixedShardsPartitioner(shards))
     with pair.chief, pair.worker:
         pair.write()

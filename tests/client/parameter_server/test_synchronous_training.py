@@ -64,13 +64,9 @@ def trained_locally(steps: int = STEPS) -> nn.Module:
 def behind_proxies(cluster: Cluster) -> Iterator[list[FaultyProxy]]:
     """Puts a proxy before each server and gives the cluster their addresses."""
     with ExitStack() as stack:
-        proxies = [
-            stack.enter_context(FaultyProxy(address)) for address in cluster.servers
-        ]
+        proxies = [stack.enter_context(FaultyProxy(address)) for address in cluster.servers]
         addresses = [proxy.address for proxy in proxies]
-        cluster.spec = stratagem.ClusterSpec(
-            {**cluster.spec.as_dict(), "ps": addresses}
-        )
+        cluster.spec = stratagem.ClusterSpec({**cluster.spec.as_dict(), "ps": addresses})
         yield proxies
 
 
@@ -210,8 +206,8 @@ def test_integers_pushed_with_a_cut_at_each_boundary_are_added_once(
             if cut.seen <= cut.number:
                 break
         assert sums() == [float(pushed)] * 2
-    # At least headers and a message each way, per server, of a push and of a pull. The
-    # answer to an asynchronous push is the pull.
+    # At least headers and a message each way, per server, of a push and of a pull. The answer to an
+    # asynchronous push is the pull.
     assert boundaries >= {"sync": 16, "async": 8}[consistency]
 
 

@@ -77,8 +77,8 @@ def vanishings(
     """Has the second worker end at each point of the second step.
 
     Args:
-        check: Called with the cluster, the first worker, whose part of the step is
-            there, and what the other has sent.
+        check: Called with the cluster, the first worker, whose part of the step is there, and what
+            the other has sent.
 
     Returns:
         What a worker sends in a step.

@@ -105,9 +105,7 @@ def test_a_compiled_function_runs_in_each_replica_and_merges(
 ) -> None:
     @torch.compile(backend="eager")
     def fn(x: torch.Tensor) -> torch.Tensor:
-        merged: torch.Tensor = replica().merge_call(
-            lambda s, v: s.reduce("sum", v), (x * 2,)
-        )
+        merged: torch.Tensor = replica().merge_call(lambda s, v: s.reduce("sum", v), (x * 2,))
         return merged + x
 
     inputs = PerReplica((torch.tensor(1.0), torch.tensor(2.0)))

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("four_cpus")
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 @pytest.mark.parametrize("run_concurrently", [False, True])
-def test_they_do_not_count_in_the_step(
-    kind: Any, op: ReduceOp, run_concurrently: bool
-) -> None:
+def test_they_do_not_count_in_the_step(kind: Any, op: ReduceOp, run_concurrently: bool) -> None:
     """Not even where the loss of nothing has a gradient, or is no number."""
     strategy = kind(["CPU:0", "CPU:1", "CPU:2"])
     with strategy.scope():

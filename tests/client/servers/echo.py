@@ -102,13 +102,9 @@ class Served:
         listening = listen("127.0.0.1:1", way)
         return SocketListener([self.echo.service()], listening, lambda _: free)
 
-    def send(
-        self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
-    ) -> Attempt:
+    def send(self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0) -> Attempt:
         path = f"/echo.Echo/{method}"
-        return self.transport.send(
-            Call(path, lambda _: iter(messages), timeout, room=room)
-        )
+        return self.transport.send(Call(path, lambda _: iter(messages), timeout, room=room))
 
     def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:
         return list(self.send(method, *messages, timeout=timeout).responses)

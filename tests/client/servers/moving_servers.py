@@ -49,9 +49,7 @@ class Resolver(SimpleClusterResolver):
         if self.silent:
             raise OSError("nobody knows")
         jobs = {"ps": self._servers.addresses, "worker": [self._worker]}
-        return ClusterSpec(
-            jobs | ({"chief": ["h:1"]} if self.task_type == "chief" else {})
-        )
+        return ClusterSpec(jobs | ({"chief": ["h:1"]} if self.task_type == "chief" else {}))
 
 
 def counters(strategy: ParameterServerStrategy) -> list[Variable]:

@@ -36,9 +36,7 @@ def answer(contents: bytes, sent: list[torch.Tensor], versions: list[int]) -> Re
 def taken(responses: Responses) -> tuple[list[int], list[list[float]]]:
     """The versions and values of three variables, which were zeros."""
     into = [torch.zeros_like(value) for value in SENT]
-    request = read(
-        [Reading(name, each) for name, each in zip("abc", into, strict=True)]
-    )
+    request = read([Reading(name, each) for name, each in zip("abc", into, strict=True)])
     return request.receive(responses), [each.tolist() for each in into]
 
 

@@ -178,9 +178,7 @@ def test_nothing_is_sent_if_one_of_the_servers_was_never_there() -> None:
     with ParameterServer(ServerSettings(task=1, token=TOKEN)) as gone:
         missing = gone.address
     with ParameterServer(ServerSettings(token=TOKEN)) as server:
-        spec = VariableSpec(
-            name="v", tensor=spec_of(torch.zeros(2)), kind=VARIABLE_KIND_MODEL
-        )
+        spec = VariableSpec(name="v", tensor=spec_of(torch.zeros(2)), kind=VARIABLE_KIND_MODEL)
         group = ServerGroup([server.address, missing], IDENTITY, Deadlines(connect=0.2))
         with pytest.raises(UnavailableError):
             group.on_all(lambda: create([spec], [torch.zeros(2)]))
@@ -314,9 +312,7 @@ def test_one_failing_server_does_not_keep_others_from_their_requests() -> None:
         ParameterServer(ServerSettings(task=1, token=TOKEN)) as second,
     ):
         group = ServerGroup([first.address, second.address], IDENTITY)
-        spec = VariableSpec(
-            name="v", tensor=spec_of(torch.zeros(2)), kind=VARIABLE_KIND_MODEL
-        )
+        spec = VariableSpec(name="v", tensor=spec_of(torch.zeros(2)), kind=VARIABLE_KIND_MODEL)
         group.call(1, create([spec], [torch.zeros(2)]))
         writing = Writing("v", ASSIGN_MODE_ADD, torch.ones(2))
         with pytest.raises(VariableNotFoundError):

@@ -57,9 +57,7 @@ def relay(server: ParameterServer) -> Iterator[Relay]:
 def places_to_cut(nbytes: int) -> list[tuple[Direction, int]]:
     """Within the first frame's header, its path, the bytes, the end, and the answer."""
     there = {0, 5, 20, nbytes // 2, nbytes - 1, nbytes, nbytes + 20}
-    return [(TO_SERVER, each) for each in sorted(there)] + [
-        (TO_CLIENT, each) for each in (0, 3, 9)
-    ]
+    return [(TO_SERVER, each) for each in sorted(there)] + [(TO_CLIENT, each) for each in (0, 3, 9)]
 
 
 @pytest.mark.parametrize("nbytes", [800, 12 << 20], ids=["one frame", "many"])

@@ -138,9 +138,7 @@ def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
     served: Served,
 ) -> None:
     transport = ServerTransport("127.0.0.1:1")
-    threads = [
-        threading.Thread(target=transport.learn, args=(served.told,)) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=transport.learn, args=(served.told,)) for _ in range(8)]
     with transport._learning:
         for thread in threads:
             thread.start()

@@ -144,9 +144,7 @@ def test_other_threads_wait_for_a_request_that_somebody_has(
         make(connection, "v", torch.zeros(1))
         pending = _sent(connection)
         versions: list[int] = []
-        other = threading.Thread(
-            target=lambda: versions.append(add(connection, "v", _ONE))
-        )
+        other = threading.Thread(target=lambda: versions.append(add(connection, "v", _ONE)))
         other.start()
         (version,) = pending.result()
         other.join()

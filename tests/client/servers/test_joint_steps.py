@@ -59,9 +59,7 @@ def test_what_is_deleted_makes_room_whatever_it_was_stepped_with() -> None:
         for name, shape in SHAPES.items():
             make(connection, name, torch.zeros(shape))
         for _ in range(STEPS):
-            ones = [
-                updates.SentGradient(n, torch.ones(s), 0) for n, s in SHAPES.items()
-            ]
+            ones = [updates.SentGradient(n, torch.ones(s), 0) for n, s in SHAPES.items()]
             connection.call(updates.step(optimizer_program(adam), ones))
         store = server._state.store
         mean = store.get("mean")

@@ -63,9 +63,7 @@ def test_a_resolver_that_fails_leaves_servers_where_they_were(
         counter.assign_add(2.0)
 
 
-def test_workers_of_a_coordinator_follow_it(
-    servers: MovingServers, stack: ExitStack
-) -> None:
+def test_workers_of_a_coordinator_follow_it(servers: MovingServers, stack: ExitStack) -> None:
     worker = stack.enter_context(WorkerServer(WorkerSettings(token=TOKEN)))
     resolver = Resolver(servers, worker.address)
     resolver.task_type = "chief"
@@ -111,9 +109,7 @@ def test_a_lone_worker_trains_on_after_each_return_to_one_checkpoint(
         assert began == [2.0 + number for number in range(steps)]
 
 
-def test_a_reader_lets_go_of_what_a_lost_run_had(
-    servers: MovingServers, stack: ExitStack
-) -> None:
+def test_a_reader_lets_go_of_what_a_lost_run_had(servers: MovingServers, stack: ExitStack) -> None:
     strategy = stack.enter_context(ParameterServerStrategy(Resolver(servers)))
     _, counter = counters(strategy)
     strategy.save(servers.root)

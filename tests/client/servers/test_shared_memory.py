@@ -344,9 +344,7 @@ with connected({server.address!r}) as connection:
     import time; time.sleep(600)
 """
     paths = os.environ | import_path()
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=paths
-    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=paths)
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"made\n"

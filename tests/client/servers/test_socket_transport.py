@@ -180,9 +180,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_sockets_with_large_descriptors_do(
-    served: Served, many_descriptors: None
-) -> None:
+def test_sockets_with_large_descriptors_do(served: Served, many_descriptors: None) -> None:
     link = SocketLink(served.endpoint)
     low = link._socket
     link._socket = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 1500))

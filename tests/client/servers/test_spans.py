@@ -71,11 +71,7 @@ def test_a_push_is_one_trace_from_the_worker_to_the_variables(
 ) -> None:
     monkeypatch.setenv("STRATAGEM_TRANSPORT", transport)
     train()
-    spans = {
-        span.context.span_id: span
-        for span in exporter.get_finished_spans()
-        if span.context
-    }
+    spans = {span.context.span_id: span for span in exporter.get_finished_spans() if span.context}
     paths = [path(span, spans) for span in spans.values()]
     push = [("Update", "SERVER"), ("UpdateAndRead", "CLIENT")]
     assert paths.count([("apply", "INTERNAL"), *push]) == 2

@@ -68,9 +68,7 @@ class Program:
             "an addition": lambda: self.there.assign_add(1.0),
             "a write of shards": lambda: self.divided.assign_sub(torch.ones(ROWS, 2)),
             "a training step": lambda: self._strategy.run(self._train),
-            "an update": lambda: extended.update(
-                self.there, lambda v: v.assign(v * 2 + 1)
-            ),
+            "an update": lambda: extended.update(self.there, lambda v: v.assign(v * 2 + 1)),
             "another update": lambda: extended.update_non_slot(
                 self.here, lambda: self.here.assign_add(self.here)
             ),

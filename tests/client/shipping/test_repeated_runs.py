@@ -96,8 +96,7 @@ def test_gradients_that_come_before_their_step_belong_to_no_run(
     """They are kept for the session that sends them, and each run sends them again."""
     with ExitStack() as stack:
         overlapping = [
-            Overlapping(stack.enter_context(cluster.strategy(worker)))
-            for worker in range(WORKERS)
+            Overlapping(stack.enter_context(cluster.strategy(worker))) for worker in range(WORKERS)
         ]
         for number, expected in ((1, -1.0), (2, -2.0)):
             for worker in overlapping:
@@ -126,9 +125,7 @@ def test_one_of_two_runs_that_come_at_the_same_time_is_applied(
 ) -> None:
     """Such a large one is applied beside the event loop, so that both meet."""
     with ThreadPoolExecutor(WORKERS) as threads, ExitStack() as stack:
-        strategies = [
-            stack.enter_context(cluster.strategy(worker)) for worker in range(WORKERS)
-        ]
+        strategies = [stack.enter_context(cluster.strategy(worker)) for worker in range(WORKERS)]
         copies = [_large(strategy) for strategy in strategies]
 
         def add_thrice(copy: Variable) -> None:
@@ -171,9 +168,7 @@ def test_a_function_that_does_something_else_the_next_time_is_refused(
 ) -> None:
     with running_closure(identity()):
         programs[0].here.assign_add(1.0)
-    different = pytest.raises(
-        FailedPreconditionError, match=r"was Assign of 'here'.*all"
-    )
+    different = pytest.raises(FailedPreconditionError, match=r"was Assign of 'here'.*all")
     with running_closure(identity()), different:
         programs[1].divided.assign_add(torch.ones(ROWS, 2))
     with running_closure(identity()):
@@ -222,8 +217,7 @@ def test_a_checkpoint_knows_how_far_a_function_has_come(
         lost.finish()
     with ExitStack() as stack:
         servers = [
-            ServerSettings(task=task, token=TOKEN, restore=str(tmp_path))
-            for task in range(2)
+            ServerSettings(task=task, token=TOKEN, restore=str(tmp_path)) for task in range(2)
         ]
         started = [stack.enter_context(ParameterServer(one)) for one in servers]
         again = Cluster([server.address for server in started], 1)

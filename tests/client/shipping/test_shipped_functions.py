@@ -221,9 +221,7 @@ def test_a_parcel_has_no_token(coordination: Coordination) -> None:
     strategy, v = coordination.strategy, variable_of(coordination, 1.0)
     strategy.cluster_resolver.cluster_token = TOKEN
     resolver = strategy.cluster_resolver
-    parcel = coordination.closure_pickler.dump(
-        (strategy, strategy.extended, v, resolver)
-    )
+    parcel = coordination.closure_pickler.dump((strategy, strategy.extended, v, resolver))
     sent = [parcel.payload, *(one.encode() for one in parcel.definitions)]
     assert not any(TOKEN.encode() in one for one in sent)
     assert coordination.load(parcel)[3].task_type == "worker"

@@ -30,9 +30,7 @@ def test_parts_of_a_module_are_the_same_objects_wherever_they_appear(
     theirs, first, weight = coordination.ship((model, model.first, model.first.weight))
     assert theirs.first is first
     assert theirs.first.weight is theirs.unused.weight is weight
-    assert [type(one) for one in theirs.modules()] == [
-        type(one) for one in model.modules()
-    ]
+    assert [type(one) for one in theirs.modules()] == [type(one) for one in model.modules()]
     assert coordination.ship(model.parameters).__self__ is theirs
 
 
@@ -66,9 +64,7 @@ def test_buffers_and_attributes_are_sent_again_when_they_change(
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_buffers_of_any_size_are_seen_to_change(
-    coordination: Coordination, size: int
-) -> None:
+def test_buffers_of_any_size_are_seen_to_change(coordination: Coordination, size: int) -> None:
     model = coordination.built(Scaled)
     model.statistics = torch.zeros(size)
     theirs = coordination.ship(model)
@@ -123,9 +119,7 @@ def test_closures_get_modules_as_they_were_when_they_were_dumped(
     model = coordination.built(Scaled)
     waiting: list[tuple[Parcel, int, object]] = []
     for part, value, worker in changes:
-        setattr(
-            model, part, torch.full((2,), float(value)) if part[1] == "t" else value
-        )
+        setattr(model, part, torch.full((2,), float(value)) if part[1] == "t" else value)
         parcel = coordination.closure_pickler.dump(model)
         coordination.define(parcel, worker)
         waiting.append((parcel, worker, state_of(model)))

@@ -87,9 +87,7 @@ def test_a_worker_trains_as_one_that_runs_the_program_itself(
     partitioner = own.pop("variable_partitioner", None)
     with coordinating(variable_partitioner=partitioner) as coordination:
         model, train = program(coordination.strategy, **own)
-        parcels = [
-            coordination.closure_pickler.dump((train, (batch,))) for batch in BATCHES
-        ]
+        parcels = [coordination.closure_pickler.dump((train, (batch,))) for batch in BATCHES]
         for parcel in parcels:
             shipped, args = coordination.load(parcel)
             shipped(*args)
@@ -201,9 +199,7 @@ def test_each_replica_of_a_worker_has_leaves_and_buffers_of_its_own() -> None:
             assert recurrent.bias_ih_l0.grad is not None
             return [float(scaled.inner.bias.grad), float(scaled.statistics[0])]
 
-        shipped, theirs = coordination.ship(
-            (lambda: strategy.run(replica_step), recurrent)
-        )
+        shipped, theirs = coordination.ship((lambda: strategy.run(replica_step), recurrent))
         first, second = shipped()
         assert [one.values for one in (first, second)] == [(1, 2), (0, 1)]
         assert v.numpy() == 3

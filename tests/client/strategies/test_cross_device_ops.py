@@ -41,9 +41,7 @@ def per_replica(count: int, shape: tuple[int, ...] = (2,)) -> PerReplica:
 @pytest.mark.parametrize("ops", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("op", ["sum", "mean"])
-def test_values_are_reduced_to_where_they_were(
-    ops: CrossDeviceOps, count: int, op: str
-) -> None:
+def test_values_are_reduced_to_where_they_were(ops: CrossDeviceOps, count: int, op: str) -> None:
     """EXT-1: Mirrored for several destinations, all distinct; inputs unchanged."""
     value = per_replica(count)
     expected = int("1" * count) / (1 if op == "sum" else count)
@@ -68,9 +66,7 @@ def test_a_batch_keeps_its_order(ops: CrossDeviceOps) -> None:
     """EXT-2: dense and sparse, of several dtypes and shapes."""
     wide, narrow = per_replica(2, (3, 2)), per_replica(2, ())
     whole = PerReplica([torch.tensor([1, 2]), torch.tensor([2, 4])])
-    rows = PerReplica(
-        [IndexedSlices(torch.ones(1), torch.tensor([index])) for index in range(2)]
-    )
+    rows = PerReplica([IndexedSlices(torch.ones(1), torch.tensor([index])) for index in range(2)])
     values = [wide, rows, narrow, whole, wide]
     results = ops.batch_reduce("mean", [(value, value) for value in values])
     assert all(isinstance(result, Mirrored) for result in results)

@@ -51,9 +51,7 @@ def test_it_trains_as_a_table_of_the_same_rows(
         ours.zero_grad()
 
     for number in range(6):
-        places = torch.randint(
-            0, 6, (4,), generator=torch.Generator().manual_seed(number)
-        )
+        places = torch.randint(0, 6, (4,), generator=torch.Generator().manual_seed(number))
         strategy.run(step, args=(places,))
         theirs.zero_grad()
         (plain(places).square().sum() + plain(places[:2]).sum()).backward()

@@ -68,9 +68,7 @@ def test_keys_that_stay_are_in_one_page_whatever_becomes_of_others(
     found: list[int] = []
     for number, page in enumerate(table.keys(page=20)):
         found += page.tolist()
-        trained(
-            strategy, table, torch.cat([torch.arange(1000, 1050) + 50 * number, stay])
-        )
+        trained(strategy, table, torch.cat([torch.arange(1000, 1050) + 50 * number, stay]))
     assert len(found) == len(set(found))
     assert set(stay.tolist()) <= set(found)
     assert not set(go.tolist()) & set(listed(table))

@@ -240,12 +240,8 @@ def test_a_table_is_restored_where_all_rows_are_stored_and_the_other_way(
     with running(2) as cluster, sharding(cluster, 2) as strategy:
         with strategy.scope():
             table = Embedding(ROWS, 3)
-        optimizer = DistributedOptimizer(
-            torch.optim.Adagrad(table.parameters(), lr=0.5)
-        )
-        strategy.run(
-            lambda: (table(torch.arange(4)).sum().backward(), optimizer.step())
-        )
+        optimizer = DistributedOptimizer(torch.optim.Adagrad(table.parameters(), lr=0.5))
+        strategy.run(lambda: (table(torch.arange(4)).sum().backward(), optimizer.step()))
         expected = table.weight.detach().clone()
         strategy.save(tmp_path / "run")
     alone = stratagem.OneDeviceStrategy("CPU:0")

@@ -94,9 +94,7 @@ def test_bags_have_offsets(strategy: ParameterServerStrategy) -> None:
     kind = stratagem.nn.EmbeddingBag
     tables = table_of(strategy, kind, mode="sum", include_last_offset=True)
     assert_same(strategy, tables, IDS.flatten(), torch.tensor([0, 2, 2, 6]))
-    assert_same(
-        strategy, table_of(strategy, kind), IDS[0].int(), torch.tensor([0, 1]).int()
-    )
+    assert_same(strategy, table_of(strategy, kind), IDS[0].int(), torch.tensor([0, 1]).int())
 
 
 def test_bags_have_weights_with_gradients(strategy: ParameterServerStrategy) -> None:

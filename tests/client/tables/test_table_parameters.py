@@ -37,9 +37,7 @@ def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
 
 
 @pytest.fixture(params=[nn.Embedding, stratagem.nn.Embedding])
-def table(
-    request: pytest.FixtureRequest, strategy: ParameterServerStrategy
-) -> nn.Embedding:
+def table(request: pytest.FixtureRequest, strategy: ParameterServerStrategy) -> nn.Embedding:
     with strategy.scope():
         table: nn.Embedding = request.param(ROWS, 3, sparse=True)
     return table

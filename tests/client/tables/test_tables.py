@@ -41,9 +41,7 @@ def like(table: nn.Embedding) -> nn.Embedding:
     """Torch's own table with the same values."""
     value = table.weight.detach().clone()
     padding = table.padding_idx
-    made: nn.Embedding = nn.Embedding.from_pretrained(
-        value, False, padding, sparse=True
-    )
+    made: nn.Embedding = nn.Embedding.from_pretrained(value, False, padding, sparse=True)
     return made
 
 
@@ -114,9 +112,7 @@ def test_rows_are_trained_as_torch_trains_them_in_any_number_of_shards(
         assert torch.equal(table.weight.detach(), theirs.weight)
 
 
-def test_a_table_larger_than_any_machine_is_the_same_in_one_shard_and_in_three() -> (
-    None
-):
+def test_a_table_larger_than_any_machine_is_the_same_in_one_shard_and_in_three() -> None:
     found = []
     for servers in (1, 3):
         torch.manual_seed(11)
@@ -170,9 +166,7 @@ def test_a_large_table_is_divided_among_all_servers(cluster: Cluster) -> None:
             small = stratagem.nn.Embedding(10, 16)
         where = [(one.name, one.server) for one in placed(strategy)]
         assert isinstance(strategy.extended, ParameterServerExtended)
-        parts = [
-            part for table in strategy.extended._hosting._tables for part in table.parts
-        ]
+        parts = [part for table in strategy.extended._hosting._tables for part in table.parts]
     assert "'weight/part_1' shape=(5000, 16)" in repr(parts)
     assert where == [
         ("weight/part_0", "/job:ps/task:0"),

@@ -192,10 +192,7 @@ def test_a_bool_says_which_program_is_wanted() -> None:
     def fn(v: Any, g: torch.Tensor, nesterov: bool) -> None:
         v.add_(2 * g if nesterov else g)
 
-    lengths = [
-        len(trace(fn, [variable()], [ones(), one]).program.nodes)
-        for one in (True, False)
-    ]
+    lengths = [len(trace(fn, [variable()], [ones(), one]).program.nodes) for one in (True, False)]
     assert lengths == [2, 1]
 
 
@@ -218,9 +215,7 @@ def test_arithmetic_on_numbers_is_recorded_with_pythons_meaning(
         square = math.sqrt(1 - beta**t) + abs(-t) // 2 % 3
         return -rate / square * 2 + math.exp(beta) - math.log(rate)
 
-    update = trace(
-        lambda v, *numbers: v.fill_(expected(*numbers)), [variable()], [t, beta, rate]
-    )
+    update = trace(lambda v, *numbers: v.fill_(expected(*numbers)), [variable()], [t, beta, rate])
     assert evaluated(update) == expected(t, beta, rate)
 
 
@@ -231,9 +226,7 @@ def evaluated(update: TracedUpdate) -> object:
     *arithmetic, fill = update.program.nodes
     for node in arithmetic:
         operands = [
-            values[one.value]
-            if one.WhichOneof("kind") == "value"
-            else (one.integer or one.number)
+            values[one.value] if one.WhichOneof("kind") == "value" else (one.integer or one.number)
             for one in node.arguments
         ]
         values.append(evaluate_scalar(node.operation, *operands))

@@ -106,9 +106,7 @@ def test_rows_are_added_where_they_belong() -> None:
 
 def test_a_variable_elsewhere_is_sent_as_a_tensor() -> None:
     v, other = variable("v"), variable("other")
-    update = trace(
-        lambda v: v.assign_add(other), [v], is_hosted=lambda one: one is not other
-    )
+    update = trace(lambda v: v.assign_add(other), [v], is_hosted=lambda one: one is not other)
     assert kinds(update) == ["WRITE", "TENSOR"]
     assert update.bindings[1] is other
 
@@ -174,9 +172,7 @@ def test_the_same_tensor_twice_is_another_case_than_two() -> None:
         v.sub_(a * b)
 
     same = ones()
-    assert kinds(trace(fn, [variable()], [ones(), ones()])) == ["TENSOR"] * 2 + [
-        "WRITE"
-    ]
+    assert kinds(trace(fn, [variable()], [ones(), ones()])) == ["TENSOR"] * 2 + ["WRITE"]
     assert kinds(trace(fn, [variable()], [same, same])) == ["TENSOR", "WRITE"]
 
 
@@ -186,9 +182,7 @@ def test_what_cannot_be_foreseen_is_traced_each_time() -> None:
     def fn(v: Any) -> None:
         v.mul_(next(rates))
 
-    constants = [
-        trace(fn, [variable()]).program.nodes[0].arguments[1].number for _ in range(2)
-    ]
+    constants = [trace(fn, [variable()]).program.nodes[0].arguments[1].number for _ in range(2)]
     assert constants == [2.0, 3.0]
 
 

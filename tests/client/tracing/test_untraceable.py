@@ -191,9 +191,7 @@ def new_local(v: Any) -> None:
 def test_a_function_that_never_writes_its_variable_is_refused(
     fn: Callable[..., Any],
 ) -> None:
-    with pytest.raises(
-        UpdateFunctionError, match="never writes variable 'v'"
-    ) as caught:
+    with pytest.raises(UpdateFunctionError, match="never writes variable 'v'") as caught:
         trace(fn, [variable()])
     assert caught.value.location == f"{__file__}:{fn.__code__.co_firstlineno}"
 
@@ -279,9 +277,7 @@ def global_name() -> Callable[..., Any]:
     return fn
 
 
-@pytest.mark.parametrize(
-    "changing", [counter, history, dictionary, attribute, global_name]
-)
+@pytest.mark.parametrize("changing", [counter, history, dictionary, attribute, global_name])
 def test_changing_what_is_captured_is_refused(changing: Callable[[], Any]) -> None:
     fn = changing()
     with pytest.raises(UpdateFunctionError, match="change it outside") as caught:

@@ -22,10 +22,7 @@ def operations(update: TracedUpdate) -> list[str]:
 
 
 def kinds(update: TracedUpdate) -> list[str]:
-    return [
-        GraphInput.Kind.Name(one.kind).removeprefix("KIND_")
-        for one in update.program.inputs
-    ]
+    return [GraphInput.Kind.Name(one.kind).removeprefix("KIND_") for one in update.program.inputs]
 
 
 def numbers(update: TracedUpdate) -> list[object]:

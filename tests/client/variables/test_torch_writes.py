@@ -40,15 +40,11 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "init": lambda v: torch.nn.init.constant_(v, 3.0),
     "foreach": lambda v: torch._foreach_add_([v], 2.0),
     "inplace=True": lambda v: F.threshold(v, 5.0, 3.0, inplace=True),
-    "batch norm": lambda v: F.batch_norm(
-        THREES, v, torch.ones(2), training=True, momentum=1.0
-    ),
+    "batch norm": lambda v: F.batch_norm(THREES, v, torch.ones(2), training=True, momentum=1.0),
     "torch's batch norm": lambda v: torch.batch_norm(
         THREES, None, None, v, torch.ones(2), True, 1.0, 1e-5, False
     ),
-    "instance norm": lambda v: F.instance_norm(
-        THREES[None], v, torch.ones(2), momentum=1.0
-    ),
+    "instance norm": lambda v: F.instance_norm(THREES[None], v, torch.ones(2), momentum=1.0),
 }
 every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
@@ -88,9 +84,7 @@ def refuses(write: Callable[[Any], Any], variable: Any) -> None:
 
 @every_write
 @pytest.mark.parametrize("strategy", [None, "CPU:1"])
-def test_the_only_copy_here_is_written(
-    write: Callable[[Any], Any], strategy: str | None
-) -> None:
+def test_the_only_copy_here_is_written(write: Callable[[Any], Any], strategy: str | None) -> None:
     owner = OneDeviceStrategy(strategy) if strategy else stratagem.get_strategy()
     variable = made(owner)
     write(variable)

@@ -62,9 +62,7 @@ def test_what_servers_saved_comes_back_from_torchs_form(tmp_path: Path) -> None:
     report = answer(*IMPORT, tmp_path / "dcp", tmp_path / "again", "--servers", 2)
     assert report["left_out"] == []
     assert are_equal(load_from(tmp_path / "again"), load_from(tmp_path / "run"))
-    facts = {
-        one["name"]: one for one in answer("inspect", tmp_path / "again")["variables"]
-    }
+    facts = {one["name"]: one for one in answer("inspect", tmp_path / "again")["variables"]}
     assert facts["scalar/Adam/step"]["kind"] == "slot"
     assert [path.name for path in tmp_path.glob(".*")] == []
 

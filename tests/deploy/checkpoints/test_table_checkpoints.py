@@ -105,14 +105,10 @@ def test_differences_of_tables_are_listed(trained: Path) -> None:
         "words.weight/Adagrad/sum",
     }
     assert differences["users.weight"].startswith("10 of 16 elements, by up to")
-    assert (
-        differences["words.weight"] == "0 rows only in the first, 1 only in the second"
-    )
+    assert differences["words.weight"] == "0 rows only in the first, 1 only in the second"
 
 
-def test_stored_rows_are_exported_with_their_keys(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_stored_rows_are_exported_with_their_keys(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.safetensors"
     assert "export --stored-rows" in call("export", trained, file, code=2)
     assert not file.exists()
@@ -146,9 +142,7 @@ def test_exported_rows_come_back_by_import(trained: Path, tmp_path: Path) -> Non
     assert (limits.part, limits.parts, limits.max_bytes) == (1, 2, 50_000)
 
 
-def test_rows_that_another_program_wrote_are_no_table(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_rows_that_another_program_wrote_are_no_table(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.safetensors"
     call("export", trained, file, "--stored-rows")
     save_file(load_file(file), file)

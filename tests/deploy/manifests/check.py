@@ -15,9 +15,7 @@ from tests.deploy.manifests.rendering import OVERLAYS, Manifest, rendered
 def problems() -> Iterator[str]:
     """Everything that is wrong."""
     distinct = {
-        json.dumps(manifest): manifest
-        for overlay in OVERLAYS
-        for manifest in rendered(overlay)
+        json.dumps(manifest): manifest for overlay in OVERLAYS for manifest in rendered(overlay)
     }
     for manifest in distinct.values():
         name = f"{manifest['kind']} {manifest['metadata']['name']}"

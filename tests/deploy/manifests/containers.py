@@ -36,9 +36,7 @@ def compose_combinations(files: Sequence[Path]) -> Iterator[Sequence[Path]]:
 
 def schema_problems(files: Sequence[Path]) -> Iterator[str]:
     """What the schema of Compose says of each file."""
-    yield from complaint(
-        "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files
-    )
+    yield from complaint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
 def project_problems(files: Sequence[Path]) -> Iterator[str]:
@@ -49,9 +47,7 @@ def project_problems(files: Sequence[Path]) -> Iterator[str]:
 
 def image_problems(dockerfile: Path = DOCKER / "Dockerfile") -> Iterator[str]:
     """What hadolint says of a Dockerfile."""
-    yield from complaint(
-        "hadolint", "--no-color", "--config", DOCKER / "hadolint.yaml", dockerfile
-    )
+    yield from complaint("hadolint", "--no-color", "--config", DOCKER / "hadolint.yaml", dockerfile)
 
 
 def complaint(tool: str, *arguments: Path | str) -> Iterator[str]:
@@ -60,8 +56,6 @@ def complaint(tool: str, *arguments: Path | str) -> Iterator[str]:
     if not program.exists():
         yield f"{tool} is missing; what is checked by it needs Python 3.11 or newer"
         return
-    ended = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if ended.returncode:
         yield f"{tool}: {(ended.stdout + ended.stderr).strip()}"

@@ -41,8 +41,8 @@ class Pod:
     """One pod.
 
     Attributes:
-        name: Its name; that of a Job's pod ends with characters that nobody knows
-            before, which are left out here.
+        name: Its name; that of a Job's pod ends with characters that nobody knows before, which are
+            left out here.
         namespace: Its namespace.
         hostname: The name of its machine, as it sees it.
         subdomain: The headless service that it is known by; "" for none.

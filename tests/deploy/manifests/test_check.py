@@ -32,9 +32,7 @@ MISSPELT = {
 }
 """A field of each kind."""
 
-MANIFESTS = {
-    manifest["kind"]: manifest for overlay in OVERLAYS for manifest in rendered(overlay)
-}
+MANIFESTS = {manifest["kind"]: manifest for overlay in OVERLAYS for manifest in rendered(overlay)}
 """One of each kind."""
 
 

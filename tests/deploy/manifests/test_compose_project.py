@@ -85,9 +85,7 @@ def test_prometheus_asks_where_servers_answer() -> None:
         if service["command"] and given(service).get("metrics_bind")
     }
     assert set(targets) == answering
-    shared = set(services()["prometheus"]["networks"]) & set(
-        services()["ps-0"]["networks"]
-    )
+    shared = set(services()["prometheus"]["networks"]) & set(services()["ps-0"]["networks"])
     assert shared == {"cluster"}
 
 

@@ -20,9 +20,7 @@ def test_the_token_is_a_file_of_a_secret_that_is_not_here(overlay: str) -> None:
     for pod in pods(overlay):
         path = PurePosixPath(pod.environment[token_file.VARIABLE])
         volume = pod.container.mounts[str(path.parent)]
-        (secret,) = (
-            one["secret"] for one in pod.spec["volumes"] if one["name"] == volume
-        )
+        (secret,) = (one["secret"] for one in pod.spec["volumes"] if one["name"] == volume)
         assert (secret["secretName"], path.name) == ("token", "token")
 
 
@@ -48,9 +46,7 @@ def test_the_network_lets_tasks_reach_servers_and_nobody_else(overlay: str) -> N
     for pod in pods(overlay):
         assert selects(policy["podSelector"], pod)
         assert selects(source["podSelector"], pod)
-        assert {
-            pod.ports[name] for name in pod.ports if name != "metrics"
-        } <= open_ports
+        assert {pod.ports[name] for name in pod.ports if name != "metrics"} <= open_ports
 
 
 @in_each_overlay
@@ -65,17 +61,13 @@ def test_headless_services_know_the_pods_that_are_named_by_them(overlay: str) ->
         ports = {entry["name"]: entry["port"] for entry in service["spec"]["ports"]}
         assert all(ports.items() <= pod.ports.items() for pod in named)
     for budget in of_kind(overlay, "PodDisruptionBudget").values():
-        kept = [
-            pod for pod in pods(overlay) if selects(budget["spec"]["selector"], pod)
-        ]
+        kept = [pod for pod in pods(overlay) if selects(budget["spec"]["selector"], pod)]
         assert {pod.component for pod in kept} == {"ps"}
 
 
 def test_the_chief_may_list_pods_and_nothing_else() -> None:
     (role,) = of_kind(COORDINATED, "Role").values()
-    assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
-    ]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
     for pod in pods(COORDINATED):
         asks = pod.component == "chief"
         assert pod.spec.get("automountServiceAccountToken", True) is asks

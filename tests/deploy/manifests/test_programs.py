@@ -39,14 +39,11 @@ def test_programs_wait_for_the_health_of_all_servers(overlay: str) -> None:
             assert "until stratagem health $server" in waits
             asked = set(re.findall(r"[^ ]+:\d+", waits))
             assert asked == {
-                f"{server.dns_names[0]}:{server.ports['health']}"
-                for server, _ in servers(overlay)
+                f"{server.dns_names[0]}:{server.ports['health']}" for server, _ in servers(overlay)
             }
 
 
-@pytest.mark.parametrize(
-    "overlay", [one for one in OVERLAYS if not one.startswith(COORDINATED)]
-)
+@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if not one.startswith(COORDINATED)])
 def test_workers_know_the_cluster_and_their_place_in_it(
     overlay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,9 +58,7 @@ def test_workers_know_the_cluster_and_their_place_in_it(
         assert pod.container.directory in pod.container.mounts
 
 
-def trained(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch
-) -> tuple[ClusterResolver, Path | None]:
+def trained(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterResolver, Path | None]:
     """Runs the demo of a pod as far as it is set up: where it would train, and save."""
     settings: list[Any] = []
 
@@ -91,9 +86,7 @@ def test_the_chief_finds_servers_and_workers(monkeypatch: pytest.MonkeyPatch) ->
             known = {"namespace": pod.namespace, "subdomain": pod.subdomain}
             api.add(pod.hostname, labels=dict(pod.labels), **known)
         settings = Configuration(host=f"http://127.0.0.1:{api.server_port}")
-        found = partial(
-            KubernetesClusterResolver, override_client=CoreV1Api(ApiClient(settings))
-        )
+        found = partial(KubernetesClusterResolver, override_client=CoreV1Api(ApiClient(settings)))
         monkeypatch.setattr(coordinator, "KubernetesClusterResolver", found)
         resolver = coordinator.resolver_of(coordinator.Place(given["cluster"]))
         cluster = resolver.cluster_spec()

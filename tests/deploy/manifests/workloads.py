@@ -117,8 +117,7 @@ def _job_set(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest:
     trainer = manifest["spec"]["trainer"]
     spec = runtime["spec"]["template"]["spec"]
     jobs = [
-        _trained(job, trainer) if job["name"] == "node" else job
-        for job in spec["replicatedJobs"]
+        _trained(job, trainer) if job["name"] == "node" else job for job in spec["replicatedJobs"]
     ]
     return {"metadata": manifest["metadata"], "spec": {**spec, "replicatedJobs": jobs}}
 

@@ -42,9 +42,7 @@ pytestmark = [
 
 def test_the_documented_program_trains_the_demo_to_its_error(tmp_path: Path) -> None:
     page = (ROOT / "docs/deploying.md").read_text()
-    (program,) = re.findall(
-        r"^```python\n(.*?RayCluster.*?)^```", page, re.DOTALL | re.M
-    )
+    (program,) = re.findall(r"^```python\n(.*?RayCluster.*?)^```", page, re.DOTALL | re.M)
     ran: dict[str, Any] = {}
     exec(program.replace("/shared/movielens", str(tmp_path)), ran)
     first, second = ran["errors"]
@@ -107,9 +105,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint_at_another_address(
         spec = cluster.resolver("ps", 1).cluster_spec()
         before = spec.task_address("ps", 1)
         results: list[Any] = []
-        program = threading.Thread(
-            target=lambda: results.append(cluster.run(count_up, tmp_path))
-        )
+        program = threading.Thread(target=lambda: results.append(cluster.run(count_up, tmp_path)))
         program.start()
         eventually((tmp_path / "saved").exists, seconds=120)
         cluster.kill("ps", 1)
@@ -194,9 +190,7 @@ def test_worker_servers_serve_a_coordinator() -> None:
 
 
 def test_what_ray_has_no_room_for_is_an_error_with_the_amounts() -> None:
-    crowd = RayCluster(
-        workers=2, worker_resources={"CPU": 5, "GPU": 1}, start_timeout=1.0
-    )
+    crowd = RayCluster(workers=2, worker_resources={"CPU": 5, "GPU": 1}, start_timeout=1.0)
     with pytest.raises(ResourceExhaustedError) as raised, crowd:
         pass
     assert "CPU 11 of 8, 8 free, GPU 2 of 0, 0 free" in str(raised.value)

@@ -56,9 +56,7 @@ def test_a_process_has_an_exit_code_and_what_it_wrote() -> None:
 def test_output_and_errors_may_be_kept_apart() -> None:
     output, errors = Transcript(), Transcript()
     code = "import sys; print('out'); print('err', file=sys.stderr)"
-    process = Process(
-        "child", [sys.executable, "-c", code], output=output, errors=errors
-    )
+    process = Process("child", [sys.executable, "-c", code], output=output, errors=errors)
     process.wait()
     assert (output.tail(), errors.tail()) == ("out", "err")
 
@@ -110,9 +108,7 @@ def test_it_ends_when_its_parent_is_killed() -> None:
 
 def test_it_outlives_the_thread_that_started_it() -> None:
     started_in_thread: list[Process] = []
-    thread = threading.Thread(
-        target=lambda: started_in_thread.append(started(ANSWERER))
-    )
+    thread = threading.Thread(target=lambda: started_in_thread.append(started(ANSWERER)))
     thread.start()
     thread.join()
     (process,) = started_in_thread

@@ -14,9 +14,7 @@ from stratagem_proto.errors import PermissionDeniedError
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
-RECORD = RunRecord(
-    pid=7, script="train.py", cluster={"ps": ["127.0.0.1:1"]}, token_file=Path("/t")
-)
+RECORD = RunRecord(pid=7, script="train.py", cluster={"ps": ["127.0.0.1:1"]}, token_file=Path("/t"))
 RUN = """
 import os, sys, time
 from pathlib import Path

@@ -31,9 +31,7 @@ with stratagem.ParameterServerStrategy(consistency="sync") as strategy:
 """
 
 
-def sbatch(
-    folder: Path, *arguments: str, tasks: int
-) -> subprocess.CompletedProcess[str]:
+def sbatch(folder: Path, *arguments: str, tasks: int) -> subprocess.CompletedProcess[str]:
     """Runs the script in a folder as Slurm would, as a job of one node."""
     programs = [str(Path(__file__).parent), str(Path(sys.executable).parent)]
     job = {
@@ -68,9 +66,7 @@ def test_a_job_trains_and_ends_with_its_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("servers", ["0", "3"])
-def test_a_job_without_servers_or_workers_is_refused(
-    tmp_path: Path, servers: str
-) -> None:
+def test_a_job_without_servers_or_workers_is_refused(tmp_path: Path, servers: str) -> None:
     (tmp_path / "count.py").write_text(PROGRAM)
     job = sbatch(tmp_path, servers, "count.py", tasks=3)
     assert job.returncode == 2

@@ -126,9 +126,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         contextlib.closing(ReservedAddress()) as free,
         ParameterServer(ServerSettings(token=TOKEN, metrics_bind=str(free))) as first,
     ):
-        second = ParameterServer(
-            ServerSettings(token=TOKEN, metrics_bind=first.metrics_address)
-        )
+        second = ParameterServer(ServerSettings(token=TOKEN, metrics_bind=first.metrics_address))
         with pytest.raises(UnavailableError, match=f"cannot listen on {free}"):
             second.start()
 
@@ -155,9 +153,7 @@ def test_what_is_asked_of_prometheus_is_what_servers_tell(
 def test_the_dashboard_shows_what_is_asked_of_a_training_cluster() -> None:
     dashboard = json.loads((OBSERVABILITY / "dashboard.json").read_text())
     queries = [
-        target["expr"]
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", [])
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])
     ]
     for figure in (
         'request_seconds_bucket{server=~"$server", method="Update"}',

@@ -59,9 +59,7 @@ def told(token_file: str, *arguments: str, cluster: Any = None) -> tuple[int, st
     return finished.exit_code, finished.output
 
 
-def test_the_status_of_a_cluster_is_told_as_json(
-    trained: ParameterServer, token_file: str
-) -> None:
+def test_the_status_of_a_cluster_is_told_as_json(trained: ParameterServer, token_file: str) -> None:
     # Between-graph workers serve nobody, at whatever port.
     cluster = {"ps": [trained.address], "worker": ["nowhere:0", "127.0.0.1:9"]}
     code, output = told(token_file, "status", "--json", cluster={"cluster": cluster})
@@ -77,9 +75,7 @@ def test_the_status_of_a_cluster_is_told_as_json(
     assert (worker["server"], worker["answers"]) == ("worker:1", False)
 
 
-def test_the_status_of_a_server_is_told_in_words(
-    trained: ParameterServer, token_file: str
-) -> None:
+def test_the_status_of_a_server_is_told_in_words(trained: ParameterServer, token_file: str) -> None:
     code, output = told(token_file, "status", trained.address)
     assert code == 0
     assert "4 variables, 76 B" in output
@@ -99,9 +95,7 @@ def test_variables_are_listed_with_their_places_and_slots(
     assert "Adam/exp_avg_sq" in output.replace("weight/", "")
 
 
-def test_top_looks_twice_where_nobody_watches(
-    trained: ParameterServer, token_file: str
-) -> None:
+def test_top_looks_twice_where_nobody_watches(trained: ParameterServer, token_file: str) -> None:
     looking = ("top", trained.address, "--interval", "0.1")
     code, output = told(token_file, *looking)
     assert code == 0
@@ -144,9 +138,7 @@ def test_a_server_that_does_not_answer_is_exit_code_1(
     assert f"stratagem: GetStatus on {nowhere}" in output
 
 
-def test_a_wrong_secret_is_told_apart(
-    trained: ParameterServer, token_file: str
-) -> None:
+def test_a_wrong_secret_is_told_apart(trained: ParameterServer, token_file: str) -> None:
     Path(token_file).write_text("guessed")
     code, output = told(token_file, "status", trained.address)
     assert code == 1
@@ -179,9 +171,7 @@ def test_nobody_to_ask_is_exit_code_2(
 def test_a_cluster_may_be_in_a_file(
     trained: ParameterServer, token_file: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "cluster").write_text(
-        json.dumps({"cluster": {"ps": [trained.address]}})
-    )
+    (tmp_path / "cluster").write_text(json.dumps({"cluster": {"ps": [trained.address]}}))
     code, _ = told(token_file, "status", "--cluster", str(tmp_path / "cluster"))
     assert code == 0
 

@@ -151,9 +151,7 @@ class Stratagem:
         ):
             yield strategy
 
-    def coordinated(
-        self, workers: int = 1, lossy: bool = False
-    ) -> AbstractContextManager[Any]:
+    def coordinated(self, workers: int = 1, lossy: bool = False) -> AbstractContextManager[Any]:
         return _coordinated(workers)
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,9 +231,7 @@ class Elements(Dataset[Any]):
         return Elements(self._elements, shuffled=buffer_size > 1)
 
     def batch(self, size: int, drop_remainder: bool = False) -> Batches:
-        return Batches(
-            self, batch_size=size, drop_last=drop_remainder, shuffle=self._shuffled
-        )
+        return Batches(self, batch_size=size, drop_last=drop_remainder, shuffle=self._shuffled)
 
 
 class Batches(DataLoader[Any]):

@@ -114,9 +114,7 @@ class TensorFlow:
 
     def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
         folder = Path(tempfile.mkdtemp(prefix="answers-"))
-        options = tf.train.CheckpointOptions(
-            experimental_enable_async_checkpoint=not wait
-        )
+        options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=not wait)
         checkpoint = tf.train.Checkpoint(**variables)
         return checkpoint, checkpoint.write(str(folder / "saved"), options=options)
 
@@ -166,9 +164,7 @@ class TensorFlow:
             for job in spec.jobs
             for task in spec.task_indices(job)
         ]
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            spec, rpc_layer="grpc"
-        )
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
         yield tf.distribute.ParameterServerStrategy(resolver, partitioner)
         started.clear()
 
@@ -180,9 +176,7 @@ class TensorFlow:
         )
         kind = ServerProcesses if lossy else ServerThreads
         with kind(spec) as servers:
-            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-                spec, rpc_layer="grpc"
-            )
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
             servers.strategy = tf.distribute.ParameterServerStrategy(resolver)
             coordinator = tf.distribute.coordinator
             servers.coordinator = coordinator.ClusterCoordinator(servers.strategy)

@@ -31,9 +31,7 @@ class Strategy:
         with self._strategy.scope():
             yield self
 
-    def call_for_each_tower(
-        self, fn: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._strategy.extended.call_for_each_replica(fn, args, kwargs)
 
     def reduce(self, aggregation: Any, value: Any, destinations: Any) -> Any:
@@ -47,9 +45,7 @@ class Strategy:
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         return self._strategy.extended.broadcast_to(tensor, destinations)
 
-    def update(
-        self, var: Any, fn: Any, *args: Any, grouped: bool = True, **kwargs: Any
-    ) -> Any:
+    def update(self, var: Any, fn: Any, *args: Any, grouped: bool = True, **kwargs: Any) -> Any:
         result = self._strategy.extended.update(var, fn, args, kwargs, group=grouped)
         return result if grouped else list(result)
 

@@ -24,9 +24,7 @@ def across(lib: Library, strategy: Any) -> dict[str, Callable[[], Any]]:
         "gather": lambda: strategy.gather(one, axis=0),
         "reduce_to": lambda: extended.reduce_to("MEAN", one, "/device:CPU:0"),
         "batch_reduce_to": lambda: extended.batch_reduce_to("MEAN", pairs),
-        "update_non_slot": lambda: extended.update_non_slot(
-            ("/device:CPU:0",), lambda: None
-        ),
+        "update_non_slot": lambda: extended.update_non_slot(("/device:CPU:0",), lambda: None),
         "make_numpy_dataset": lambda: extended.experimental_make_numpy_dataset([1.0]),
         "distribute_dataset": lambda: [
             strategy.experimental_distribute_dataset(lib.range(4).batch(2)) is not None

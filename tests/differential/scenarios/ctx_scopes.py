@@ -114,8 +114,7 @@ def no_strategy_is_set_inside_of_a_scope(lib: Library) -> Any:
     set_strategy = lib.distribute.experimental_set_strategy
     with strategy.scope():
         refused = [
-            attempt(set_strategy, given, says=says)
-            for given in (mirrored(lib), strategy, None)
+            attempt(set_strategy, given, says=says) for given in (mirrored(lib), strategy, None)
         ]
     return [refused, state(lib)]
 

@@ -40,9 +40,7 @@ def an_implementation_is_named_in_any_case(lib: Library) -> Any:
         options = lib.distribute.CommunicationOptions(implementation=given)
         return str(options.implementation.name)
 
-    return [
-        attempt(implementation, each) for each in ("auto", "Nccl", "RING", "other", 3)
-    ]
+    return [attempt(implementation, each) for each in ("auto", "Nccl", "RING", "other", 3)]
 
 
 @scenario("ENU-12", core=(20, 22))

@@ -60,9 +60,7 @@ def destinations(lib: Library) -> Any:
 def several_destinations(lib: Library) -> Any:
     strategy = mirrored(lib)
     value, reduce_to = numbers(lib, strategy), strategy.extended.reduce_to
-    return [
-        attempt(reduce_to, "SUM", value, where) for where in (["CPU:0"], ("CPU:0",))
-    ]
+    return [attempt(reduce_to, "SUM", value, where) for where in (["CPU:0"], ("CPU:0",))]
 
 
 @scenario("EXT-1")

@@ -78,9 +78,7 @@ def replicas_update_by_tensors_and_numbers(lib: Library) -> Any:
         def act(v: Any, x: Any, method: str = method) -> Any:
             getattr(v, method)(x)
 
-        def replica(
-            strategy: Any = strategy, variable: Any = variable, act: Any = act
-        ) -> None:
+        def replica(strategy: Any = strategy, variable: Any = variable, act: Any = act) -> None:
             strategy.extended.update(variable, act, args=(lib.tensor(2.0),))
             strategy.extended.update(variable, act, args=(1.0,))
 
@@ -126,9 +124,7 @@ def numbers_of_several_copies_are_lost(lib: Library) -> Any:
         variable, numbers = shared(lib, strategy, 1.0), counting()
         update = strategy.extended.update
         fns = lambda v, numbers=numbers: next(numbers), lambda v: None
-        results += [
-            update(variable, fn, group=group) for fn in fns for group in (True, False)
-        ]
+        results += [update(variable, fn, group=group) for fn in fns for group in (True, False)]
     return results
 
 

@@ -84,10 +84,7 @@ def the_devices_of_strategies(lib: Library) -> Any:
     says = ("unsupported",)
     extended = [each.extended for each in all_kinds(lib)]
     return [
-        [
-            [type(each.worker_devices).__name__, each.worker_devices]
-            for each in extended[:3]
-        ],
+        [[type(each.worker_devices).__name__, each.worker_devices] for each in extended[:3]],
         [each.parameter_devices for each in extended[:3]],
         attempt(lambda: extended[3].worker_devices, says=says),
         attempt(lambda: extended[3].parameter_devices, says=says),

@@ -96,6 +96,5 @@ def a_plain_tensor(lib: Library) -> Any:
 @scenario("GAT-8")
 def in_a_replica(lib: Library) -> Any:
     return [
-        attempt(each.run, lambda each=each: each.gather(lib.tensor([1.0]), 0))
-        for each in both(lib)
+        attempt(each.run, lambda each=each: each.gather(lib.tensor([1.0]), 0)) for each in both(lib)
     ]

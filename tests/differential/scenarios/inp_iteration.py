@@ -112,10 +112,7 @@ def orders_last_or_change_as_the_dataset_says(lib: Library) -> Any:
 def epoch(strategy: Any, distributed: Any) -> list[int]:
     """Return the numbers of one pass in their order."""
     return [
-        int(number)
-        for parts in steps(strategy, distributed)
-        for part in parts
-        for number in part
+        int(number) for parts in steps(strategy, distributed) for part in parts for number in part
     ]
 
 

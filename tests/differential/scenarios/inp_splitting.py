@@ -92,21 +92,14 @@ def one_replica_takes_elements_as_they_are(lib: Library) -> Any:
 
 @scenario("INP-22")
 def single_elements_cannot_be_split(lib: Library) -> Any:
-    return [
-        attempt(split, strategy, lib.range(4))
-        for strategy in (mirrored(lib), central(lib))
-    ]
+    return [attempt(split, strategy, lib.range(4)) for strategy in (mirrored(lib), central(lib))]
 
 
 @scenario("INP-24")
 def every_leaf_is_split(lib: Library) -> Any:
-    elements = [
-        {"x": lib.tensor([k, -k]), "y": {"z": float(k)}} for k in (1.0, 2.0, 3.0)
-    ]
+    elements = [{"x": lib.tensor([k, -k]), "y": {"z": float(k)}} for k in (1.0, 2.0, 3.0)]
     strategy = mirrored(lib)
-    return list(
-        strategy.experimental_distribute_dataset(lib.dataset(elements).batch(3))
-    )
+    return list(strategy.experimental_distribute_dataset(lib.dataset(elements).batch(3)))
 
 
 @scenario("INP-26")

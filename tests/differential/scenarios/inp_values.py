@@ -65,9 +65,7 @@ def input_functions_return_a_dataset(lib: Library) -> Any:
 def input_functions_return_a_function(lib: Library) -> Any:
     strategy = lib.v1.MirroredStrategy(cpus(2))
     numbers = iter(range(100))
-    iterator = strategy.make_input_fn_iterator(
-        lambda _: lambda: lib.tensor([float(next(numbers))])
-    )
+    iterator = strategy.make_input_fn_iterator(lambda _: lambda: lib.tensor([float(next(numbers))]))
     return [iterator.get_next(), iterator.get_next()]
 
 

@@ -48,10 +48,7 @@ def every_replica_goes_on_with_the_result(lib: Library) -> Any:
     def fn() -> Any:
         return merged(lib, lambda strategy: lib.tensor(11.0)) + 1.0
 
-    return [
-        strategy.experimental_local_results(strategy.run(fn))
-        for strategy in strategies(lib)
-    ]
+    return [strategy.experimental_local_results(strategy.run(fn)) for strategy in strategies(lib)]
 
 
 @scenario("MRG-2")

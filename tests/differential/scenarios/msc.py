@@ -18,9 +18,7 @@ def strategies(lib: Library) -> list[Any]:
     return [lib.v1.MirroredStrategy(cpus(2)), lib.v1.OneDeviceStrategy("CPU:0")]
 
 
-def loop(
-    lib: Library, strategy: Any, step: Step, steps: int = 1, initial: Any = None
-) -> Any:
+def loop(lib: Library, strategy: Any, step: Step, steps: int = 1, initial: Any = None) -> Any:
     """Run steps over [0, 1], [2, 3], [4, 5], [6, 7]; return the context."""
     iterator = strategy.make_dataset_iterator(lib.range(8).batch(2))
     run = strategy.extended.experimental_run_steps_on_iterator

@@ -48,9 +48,7 @@ def a_chief_is_a_task_of_the_cluster(lib: Library) -> Any:
 
 @scenario("MWU-2", core=(300,))
 def workers_are_counted_with_the_chief(lib: Library) -> Any:
-    counts = [
-        lib.roles.worker_count(CLUSTER, job) for job in ("chief", "worker", "evaluator")
-    ]
+    counts = [lib.roles.worker_count(CLUSTER, job) for job in ("chief", "worker", "evaluator")]
     return [counts, lib.roles.worker_count(HEADLESS, "worker")]
 
 
@@ -63,12 +61,8 @@ def workers_are_numbered_after_the_chief(lib: Library) -> Any:
 
 @scenario("MWU-2", "MWU-3", core=(300,))
 def servers_are_neither_counted_nor_numbered(lib: Library) -> Any:
-    counted = attempt(
-        lib.roles.worker_count, CLUSTER, "ps", says=("Unexpected `task_type`",)
-    )
-    numbered = attempt(
-        lib.roles.id_in_cluster, CLUSTER, "ps", 0, says=("There is no id",)
-    )
+    counted = attempt(lib.roles.worker_count, CLUSTER, "ps", says=("Unexpected `task_type`",))
+    numbered = attempt(lib.roles.id_in_cluster, CLUSTER, "ps", 0, says=("There is no id",))
     return [counted, numbered]
 
 
@@ -116,6 +110,4 @@ def only_an_evaluator_may_be_missing(lib: Library) -> Any:
 @scenario("MWU-7", core=(301,))
 def jobs_have_the_names_of_roles(lib: Library) -> Any:
     cluster = {"worker": ["w0:1"], "master": ["m0:1"]}
-    return attempt(
-        lib.roles.is_chief, cluster, "worker", 0, says=("Disallowed task type",)
-    )
+    return attempt(lib.roles.is_chief, cluster, "worker", 0, says=("Disallowed task type",))

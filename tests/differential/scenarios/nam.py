@@ -53,9 +53,7 @@ def tensors_are_broadcast_and_updates_grouped(lib: Library) -> Any:
     with two.scope():
         variable = lib.v1.Variable(1.0)
     values = two.extended.broadcast_to(lib.tensor(2.0), variable)
-    results = two.extended.update(
-        variable, lambda v, x: x * 2, (lib.tensor(3.0),), group=False
-    )
+    results = two.extended.update(variable, lambda v, x: x * 2, (lib.tensor(3.0),), group=False)
     return [two.unwrap(values), results]
 
 

@@ -87,9 +87,7 @@ def a_merge_call_is_made_at_once(lib: Library) -> Any:
 
     def fn() -> Any:
         context = lib.distribute.get_replica_context()
-        return context.merge_call(
-            lambda merging, x: [merging is strategy, x], args=(3,)
-        )
+        return context.merge_call(lambda merging, x: [merging is strategy, x], args=(3,))
 
     return strategy.run(fn)
 

@@ -52,10 +52,7 @@ def more_shards_than_rows(lib: Library) -> Any:
 def one_shard(lib: Library) -> Any:
     with lib.served(2, fixed(lib, 1)) as strategy, strategy.scope():
         made = [lib.distribute.Variable(value) for value in (1.0, [1.0, 2.0])]
-        return [
-            [isinstance(each, lib.distribute.Variable), lib.device_of(each)]
-            for each in made
-        ]
+        return [[isinstance(each, lib.distribute.Variable), lib.device_of(each)] for each in made]
 
 
 @scenario("PRT-1")

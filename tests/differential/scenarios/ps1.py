@@ -14,9 +14,7 @@ CLUSTER = {
 }
 
 
-def strategy_of(
-    lib: Library, cluster: Any, job: str | None = None, task: int | None = None
-) -> Any:
+def strategy_of(lib: Library, cluster: Any, job: str | None = None, task: int | None = None) -> Any:
     """Return the strategy of a task of a cluster."""
     spec = lib.distribute.ClusterSpec(cluster)
     make = lib.distribute.cluster_resolver.SimpleClusterResolver

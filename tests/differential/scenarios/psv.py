@@ -86,8 +86,6 @@ def a_variable_beside_another(lib: Library) -> Any:
 def aggregation_of_one_replica(lib: Library) -> Any:
     with lib.served(2) as strategy:
         with strategy.scope():
-            total = lib.distribute.Variable(
-                1.0, aggregation=lib.distribute.VariableAggregation.SUM
-            )
+            total = lib.distribute.Variable(1.0, aggregation=lib.distribute.VariableAggregation.SUM)
         strategy.run(lambda: total.assign_add(2.0))
         return total.numpy().tolist()

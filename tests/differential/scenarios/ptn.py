@@ -71,10 +71,7 @@ def sizes_that_are_not_positive(lib: Library) -> Any:
 def other_axes(lib: Library) -> Any:
     names = ("FixedShards", "MinSize", "MaxSize")
     return [
-        [
-            shards(lib, f"{name}Partitioner", [2], [6, 5], axis=axis)
-            for axis in (0, 1, -1)
-        ]
+        [shards(lib, f"{name}Partitioner", [2], [6, 5], axis=axis) for axis in (0, 1, -1)]
         for name in names
     ] + [
         attempt(lambda name=name: shards(lib, f"{name}Partitioner", [2], [6], axis=1))

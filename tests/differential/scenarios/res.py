@@ -90,9 +90,7 @@ def a_union_is_of_resolvers(lib: Library) -> Any:
 
 @scenario("RES-4", core=(305,))
 def the_first_resolver_speaks_for_the_union(lib: Library) -> Any:
-    first = simple(
-        lib, PS, task_type="ps", task_id=1, environment="cloud", rpc_layer="grpc"
-    )
+    first = simple(lib, PS, task_type="ps", task_id=1, environment="cloud", rpc_layer="grpc")
     other = simple(lib, WORKERS, task_type="worker", task_id=1, environment="lab")
     resolver = union(lib, first, other)
     said = [task(resolver)]

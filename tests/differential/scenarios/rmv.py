@@ -34,9 +34,7 @@ def nothing_is_returned(lib: Library) -> Any:
 @scenario("RMV-1")
 def nothing_is_part_of_what_is_returned(lib: Library) -> Any:
     with lib.coordinated() as cluster:
-        value = cluster.coordinator.schedule(
-            lib.function(lambda: (lib.tensor(1.0), None))
-        )
+        value = cluster.coordinator.schedule(lib.function(lambda: (lib.tensor(1.0), None)))
         return attempt(value.fetch)
 
 

@@ -106,10 +106,7 @@ def rows_of_an_uneven_layout(lib: Library) -> Any:
 @scenario("SHV-10")
 def rows_that_do_not_exist(lib: Library) -> Any:
     table = sharded(lib)
-    return [
-        attempt(table.scatter_add, lib.slices([[1.0, 1.0]], [row], 5))
-        for row in (-1, 5)
-    ]
+    return [attempt(table.scatter_add, lib.slices([[1.0, 1.0]], [row], 5)) for row in (-1, 5)]
 
 
 @scenario("SHV-11", core=(228,))
@@ -193,9 +190,7 @@ def indices(lib: Library) -> list[Any]:
 @scenario("SHV-7", core=(230,))
 def indices_of_rows_and_columns(lib: Library) -> Any:
     return [
-        sharded(lib, *sizes)[index]
-        for sizes in [(2, 2, 1), (5,), (1, 4)]
-        for index in indices(lib)
+        sharded(lib, *sizes)[index] for sizes in [(2, 2, 1), (5,), (1, 4)] for index in indices(lib)
     ]
 
 

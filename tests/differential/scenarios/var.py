@@ -169,9 +169,7 @@ def canonical_names_lack_certain_numbers(lib: Library) -> Any:
 
     def made_under(first: str | None, second: str | None) -> str:
         def fn() -> Any:
-            return lib.distribute.Variable(
-                1.0, name=second if replica_id(lib) else first
-            )
+            return lib.distribute.Variable(1.0, name=second if replica_id(lib) else first)
 
         return name_of(strategy.run(fn))
 

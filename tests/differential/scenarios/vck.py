@@ -113,9 +113,7 @@ def what_is_made_later_starts_with_its_value(lib: Library) -> Any:
     answers = []
     for maker in (mirrored, central, one_device):
         strategy = maker(lib)
-        made = lib.restore_first(
-            saved, strategy, "v", partial(named, lib, strategy, 0.0, "MEAN")
-        )
+        made = lib.restore_first(saved, strategy, "v", partial(named, lib, strategy, 0.0, "MEAN"))
         answers.append(copies_of(strategy, made))
     return answers
 

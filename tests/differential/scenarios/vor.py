@@ -129,8 +129,7 @@ def rows_cannot_be_written(lib: Library) -> Any:
     methods = ["add", "sub", "mul", "div", "min", "max", "update"]
     rows = lib.slices([1.0], [0], 2)
     return [
-        attempt(strategy.run, getattr(made, f"scatter_{method}"), (rows,))
-        for method in methods
+        attempt(strategy.run, getattr(made, f"scatter_{method}"), (rows,)) for method in methods
     ]
 
 

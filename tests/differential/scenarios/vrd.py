@@ -118,8 +118,7 @@ def the_copies_can_be_had(lib: Library) -> Any:
     strategies = mirrored(lib), central(lib)
     made = [variable(lib, each, 1.0, "SUM") for each in strategies]
     local = [
-        each.experimental_local_results(one)
-        for each, one in zip(strategies, made, strict=True)
+        each.experimental_local_results(one) for each, one in zip(strategies, made, strict=True)
     ]
     return [len(one) for one in local] + [local[1][0] is made[1], len(made[0].values)]
 

@@ -114,7 +114,4 @@ def a_mean_has_no_greatest_rows(lib: Library) -> Any:
 def rows_are_indexed_slices(lib: Library) -> Any:
     strategy = mirrored(lib)
     made = variable(lib, strategy, [4.0, 1.0], "SUM")
-    return [
-        attempt(getattr(made, each), lib.tensor([1.0, 1.0]))
-        for each in SUMMED + MULTIPLIED
-    ]
+    return [attempt(getattr(made, each), lib.tensor([1.0, 1.0])) for each in SUMMED + MULTIPLIED]

@@ -96,9 +96,7 @@ def an_update_writes_its_copy(lib: Library) -> Any:
     mirrored_values = strategy.extended.reduce_to(
         "MEAN", per_replica(lib, strategy, [lib.tensor(1.0), lib.tensor(3.0)]), made
     )
-    strategy.extended.update(
-        made, lambda v, x: v.assign_add(x), args=(mirrored_values,)
-    )
+    strategy.extended.update(made, lambda v, x: v.assign_add(x), args=(mirrored_values,))
     return made
 
 

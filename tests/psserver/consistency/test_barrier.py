@@ -57,9 +57,7 @@ def test_another_run_of_the_program_must_gather_again() -> None:
     assert barriers.is_passed("b", 0, LATER) is None
 
 
-def test_a_program_that_is_started_again_alone_goes_through_what_others_passed() -> (
-    None
-):
+def test_a_program_that_is_started_again_alone_goes_through_what_others_passed() -> None:
     """At a barrier at the start of a program, where nobody will come again."""
     barriers = Barriers()
     for generation in range(2):
@@ -167,9 +165,7 @@ def test_a_server_that_went_back_knows_who_has_passed() -> None:
     assert barriers.is_passed("b", 2, FIRST) is None
 
 
-def test_who_is_started_again_alone_goes_through_what_others_passed_before_that() -> (
-    None
-):
+def test_who_is_started_again_alone_goes_through_what_others_passed_before_that() -> None:
     barriers = again(passed_twice(), SECOND)
     arrive(barriers, LATER)
     assert barriers.is_passed("b", 0, LATER)

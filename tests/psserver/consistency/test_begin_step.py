@@ -55,9 +55,7 @@ def request(
         finished=finished,
         declared=LOCKSTEP,
     )
-    return pb.BeginStepRequest(
-        session_id=client.session_id, steps=[begin], wait_seconds=seconds
-    )
+    return pb.BeginStepRequest(session_id=client.session_id, steps=[begin], wait_seconds=seconds)
 
 
 def begin(client: RawClient, finished: int, seconds: float = PATIENCE) -> int:
@@ -67,9 +65,7 @@ def begin(client: RawClient, finished: int, seconds: float = PATIENCE) -> int:
 
 
 def change(client: RawClient, consistency: pb.Consistency) -> int:
-    message = pb.SetConsistencyRequest(
-        key=client.key(), group="SGD", consistency=consistency
-    )
+    message = pb.SetConsistencyRequest(key=client.key(), group="SGD", consistency=consistency)
     return client.unary("SetConsistency", message, pb.SetConsistencyResponse).step
 
 
@@ -78,9 +74,7 @@ def test_a_wait_that_ends_names_the_workers_that_are_too_slow(
 ) -> None:
     for client in workers:
         assert begin(client, 0) == 1
-    with pytest.raises(
-        DeadlineExceededError, match="task:0 is 1 steps far, /job:worker/task:1 0"
-    ):
+    with pytest.raises(DeadlineExceededError, match="task:0 is 1 steps far, /job:worker/task:1 0"):
         begin(workers[0], 1, seconds=0.05)
 
 
@@ -147,9 +141,7 @@ def test_a_change_reaches_those_who_wait(workers: list[RawClient]) -> None:
         assert waiting.result(PATIENCE) == 2
     message = pb.DescribeConsistencyRequest(session_id=workers[0].session_id)
     (group,) = (
-        workers[0]
-        .unary("DescribeConsistency", message, pb.DescribeConsistencyResponse)
-        .groups
+        workers[0].unary("DescribeConsistency", message, pb.DescribeConsistencyResponse).groups
     )
     assert (group.group, group.consistency, group.since) == ("SGD", ASYNC, 2)
     assert [each.task for each in group.workers] == [
@@ -178,9 +170,7 @@ def test_a_thousand_held_workers_delay_nobody(tmp_path: Path) -> None:
         # One more, who would have to come before anyone goes on.
         held = [
             call.future(
-                request(
-                    first, 1, number=number, num_workers=WAITERS + 1
-                ).SerializeToString(),
+                request(first, 1, number=number, num_workers=WAITERS + 1).SerializeToString(),
                 timeout=PATIENCE,
             )
             for number in range(WAITERS)

@@ -91,9 +91,7 @@ def test_who_keeps_the_others_waiting_is_named() -> None:
     group.begin(1, 0)
     group.begin(2, 0)
     group.begin(2, 1)
-    assert "task:0 is 1 steps far, /job:worker/task:1 0" in group.clocks.holding(
-        "SGD", 0
-    )
+    assert "task:0 is 1 steps far, /job:worker/task:1 0" in group.clocks.holding("SGD", 0)
 
 
 def test_a_worker_that_is_gone_holds_nobody_back() -> None:
@@ -228,9 +226,7 @@ def test_staleness_counts_what_others_finish_meanwhile() -> None:
         ),
     ],
 )
-def test_a_worker_must_be_possible(
-    worker: int, declared: Consistency, says: str
-) -> None:
+def test_a_worker_must_be_possible(worker: int, declared: Consistency, says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         Group(declared).begin(worker, 0)
 

@@ -70,9 +70,7 @@ def contribution(
     return header
 
 
-def stage(
-    client: RawClient, gradient: list[float], step: int = 1, lr: float = 1.0
-) -> None:
+def stage(client: RawClient, gradient: list[float], step: int = 1, lr: float = 1.0) -> None:
     gradients = {"w": torch.tensor(gradient)}
     header = contribution(client, gradients, step, lr)
     messages = encoded(header, list(gradients.values()))
@@ -124,9 +122,7 @@ def test_a_wait_that_ends_names_the_workers_that_are_missing(
     stage(workers[0], [1.0, 1.0])
     commit(workers[0])
     stage(workers[1], [1.0, 1.0])
-    with pytest.raises(
-        DeadlineExceededError, match="of /job:worker/task:1 are missing"
-    ):
+    with pytest.raises(DeadlineExceededError, match="of /job:worker/task:1 are missing"):
         workers[0].select(after(1, seconds=0.05))
     assert workers[0].listing() == {"w": 1}
 

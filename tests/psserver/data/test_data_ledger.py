@@ -28,8 +28,8 @@ class Program:
     """A ledger and what a program knows of it.
 
     Attributes:
-        left: The functions that other coordinators have left, and how many batches of
-            the pass these have, as of `open`.
+        left: The functions that other coordinators have left, and how many batches of the pass
+            these have, as of `open`.
     """
 
     left: dict[Function, int]
@@ -47,9 +47,7 @@ class Program:
         }
         return opened.number
 
-    def draw(
-        self, number: int, function: int = 1, coordinator: bytes = FIRST
-    ) -> int | None:
+    def draw(self, number: int, function: int = 1, coordinator: bytes = FIRST) -> int | None:
         who = Function(coordinator, function)
         return self.ledgers.draw(NAME, number, self.num_batches, who)
 

@@ -59,9 +59,7 @@ def ended(client: RawClient, through: int, *unended: int) -> list[int]:
     request = EndClosuresRequest(
         session_id=client.session_id, space=FIRST, through=through, unended=unended
     )
-    response = client.unary(
-        "EndClosures", request, EndClosuresResponse, service=CLOSURES
-    )
+    response = client.unary("EndClosures", request, EndClosuresResponse, service=CLOSURES)
     return list(response.ended)
 
 

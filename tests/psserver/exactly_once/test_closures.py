@@ -31,9 +31,7 @@ from tests.psserver.exactly_once.closure_runs import SPACE, Runs, intent, key
 ASSIGN, UPDATE = intent("Assign of 'a'"), intent("Update of 'b'")
 
 
-def applied(
-    ledger: ClosureLedger, number: int, ordinal: int, space: bytes = SPACE
-) -> None:
+def applied(ledger: ClosureLedger, number: int, ordinal: int, space: bytes = SPACE) -> None:
     name = key(number, ordinal, space)
     assert isinstance(ledger.admit(name, ASSIGN), Apply)
     ledger.finish(name, ASSIGN, RecordedReply(sequence=ordinal, response=b"done"))
@@ -103,9 +101,7 @@ def test_nothing_of_a_function_is_applied_after_its_end() -> None:
     applied(ledger, 2, 1)
     ledger.end(SPACE, EndedClosures(3, frozenset({1})))
     for ordinal in (1, 2):
-        assert "function 2 of coordinator 636f6f72 has ended" in str(
-            refusal(ledger, 2, ordinal)
-        )
+        assert "function 2 of coordinator 636f6f72 has ended" in str(refusal(ledger, 2, ordinal))
     applied(ledger, 1, 1)
     applied(ledger, 4, 1)
 
@@ -125,9 +121,7 @@ def test_the_functions_of_two_coordinators_have_nothing_in_common() -> None:
     applied(ledger, 1, 1, space=b"another 12345678")
 
 
-@pytest.mark.parametrize(
-    ("bound", "value"), [("MAX_RECORDS", 2), ("MAX_RECORD_BYTES", 30)]
-)
+@pytest.mark.parametrize(("bound", "value"), [("MAX_RECORDS", 2), ("MAX_RECORD_BYTES", 30)])
 def test_records_have_a_limit_until_functions_end(
     bound: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,15 +154,11 @@ def test_a_key_that_is_none_is_refused(number: int, ordinal: int, space: bytes) 
         ClosureLedger().admit(key(number, ordinal, space), ASSIGN)
 
 
-ENDED = st.builds(
-    EndedClosures, st.integers(0, 20), st.frozensets(st.integers(1, 20), max_size=6)
-)
+ENDED = st.builds(EndedClosures, st.integers(0, 20), st.frozensets(st.integers(1, 20), max_size=6))
 
 
 @given(ENDED, ENDED)
-def test_what_has_ended_once_has_ended_for_ever(
-    one: EndedClosures, other: EndedClosures
-) -> None:
+def test_what_has_ended_once_has_ended_for_ever(one: EndedClosures, other: EndedClosures) -> None:
     numbers = range(1, 30)
     united = {number for number in numbers if number in one.united(other)}
     assert united == {number for number in numbers if number in one or number in other}

@@ -96,9 +96,7 @@ def test_requests_are_applied_in_the_order_of_their_numbers(
     assert value(client) == 15
 
 
-def test_a_rejection_is_recorded_like_a_success(
-    client: RawClient, server: ParameterServer
-) -> None:
+def test_a_rejection_is_recorded_like_a_success(client: RawClient, server: ParameterServer) -> None:
     request = assignment(client, 2, 5, name="later")
     with pytest.raises(VariableNotFoundError):
         send(client, request)
@@ -164,9 +162,7 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         other.create(w=value)
         before = other.everything()
         item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-        header = pb.AssignHeader(
-            key=vanishing.key(), assignments=[item], tensors=[spec_of(value)]
-        )
+        header = pb.AssignHeader(key=vanishing.key(), assignments=[item], tensors=[spec_of(value)])
         messages = encoded(header, [value * 2], chunk_bytes=1 << 16)
         upload = Upload(vanishing, messages)
         eventually(lambda: status_of(other, "").parameter_server.staged.used > 0)
@@ -181,9 +177,7 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         assert other.everything()["w"][0] == 3
 
 
-def refused(
-    client: RawClient, key: session_pb2.RequestKey, value: torch.Tensor
-) -> bool:
+def refused(client: RawClient, key: session_pb2.RequestKey, value: torch.Tensor) -> bool:
     item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
     header = pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
     try:

@@ -19,9 +19,7 @@ from tests.psserver.wire import optimizer_program
 
 # What tells them apart; a step of others is one of each variable.
 JOINT = [
-    case
-    for case, (_, arguments) in CASES.items()
-    if not {"fused", "foreach"} & arguments.keys()
+    case for case, (_, arguments) in CASES.items() if not {"fused", "foreach"} & arguments.keys()
 ]
 
 

@@ -32,9 +32,7 @@ def with_a_field_more(message: str) -> type[Any]:
     """The class of updates of a contract in which that message has another field."""
     pool = DescriptorPool()
     add(pool, pb.DESCRIPTOR, message, set())
-    return GetMessageClass(
-        pool.FindMessageTypeByName(pb.UpdateHeader.DESCRIPTOR.full_name)
-    )
+    return GetMessageClass(pool.FindMessageTypeByName(pb.UpdateHeader.DESCRIPTOR.full_name))
 
 
 def add(pool: DescriptorPool, file: Any, message: str, done: set[str]) -> None:
@@ -48,9 +46,7 @@ def add(pool: DescriptorPool, file: Any, message: str, done: set[str]) -> None:
     for each in copied.message_type:
         if each.name == message:
             kind = descriptor_pb2.FieldDescriptorProto
-            each.field.add(
-                name=ADDED, number=999, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL
-            )
+            each.field.add(name=ADDED, number=999, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     pool.Add(copied)
 
 

@@ -91,9 +91,7 @@ def test_dense_gradients_may_come_with_those_of_rows(case: str) -> None:
 
 
 def test_rates_are_those_of_each_step() -> None:
-    ours, checked = (
-        Server(CASES["Adagrad"], {"w": torch.ones(ROWS, 2)}) for _ in range(2)
-    )
+    ours, checked = (Server(CASES["Adagrad"], {"w": torch.ones(ROWS, 2)}) for _ in range(2))
     for number in range(STEPS):
         for server in (ours, checked):
             group = torch.optim.Adagrad([torch.zeros(1)], lr=0.5 / (number + 1))
@@ -137,9 +135,7 @@ def test_other_rows_are_checked(
 def test_torch_steps_where_a_rule_comes_to_other_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def rounded(
-        values: Any, rows: torch.Tensor, gradient: torch.Tensor, _: Any
-    ) -> None:
+    def rounded(values: Any, rows: torch.Tensor, gradient: torch.Tensor, _: Any) -> None:
         rows.sub_(gradient * values["lr"])
 
     rule = rule_named("SGD")
@@ -185,8 +181,7 @@ def test_a_step_that_fails_for_one_variable_changes_none(case: str) -> None:
     server = Server(CASES[case], values)
     rows = torch.arange(50)
     pushed = [
-        Pushed(name, torch.ones(50, 4, dtype=each.dtype), rows)
-        for name, each in values.items()
+        Pushed(name, torch.ones(50, 4, dtype=each.dtype), rows) for name, each in values.items()
     ]
     server.push(pushed)
     server.push(pushed)  # now all state is there

@@ -35,9 +35,7 @@ ROWS, WIDTH = 50, 4
 PROGRAM = optimizer_program(torch.optim.Adagrad([torch.zeros(1)], lr=0.1))
 
 
-def rows_header(
-    key: RequestKey, rows: torch.Tensor, value: torch.Tensor
-) -> pb.UpdateHeader:
+def rows_header(key: RequestKey, rows: torch.Tensor, value: torch.Tensor) -> pb.UpdateHeader:
     """A push of rows of "table"."""
     header = update_header(key, PROGRAM, {"table": value})
     header.gradients[0].rows = 1

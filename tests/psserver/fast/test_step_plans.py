@@ -51,10 +51,7 @@ class Training:
     def gradients(self) -> dict[str, torch.Tensor]:
         self.number += 1
         infos = self.server._state.store
-        return {
-            name: torch.full_like(infos.get(name).value, 1.0 / self.number)
-            for name in NAMES
-        }
+        return {name: torch.full_like(infos.get(name).value, 1.0 / self.number) for name in NAMES}
 
     def step(self, program: OptimizerProgram | None = None, times: int = 1) -> None:
         for _ in range(times):

@@ -54,9 +54,7 @@ class Server:
         gradients = Gradients(
             [each.value.clone() for each in pushed], [each.rows for each in pushed]
         )
-        if self.known is None or not self.known.begin(
-            self.optimizers, self.program, gradients
-        ):
+        if self.known is None or not self.known.begin(self.optimizers, self.program, gradients):
             return False
         self.repeated += 1
         self.known.run()
@@ -64,9 +62,7 @@ class Server:
         return True
 
     def check(self, pushed: Sequence[Pushed]) -> None:
-        gradients = [
-            Gradient(each.variable, 0, each.value.clone(), each.rows) for each in pushed
-        ]
+        gradients = [Gradient(each.variable, 0, each.value.clone(), each.rows) for each in pushed]
         step = self.optimizers.prepare(self.program, gradients)
         step.run()
         self.optimizers.commit(step)

@@ -150,18 +150,14 @@ WRONG: dict[str, tuple[Encoded, type[Exception]]] = {
         ResourceExhaustedError,
     ),
     "more bytes than there are": (
-        replace(
-            SELECTED, decoded=TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[1 << 40] * 2)
-        ),
+        replace(SELECTED, decoded=TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[1 << 40] * 2)),
         InvalidArgumentError,
     ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_not_as_it_claims_changes_nothing(
-    client: RawClient, wrong: str
-) -> None:
+def test_what_is_not_as_it_claims_changes_nothing(client: RawClient, wrong: str) -> None:
     before = client.everything()
     gradient, error = WRONG[wrong]
     header, tensors = message(client, gradient)

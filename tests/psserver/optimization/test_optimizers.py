@@ -123,9 +123,7 @@ def test_row_sparse_gradients_step_as_those_of_a_sparse_embedding(
         table(torch.tensor(rows, dtype=torch.int64)).pow(2).sum().backward()
         sparse = table.weight.grad
         assert sparse is not None
-        gradient = Gradient(
-            "table", 0, sparse._values().clone(), sparse._indices()[0].clone()
-        )
+        gradient = Gradient("table", 0, sparse._values().clone(), sparse._indices()[0].clone())
         run(optimizers, optimizer_program(local), [gradient])
         take_step(local, sparse=True)
     assert torch.equal(store.get("table").value, table.weight)

@@ -104,9 +104,7 @@ def whole(store: VariableStore, specs: Sequence[VariableSpec], key: str) -> Any:
         assert len({float(each.value) for each in found}) == 1
         return found[0].value
     sizes = [spec.tensor.shape[0] for spec in specs]
-    return torch.cat(
-        [each.rows(torch.arange(n)) for each, n in zip(found, sizes, strict=True)]
-    )
+    return torch.cat([each.rows(torch.arange(n)) for each, n in zip(found, sizes, strict=True)])
 
 
 def divided(number: int, as_tables: bool) -> list[VariableSpec]:

@@ -62,9 +62,7 @@ def test_hyperparameters_that_fail_half_way_change_nothing(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", STATES)
-@pytest.mark.parametrize(
-    "variables", [VALUES, {"a": torch.ones(3), "b": torch.ones(5)}]
-)
+@pytest.mark.parametrize("variables", [VALUES, {"a": torch.ones(3), "b": torch.ones(5)}])
 def test_state_with_which_torch_fails_half_way_changes_nothing(
     case: str, variables: Mapping[str, torch.Tensor]
 ) -> None:

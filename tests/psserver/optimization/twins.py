@@ -48,9 +48,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 class Twin:
     """The same variables hosted and local, stepped with the same gradients."""
 
-    def __init__(
-        self, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-    ) -> None:
+    def __init__(self, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]) -> None:
         torch.manual_seed(0)
         self.local = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
         self.optimizer = make(list(self.local))
@@ -93,9 +91,7 @@ class Twin:
                 assert torch.equal(hosted, value)
 
 
-def run(
-    optimizers: Optimizers, program: OptimizerProgram, gradients: list[Gradient]
-) -> list[int]:
+def run(optimizers: Optimizers, program: OptimizerProgram, gradients: list[Gradient]) -> list[int]:
     step = optimizers.prepare(program, gradients)
     step.run()
     return optimizers.commit(step)

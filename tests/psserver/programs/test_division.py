@@ -59,9 +59,7 @@ def test_the_server_goes_on_after_a_division_that_would_end_it(tmp_path: Path) -
 
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
-def test_other_numbers_are_divided_as_torch_does(
-    division: str, dtype: torch.dtype
-) -> None:
+def test_other_numbers_are_divided_as_torch_does(division: str, dtype: torch.dtype) -> None:
     smallest = torch.iinfo(dtype).min
     value = torch.tensor([smallest, smallest + 1, 7, -7], dtype=dtype)
     divisor = torch.tensor([3, -1, -1, 2], dtype=dtype)

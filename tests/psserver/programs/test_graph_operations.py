@@ -116,10 +116,7 @@ class AsProgram:
         self.total = torch.zeros(self.result.shape, dtype=torch.float64)
 
     def prepared(self) -> PreparedRun:
-        arguments = {
-            name: self._argument(value)
-            for name, value in sample(self.operation).items()
-        }
+        arguments = {name: self._argument(value) for name, value in sample(self.operation).items()}
         first = 1 + len(self.inputs)
         graph = compile_graph(
             program(
@@ -154,9 +151,7 @@ def test_an_operation_gives_in_a_program_what_it_gives_alone(
 ) -> None:
     single = AsProgram(operation)
     single.prepared().run()
-    torch.testing.assert_close(
-        single.total, single.result.double(), rtol=0, atol=0, equal_nan=True
-    )
+    torch.testing.assert_close(single.total, single.result.double(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("operation", NEW, ids=NAME)

@@ -55,9 +55,7 @@ def header_of(client: RawClient, graph: GraphProgram) -> pb.UpdateHeader:
     )
 
 
-def sent(
-    client: RawClient, header: pb.UpdateHeader, method: str = "Update"
-) -> pb.UpdateResponse:
+def sent(client: RawClient, header: pb.UpdateHeader, method: str = "Update") -> pb.UpdateResponse:
     return client.upload(method, encoded(header, []), pb.UpdateResponse)
 
 

@@ -67,10 +67,7 @@ def test_results_take_one_number_each() -> None:
 
 def test_the_least_recently_used_program_is_forgotten_first() -> None:
     cache = GraphCache(size=2)
-    programs = [
-        program([written()], node("aten.add_.Tensor", Ref(0), float(i)))
-        for i in range(3)
-    ]
+    programs = [program([written()], node("aten.add_.Tensor", Ref(0), float(i))) for i in range(3)]
     for index in (0, 1, 0, 2, 0, 1):
         cache.compiled(programs[index])
     assert cache.compilations == 4
@@ -150,9 +147,7 @@ def test_a_million_nodes_are_refused_unseen() -> None:
         ([torch.ones(3, dtype=torch.float64), 1.0], r"but torch\.float64"),
     ],
 )
-def test_bindings_have_to_be_what_the_inputs_say(
-    bindings: list[Binding], what: str
-) -> None:
+def test_bindings_have_to_be_what_the_inputs_say(bindings: list[Binding], what: str) -> None:
     with pytest.raises(InvalidArgumentError, match=what):
         prepared([written(), number()], bindings, ADD_TO_INPUT)
 
@@ -232,9 +227,7 @@ def test_the_last_write_of_a_whole_variable_keeps_nothing_aside() -> None:
 def test_memory_is_counted_until_its_last_use() -> None:
     weight = torch.zeros(1000)
     chain = [node("aten.neg.default", Ref(number)) for number in range(50)]
-    run = prepared(
-        [written()], [weight], *chain, node("aten.copy_.default", Ref(0), Ref(50))
-    )
+    run = prepared([written()], [weight], *chain, node("aten.copy_.default", Ref(0), Ref(50)))
     assert run.nbytes == 2 * weight.nbytes
 
 

@@ -24,9 +24,7 @@ from tests.conftest import TOKEN
 from tests.graph_programs import ADD_TO_INPUT, Ref, node, program, written
 from tests.psserver.wire import RawClient, encoded
 
-PASSWORDS = program(
-    [written()], node("aten.from_file.default", "/etc/passwd"), ADD_TO_INPUT
-)
+PASSWORDS = program([written()], node("aten.from_file.default", "/etc/passwd"), ADD_TO_INPUT)
 TERABYTE = program(
     [written()],
     node("aten.expand.default", Ref(0), [10**12 // 12, 3]),
@@ -82,17 +80,13 @@ ILL_TYPED = {
     "a variable as a shape": node("aten.view.default", Ref(0), [Ref(0)]),
     "too large an array": node("aten.zeros.default", [2**63 - 1]),
     "strides that overflow": node("aten.zeros.default", [2**62, 2**62, 0]),
-    "strides of its own": node(
-        "aten.as_strided.default", Ref(0), [2, 2], [2**62, 2**62]
-    ),
+    "strides of its own": node("aten.as_strided.default", Ref(0), [2, 2], [2**62, 2**62]),
     "a path": node("aten.clone.default", Ref(0), memory_format="/etc/passwd"),
     "a path of torch": node("aten.clone.default", Ref(0), memory_format="load"),
     "a format by number": node("aten.clone.default", Ref(0), memory_format=3),
     "a boolean alpha": node("aten.add_.Tensor", Ref(0), Ref(0), alpha=True),
     "an alpha of text": node("aten.add_.Tensor", Ref(0), Ref(0), alpha="floor"),
-    "no type of elements": node(
-        "aten._to_copy.default", Ref(0), dtype="contiguous_format"
-    ),
+    "no type of elements": node("aten._to_copy.default", Ref(0), dtype="contiguous_format"),
     "numbers as tensors": node("aten.cat.default", [1.0]),
     "no tensors": node("aten.cat.default", None),
     "a long operation": node("aten." + "x" * 5_000, Ref(0)),
@@ -102,9 +96,7 @@ ILL_TYPED = {
 
 
 @pytest.mark.parametrize("ill_typed", ILL_TYPED)
-def test_arguments_of_a_wrong_type_are_refused_by_line(
-    client: RawClient, ill_typed: str
-) -> None:
+def test_arguments_of_a_wrong_type_are_refused_by_line(client: RawClient, ill_typed: str) -> None:
     before = client.everything()
     graph = program([written()], ADD_TO_INPUT, ILL_TYPED[ill_typed], ADD_TO_INPUT)
     with pytest.raises(InvalidArgumentError, match=r"train\.py:7: aten\.") as caught:

@@ -34,8 +34,7 @@ class Host:
 
     def update(self, update: TracedUpdate) -> None:
         bindings = [
-            self.values[one.name] if isinstance(one, Variable) else one
-            for one in update.bindings
+            self.values[one.name] if isinstance(one, Variable) else one for one in update.bindings
         ]
         prepare(self.cache.compiled(update.program), bindings).run()
 
@@ -73,17 +72,13 @@ def test_adam_by_hand_equals_torchs_and_is_one_program() -> None:
     ]
     for t in range(1, 31):
         rate = optimizer.param_groups[0]["lr"] = 0.1 / math.sqrt(t)
-        for parameter, variable, state in zip(
-            parameters, variables, slots, strict=True
-        ):
+        for parameter, variable, state in zip(parameters, variables, slots, strict=True):
             parameter.grad = torch.randn(parameter.shape)
             fn = adam_by_numbers(rate, t, (0.8, 0.95))
             host.update(trace(fn, [variable], [parameter.grad, *state]))
         optimizer.step()
     for index, parameter in enumerate(parameters):
-        torch.testing.assert_close(
-            host.values[f"v{index}"], parameter.data, rtol=1e-6, atol=0
-        )
+        torch.testing.assert_close(host.values[f"v{index}"], parameter.data, rtol=1e-6, atol=0)
     assert host.cache.compilations == 1
 
 
@@ -150,9 +145,7 @@ def test_a_tensor_elsewhere_in_torch_is_fine() -> None:
     def fn(weight: Any, x: torch.Tensor) -> None:
         normal = torch.nn.functional.normalize(weight.value(), dim=1)
         scores = torch.einsum("ij,kj->ik", x, normal).softmax(dim=0)
-        weight.assign(
-            scores.std(0, keepdim=True).t().expand(2, 3).contiguous() * normal
-        )
+        weight.assign(scores.std(0, keepdim=True).t().expand(2, 3).contiguous() * normal)
 
     x = torch.randn(5, 3)
     host.update(trace(fn, [weight], [x]))
@@ -200,9 +193,7 @@ def updating(names: Sequence[tuple[str, int, int]]) -> Callable[..., None]:
     def fn(v: Any, m: Any, g: torch.Tensor, rate: float) -> None:
         pool = [v.value(), m.value(), g.clone()]
         for name, i, j in names:
-            pool.append(
-                OPERATIONS[name](pool[i % len(pool)], pool[j % len(pool)], rate)
-            )
+            pool.append(OPERATIONS[name](pool[i % len(pool)], pool[j % len(pool)], rate))
         v.assign_add(pool[-1])
 
     return fn
@@ -210,9 +201,7 @@ def updating(names: Sequence[tuple[str, int, int]]) -> Callable[..., None]:
 
 @given(
     names=st.lists(
-        st.tuples(
-            st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9)
-        ),
+        st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9)),
         max_size=12,
     ),
     rate=st.floats(-2, 2),
@@ -225,11 +214,8 @@ def test_a_program_does_what_the_function_does(
     host, fn = Host(), updating(names)
     host.update(trace(fn, [host.variable("v", v)], [host.variable("m", m), g, rate]))
     local_v, local_m = (
-        LocalVariable(value, name=name, trainable=False)
-        for name, value in [("v", v), ("m", m)]
+        LocalVariable(value, name=name, trainable=False) for name, value in [("v", v), ("m", m)]
     )
     fn(local_v, local_m, g, rate)
     for name, local in [("v", local_v), ("m", local_m)]:
-        torch.testing.assert_close(
-            host.values[name], local.value(), rtol=0, atol=0, equal_nan=True
-        )
+        torch.testing.assert_close(host.values[name], local.value(), rtol=0, atol=0, equal_nan=True)

@@ -151,9 +151,7 @@ def test_the_mean_of_a_step_is_what_is_clipped(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("said", [False, True])
-def test_a_step_with_a_bad_contribution_closes_without_a_change(
-    pair: Pair, said: bool
-) -> None:
+def test_a_step_with_a_bad_contribution_closes_without_a_change(pair: Pair, said: bool) -> None:
     limits = GradientLimits("reject")
     pair.stage(0, [1.0, 1.0], limits)
     pair.stage(1, [] if said else [NAN, 1.0], limits, 1, "w" if said else "")

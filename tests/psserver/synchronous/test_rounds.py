@@ -207,9 +207,7 @@ def test_waiting_for_a_worker_that_is_gone_fails_by_its_name() -> None:
     groups = cluster.rounds.session_ended(session(1), "the lease of worker 1 ran out")
     assert groups == ["SGD"]
     assert cluster.budget.used == used - PART_BYTES
-    with pytest.raises(
-        AbortedError, match=r"lease .* ran out before /job:worker/task:1"
-    ):
+    with pytest.raises(AbortedError, match=r"lease .* ran out before /job:worker/task:1"):
         cluster.rounds.is_applied(mark(2))
     assert cluster.rounds.is_applied(mark(1))
 
@@ -274,9 +272,7 @@ def test_the_sum_has_the_same_bytes_whatever_the_order_of_arrival(
     workers = list(range(len(values)))
     order = data.draw(st.permutations(workers))
     expected = summed(workers, values, reduction)
-    assert summed(order, values, reduction).numpy().tobytes() == (
-        expected.numpy().tobytes()
-    )
+    assert summed(order, values, reduction).numpy().tobytes() == (expected.numpy().tobytes())
 
 
 def test_a_mean_divides_by_the_replicas_of_all_workers() -> None:
@@ -295,9 +291,7 @@ def test_row_sparse_gradients_are_joined_in_worker_order() -> None:
     parts = [
         cluster.part(
             worker,
-            gradients={
-                "w": Gradient("w", 0, torch.tensor([[value]]), torch.tensor([row]))
-            },
+            gradients={"w": Gradient("w", 0, torch.tensor([[value]]), torch.tensor([row]))},
         )
         for worker, (row, value) in enumerate([(3, 1.0), (0, 2.0)])
     ]

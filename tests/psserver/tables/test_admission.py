@@ -19,9 +19,7 @@ seen_keys = st.lists(st.lists(st.integers(-9, 9), unique=True), max_size=20)
 
 
 @given(seen_keys, st.integers(2, 4))
-def test_a_key_is_due_the_time_that_was_asked_for(
-    sights: list[list[int]], needed: int
-) -> None:
+def test_a_key_is_due_the_time_that_was_asked_for(sights: list[list[int]], needed: int) -> None:
     admission, counts = Admission(needed), Counter[int]()
     for keys in sights:
         expected = [counts[key] + 1 >= needed for key in keys]

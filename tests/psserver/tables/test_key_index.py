@@ -29,9 +29,7 @@ def add(index: KeyIndex, known: dict[int, int], keys: list[int]) -> None:
 
 
 @given(batches, st.lists(keys_of_any_size | small_keys, max_size=60))
-def test_it_finds_what_a_dictionary_finds(
-    added: list[list[int]], asked: list[int]
-) -> None:
+def test_it_finds_what_a_dictionary_finds(added: list[list[int]], asked: list[int]) -> None:
     index, known = KeyIndex(), dict[int, int]()
     for keys in added:
         add(index, known, keys)

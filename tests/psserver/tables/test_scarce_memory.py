@@ -64,9 +64,7 @@ class _NoMemory(torch.utils._python_dispatch.TorchDispatchMode):
         takes = not any(each.alias_info for each in operation._schema.returns)
         self.left -= takes
         if takes and self.left < 0:
-            raise RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory"
-            )
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
         return operation(*arguments, **(keywords or {}))
 
 

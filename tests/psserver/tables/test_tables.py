@@ -93,9 +93,7 @@ def test_a_dynamic_table_has_a_row_for_each_key_that_was_written(
     st.lists(st.lists(KEYS, unique=True, max_size=5), max_size=20),
     st.integers(5, 9),
 )
-def test_the_rows_touched_least_recently_make_room(
-    writes: list[list[int]], most: int
-) -> None:
+def test_the_rows_touched_least_recently_make_room(writes: list[list[int]], most: int) -> None:
     spec = table_spec("users", (0, 2), ZEROS, dynamic(max_rows=most))
     users, touched = hosted(spec), dict[int, int]()
     for number, keys in enumerate(writes, start=1):
@@ -107,9 +105,7 @@ def test_the_rows_touched_least_recently_make_room(
         assert not gone or len(kept) == most
         left = [touched[key] for key in kept if key not in keys]
         assert max(gone, default=0) <= min(left, default=number)
-        touched = {key: touched.get(key, 0) for key in kept} | dict.fromkeys(
-            keys, number
-        )
+        touched = {key: touched.get(key, 0) for key in kept} | dict.fromkeys(keys, number)
         assert read(users, *kept)[:, 0].tolist() == [touched[key] for key in kept]
         assert not read(users, 77).any()
 
@@ -180,9 +176,7 @@ def test_a_budget_is_used_and_not_only_kept() -> None:
     assert 750_000 < table_of(users).nbytes <= 1_000_000
 
 
-def slot_spec(
-    name: str, shape: tuple[int, ...], initializer: Initializer = ZEROS
-) -> VariableSpec:
+def slot_spec(name: str, shape: tuple[int, ...], initializer: Initializer = ZEROS) -> VariableSpec:
     spec = table_spec(name, shape, initializer, TableSpec())
     spec.kind, spec.slot_of = VARIABLE_KIND_SLOT, name.split("/")[0]
     return spec

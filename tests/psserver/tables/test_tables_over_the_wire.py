@@ -56,9 +56,7 @@ Gradients = Mapping[str, tuple[Sequence[int], torch.Tensor]]
 
 def read_rows(client: RawClient, name: str, *rows: int) -> torch.Tensor:
     keys = torch.tensor(rows, dtype=torch.int64)
-    selection = pb.Selection(
-        variable=name, rows=pb.Rows(indices=keys.numpy().tobytes())
-    )
+    selection = pb.Selection(variable=name, rows=pb.Rows(indices=keys.numpy().tobytes()))
     return client.select(pb.ReadRequest(selections=[selection]))[1][0]
 
 
@@ -71,9 +69,7 @@ def update_rows(
     tensors: list[torch.Tensor] = []
     references = []
     for name, (rows, values) in gradients.items():
-        reference = pb.GradientRef(
-            variable=name, tensor=len(tensors), rows=len(tensors) + 1
-        )
+        reference = pb.GradientRef(variable=name, tensor=len(tensors), rows=len(tensors) + 1)
         references.append(reference)
         tensors += [values, torch.tensor(rows, dtype=torch.int64)]
     header = pb.UpdateHeader(
@@ -122,9 +118,7 @@ def test_rows_of_a_huge_table_are_read_assigned_and_stepped(client: RawClient) -
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_tables_train_alike_in_any_number_of_parts(
-    client: RawClient, number: int
-) -> None:
+def test_tables_train_alike_in_any_number_of_parts(client: RawClient, number: int) -> None:
     whole = table_spec("items", (1_000_000_000, 4))
     specs = parts(whole, number) if number > 1 else [whole]
     client.create_as(specs, [])
@@ -140,9 +134,7 @@ def test_tables_train_alike_in_any_number_of_parts(
         update_rows(client, ADAGRAD, shared_out(specs, rows, values))
     found = [
         read_rows(client, spec.name, *mine)
-        for spec, (mine, _) in zip(
-            specs, shared_out(specs, rows, values).values(), strict=True
-        )
+        for spec, (mine, _) in zip(specs, shared_out(specs, rows, values).values(), strict=True)
     ]
     assert torch.equal(torch.cat(found), parameter)
 
@@ -166,9 +158,7 @@ def test_keys_of_a_dynamic_table_are_any_numbers(client: RawClient) -> None:
         client.assign("words", values, rows=torch.tensor(keys))
     assert read_rows(client, "words", highest, 0, -1).eq(1).all()
     described = InitialValues(table_spec("words", (0, 4)))
-    assert torch.equal(
-        read_rows(client, "words", lowest), described.rows(torch.tensor([lowest]))
-    )
+    assert torch.equal(read_rows(client, "words", lowest), described.rows(torch.tensor([lowest])))
     found = statistics(client, "words")
     assert (found.rows, found.evicted_rows) == (3, 1)
 
@@ -307,9 +297,7 @@ def test_memory_follows_the_rows_that_were_touched() -> None:
     """A table of 64 GB, of which 100 000 rows and their state take 13 MB."""
     command = [sys.executable, "-c", MEMORY_OF_A_BILLION_ROWS]
     environment = import_path()
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     rows, nbytes, grown = map(int, done.stdout.split())
     assert 99_900 < rows <= 100_000
     assert nbytes < 30_000_000

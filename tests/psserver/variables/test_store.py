@@ -61,9 +61,7 @@ def test_a_name_that_comes_again_gets_no_version_again(store: VariableStore) -> 
 def test_an_unknown_variable_is_named_with_the_nearest_one(
     store: VariableStore,
 ) -> None:
-    with pytest.raises(
-        VariableNotFoundError, match=r"did you mean 'dense\.weight'"
-    ) as e:
+    with pytest.raises(VariableNotFoundError, match=r"did you mean 'dense\.weight'") as e:
         store.describe(["dense.bias", "dense.wieght"])
     assert e.value.variable == "dense.wieght"
 

@@ -131,9 +131,7 @@ def test_a_reader_may_have_floats_rounded(part: dict[str, Any]) -> None:
     ],
     ids=["no float", "not wider", "not narrow"],
 )
-def test_only_wider_floats_are_rounded(
-    dtype: torch.dtype, narrowed_to: DataType.ValueType
-) -> None:
+def test_only_wider_floats_are_rounded(dtype: torch.dtype, narrowed_to: DataType.ValueType) -> None:
     selection = pb.Selection(variable="w", narrowed_to=narrowed_to)
     with pytest.raises(InvalidArgumentError, match=r"'w' is .* and not narrowed to"):
         select(hosting(torch.ones(2, dtype=dtype))[1], selection)

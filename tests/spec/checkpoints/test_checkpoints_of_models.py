@@ -54,9 +54,7 @@ class Training:
 @pytest.mark.parametrize("target", STRATEGIES)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.spec("VCK-1", "VCK-7", "VCK-8")
-def test_training_goes_on_where_it_was_saved(
-    target: str, later: bool, tmp_path: Path
-) -> None:
+def test_training_goes_on_where_it_was_saved(target: str, later: bool, tmp_path: Path) -> None:
     """Parameters, buffers, variables and slots, made before or after it."""
     rows = torch.arange(16.0).reshape(8, 2)
     whole = Training(STRATEGIES[target]())

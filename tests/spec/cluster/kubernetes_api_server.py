@@ -95,9 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(
-    token: str = "", security: ssl.SSLContext | None = None
-) -> Iterator[ApiServer]:
+def serving(token: str = "", security: ssl.SSLContext | None = None) -> Iterator[ApiServer]:
     """Serve while the block runs, by TLS if `security` is given."""
     with ApiServer(token) as server:
         if security is not None:

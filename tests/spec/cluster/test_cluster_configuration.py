@@ -28,9 +28,7 @@ CLUSTER = {
 
 def strategy_of(job: str, task: int = 0) -> ParameterServerStrategy:
     spec = ClusterSpec(CLUSTER)
-    return ParameterServerStrategy(
-        SimpleClusterResolver(spec, task_type=job, task_id=task)
-    )
+    return ParameterServerStrategy(SimpleClusterResolver(spec, task_type=job, task_id=task))
 
 
 def given() -> ConfigProto:
@@ -49,9 +47,7 @@ def test_without_a_cluster_the_session_is_isolated(
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = ParameterServerStrategy()
     updated = strategy.update_config_proto(ConfigProto(device_filters=["/job:ps"]))
-    assert updated == ConfigProto(
-        device_filters=["/job:ps"], isolate_session_state=True
-    )
+    assert updated == ConfigProto(device_filters=["/job:ps"], isolate_session_state=True)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,7 @@ def test_without_a_cluster_the_session_is_isolated(
         ]
     ],
 )
-def test_each_task_has_filters_of_its_own(
-    job: str, task: int, filters: list[str]
-) -> None:
+def test_each_task_has_filters_of_its_own(job: str, task: int, filters: list[str]) -> None:
     updated = strategy_of(job, task).update_config_proto(given())
     assert list(updated.device_filters) == filters
     assert not updated.isolate_session_state

@@ -32,9 +32,7 @@ def test_a_resolver_has_to_say_what_the_cluster_is() -> None:
 @pytest.mark.spec("RES-1")
 def test_a_simple_resolver_returns_what_it_was_given() -> None:
     spec = ClusterSpec(CLUSTER)
-    resolver = SimpleClusterResolver(
-        spec, "m:9", "worker", 0, "lab", {"GPU": 4}, rpc_layer="grpc"
-    )
+    resolver = SimpleClusterResolver(spec, "m:9", "worker", 0, "lab", {"GPU": 4}, rpc_layer="grpc")
     assert resolver.cluster_spec() is spec
     assert (resolver.task_type, resolver.task_id) == ("worker", 0)
     assert resolver.environment == "lab"
@@ -213,9 +211,7 @@ def test_a_union_is_of_resolvers(
         ),
     ],
 )
-def test_clusters_are_united_job_by_job(
-    parts: list[Any], union: dict[str, Any]
-) -> None:
+def test_clusters_are_united_job_by_job(parts: list[Any], union: dict[str, Any]) -> None:
     resolver = UnionResolver(*[simple(part) for part in parts])
     assert resolver.cluster_spec() == union
 
@@ -286,9 +282,7 @@ def test_accelerator_hosts_are_given_by_address() -> None:
 
 @pytest.mark.spec("RES-21")
 def test_a_coordinator_of_accelerator_hosts_is_a_job_of_the_cluster() -> None:
-    resolver = TPUClusterResolver(
-        "a:1", coordinator_name="chief", coordinator_address="c:1"
-    )
+    resolver = TPUClusterResolver("a:1", coordinator_name="chief", coordinator_address="c:1")
     assert resolver.cluster_spec() == {"worker": ["a:1"], "chief": ["c:1"]}
     with pytest.raises(ValueError, match="coordinator_address"):
         TPUClusterResolver("a:1", coordinator_name="chief")

@@ -28,9 +28,7 @@ def test_a_configuration_is_copied_and_completed(
 ) -> None:
     given = ConfigProto(device_filters=["/job:ps"])
     got = build().update_config_proto(given)
-    assert got == ConfigProto(
-        device_filters=["/job:ps"], isolate_session_state=isolates
-    )
+    assert got == ConfigProto(device_filters=["/job:ps"], isolate_session_state=isolates)
     assert given == ConfigProto(device_filters=["/job:ps"])
 
 

@@ -57,9 +57,7 @@ def test_a_device_filter_is_a_string_in_a_list(wrong: Any) -> None:
         (["/job:ps"], "/job:worker/task:0/device:GPU:0", True),
     ],
 )
-def test_a_filter_is_a_part_of_a_device_name(
-    filters: list[str], device: str, seen: bool
-) -> None:
+def test_a_filter_is_a_part_of_a_device_name(filters: list[str], device: str, seen: bool) -> None:
     view = TaskView("/job:worker/task:0", ((), filters))
     assert list(view.hiding(device)) == ([] if seen else filters)
 
@@ -175,9 +173,7 @@ def test_a_task_without_servers_cannot_wait_for_a_checkpoint(
 @pytest.mark.spec("FIL-2")
 def test_someone_has_to_be_seen() -> None:
     config = ConfigProto(device_filters=["/job:worker"])
-    with pytest.raises(
-        ValueError, match=r"\['/job:worker'\] hide all parameter servers"
-    ):
+    with pytest.raises(ValueError, match=r"\['/job:worker'\] hide all parameter servers"):
         strategy_of([NOWHERE], session_config=config)
 
 

@@ -38,9 +38,7 @@ def test_a_default_fills_the_gaps_first() -> None:
     worker = "/job:worker/task:2/device:GPU:0"
     expected = "/job:worker/replica:0/task:2/device:CPU:1"
     assert device_names.canonicalize("CPU:1", worker) == expected
-    assert device_names.canonicalize("/job:ps", worker).startswith(
-        "/job:ps/replica:0/task:2"
-    )
+    assert device_names.canonicalize("/job:ps", worker).startswith("/job:ps/replica:0/task:2")
 
 
 @pytest.mark.spec("DEV-2")

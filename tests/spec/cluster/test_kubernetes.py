@@ -42,9 +42,7 @@ def api() -> Iterator[ApiServer]:
 def build(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     """A resolver outside of the cluster, with the configuration of kubectl."""
     configuration = tmp_path / "kubeconfig"
-    configuration.write_text(
-        json.dumps(kubeconfig(f"http://127.0.0.1:{api.server_port}"))
-    )
+    configuration.write_text(json.dumps(kubeconfig(f"http://127.0.0.1:{api.server_port}")))
     # KUBECONFIG is read when the library is imported.
     monkeypatch.setattr(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(configuration)
@@ -64,9 +62,7 @@ def kubeconfig(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.spec("RES-12")
-def test_by_default_the_pods_of_one_job_are_the_workers(
-    api: ApiServer, build: Build
-) -> None:
+def test_by_default_the_pods_of_one_job_are_the_workers(api: ApiServer, build: Build) -> None:
     api.add("tensorflow-xyz", job_name="tensorflow")
     api.add("tensorflow-abc", job_name="tensorflow", namespace="other")
     api.add("web", job_name="web")
@@ -74,9 +70,7 @@ def test_by_default_the_pods_of_one_job_are_the_workers(
 
 
 @pytest.mark.spec("RES-12")
-def test_each_job_has_the_pods_of_its_selectors_in_turn(
-    api: ApiServer, build: Build
-) -> None:
+def test_each_job_has_the_pods_of_its_selectors_in_turn(api: ApiServer, build: Build) -> None:
     for name in ("w-b", "w-a", "v-a", "p-a"):
         api.add(name, app=name[0])
     resolver = build({"worker": ["app=w", "app=v"], "ps": ["app=p"]}, 2222)
@@ -97,9 +91,7 @@ def test_the_pods_are_those_of_now(api: ApiServer, build: Build) -> None:
 @pytest.mark.spec("RES-12")
 def test_every_pod_has_to_run(api: ApiServer, build: Build) -> None:
     api.add("tensorflow-abc", job_name="tensorflow", phase="Pending")
-    with pytest.raises(
-        RuntimeError, match='"tensorflow-abc" is not running; phase: "Pending"'
-    ):
+    with pytest.raises(RuntimeError, match='"tensorflow-abc" is not running; phase: "Pending"'):
         build().cluster_spec()
 
 
@@ -140,9 +132,7 @@ def test_the_master_is_the_task_asked_for(api: ApiServer, build: Build) -> None:
     assert resolver.master() == "10.0.0.1:8470"
 
 
-def test_pods_that_kubernetes_numbers_keep_their_numbers(
-    api: ApiServer, build: Build
-) -> None:
+def test_pods_that_kubernetes_numbers_keep_their_numbers(api: ApiServer, build: Build) -> None:
     for index in (10, 9, 2):
         labels = {"app": "ps", "apps.kubernetes.io/pod-index": str(index)}
         api.add(f"ps-{index}", labels=labels)
@@ -205,25 +195,19 @@ def test_a_process_finds_its_task_by_its_pod(api: ApiServer, build: Build) -> No
     resolver = build(jobs, pod_name="worker-1")
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
     strategy = ParameterServerStrategy(resolver)
-    assert strategy.extended.worker_devices[0].startswith(
-        "/job:worker/replica:0/task:1"
-    )
+    assert strategy.extended.worker_devices[0].startswith("/job:worker/replica:0/task:1")
     assert not strategy.extended.should_checkpoint
     with pytest.raises(ValueError, match="'web-0' is in no job"):
         _ = build(jobs, pod_name="web-0").task_type
 
 
-def test_a_refusal_of_the_api_server_says_what_is_missing(
-    api: ApiServer, build: Build
-) -> None:
+def test_a_refusal_of_the_api_server_says_what_is_missing(api: ApiServer, build: Build) -> None:
     api.token = "Bearer something else"
     with pytest.raises(UnavailableError, match=r"namespace 'n'.*403.*verb 'list'"):
         build(namespace="n").cluster_spec()
 
 
-def test_a_pod_uses_its_service_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     security = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(security)

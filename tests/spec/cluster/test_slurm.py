@@ -64,9 +64,7 @@ def test_what_the_program_says_is_not_asked_of_slurm(
     resolver = SlurmClusterResolver({"worker": 6}, 7000, tasks_per_node=2)
     assert resolver.cluster_spec().num_tasks("worker") == 6
     monkeypatch.delenv("SLURM_STEP_NODELIST")
-    resolver = SlurmClusterResolver(
-        {"worker": 4}, 7000, tasks_per_node={"a": 1, "b": 3}
-    )
+    resolver = SlurmClusterResolver({"worker": 4}, 7000, tasks_per_node={"a": 1, "b": 3})
     expected = ["a:7000", "b:7000", "b:7001", "b:7002"]
     assert resolver.cluster_spec() == {"worker": expected}
 

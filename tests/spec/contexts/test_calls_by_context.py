@@ -1,7 +1,7 @@
 """What may be called in which state of a thread.
 
-Each row is a method, and what comes of calling it in the default context, in the
-scope of its strategy, in that of another strategy, in a replica and in an update.
+Each row is a method, and what comes of calling it in the default context, in the scope of its
+strategy, in that of another strategy, in a replica and in an update.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def outcome(call: Callable[[], Any]) -> str:
     return "ok"
 
 
-def outcomes(
-    strategy: Strategy, variable: Variable, call: Callable[[], Any]
-) -> tuple[str, ...]:
+def outcomes(strategy: Strategy, variable: Variable, call: Callable[[], Any]) -> tuple[str, ...]:
     """Return what comes of a call in each state."""
     default = outcome(call)
     with strategy.scope():
@@ -107,9 +105,7 @@ ROWS = [
         "CTX-A6",
     ),
     row(
-        lambda s, v: s.extended.update_non_slot(
-            s.extended.non_slot_devices([v]), lambda: None
-        ),
+        lambda s, v: s.extended.update_non_slot(s.extended.non_slot_devices([v]), lambda: None),
         ACROSS,
         "CTX-A7",
     ),
@@ -265,9 +261,7 @@ def test_variables_belong_to_the_strategy_in_charge() -> None:
     ("member", "elsewhere"),
     [("read_value", "mix"), ("assign", "mix"), ("__add__", "ok")],
 )
-def test_variables_are_used_under_their_own_strategy(
-    member: str, elsewhere: str
-) -> None:
+def test_variables_are_used_under_their_own_strategy(member: str, elsewhere: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         variable = Variable(1.0, aggregation=stratagem.VariableAggregation.MEAN)

@@ -53,9 +53,7 @@ def test_a_strategy_is_set_for_one_thread(strategy: TwoReplicas) -> None:
 
 @spec("CTX-16")
 @pytest.mark.parametrize("which", ["another", "the same", "none"])
-def test_no_strategy_is_set_inside_of_a_scope(
-    strategy: TwoReplicas, which: str
-) -> None:
+def test_no_strategy_is_set_inside_of_a_scope(strategy: TwoReplicas, which: str) -> None:
     given = {"another": TwoReplicas(), "the same": strategy, "none": None}[which]
 
     def set_strategy() -> None:

@@ -58,9 +58,7 @@ def test_a_replica_number_is_an_integer_a_tensor_or_none(
 
 @spec("REP-1")
 @pytest.mark.parametrize("number", [1, torch.tensor(1), None])
-def test_a_replica_context_is_entered_by_with(
-    strategy: TwoReplicas, number: Any
-) -> None:
+def test_a_replica_context_is_entered_by_with(strategy: TwoReplicas, number: Any) -> None:
     with ReplicaContext(strategy, number) as context:
         assert replica() is context
         assert stratagem.get_strategy() is strategy

@@ -59,9 +59,7 @@ def test_each_replica_gets_its_components_of_the_arguments(
 
 @spec("STR-20")
 @pytest.mark.parametrize("args", [torch.ones(2), "ab", 5, {"a": 1}])
-def test_positional_arguments_come_in_a_list_or_tuple(
-    strategy: TwoReplicas, args: Any
-) -> None:
+def test_positional_arguments_come_in_a_list_or_tuple(strategy: TwoReplicas, args: Any) -> None:
     with pytest.raises(ValueError, match="positional args must be a list or tuple"):
         strategy.run(lambda *_: None, args)
 
@@ -106,9 +104,7 @@ class Total(torch.nn.Module):
 @spec("RUN-4")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
-def test_a_graph_cannot_be_recorded_across_a_merge_call(
-    strategy: TwoReplicas, record: Any
-) -> None:
+def test_a_graph_cannot_be_recorded_across_a_merge_call(strategy: TwoReplicas, record: Any) -> None:
     message = "merge_call` called while defining a new graph or a tf.function"
     with pytest.raises(stratagem.ContextError, match=message):
         strategy.run(lambda: record(Total(), (torch.ones(2),)))
@@ -120,9 +116,7 @@ class Trouble(Exception):
 
 @spec("RUN-5")
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_one_replica_stops_the_others(
-    strategy: TwoReplicas, failing: int
-) -> None:
+def test_an_error_in_one_replica_stops_the_others(strategy: TwoReplicas, failing: int) -> None:
     trouble, went_on = Trouble(), []
 
     def fn() -> None:
@@ -235,7 +229,5 @@ def test_a_merge_function_records_gradients_as_the_first_replica_does(
 
 @spec("MRG-6")
 def test_replicas_may_be_run_within_a_merge_function(strategy: TwoReplicas) -> None:
-    result = strategy.run(
-        lambda: replica().merge_call(lambda s: s.run(number)) * 10 + number()
-    )
+    result = strategy.run(lambda: replica().merge_call(lambda s: s.run(number)) * 10 + number())
     assert result.values == (0, 11)

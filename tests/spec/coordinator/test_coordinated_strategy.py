@@ -98,9 +98,7 @@ def test_a_worker_sees_no_other_worker(coordination: Coordination) -> None:
 
     def reduce_to_others() -> None:
         for worker in range(2):
-            strategy.extended.reduce_to(
-                "sum", torch.ones(2), f"/job:worker/task:{worker}"
-            )
+            strategy.extended.reduce_to("sum", torch.ones(2), f"/job:worker/task:{worker}")
 
     coordinator = coordination.coordinator
     own, *others = coordinator.schedule(filters).fetch()

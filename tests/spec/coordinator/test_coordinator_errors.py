@@ -125,10 +125,7 @@ def test_later_errors_stay_in_their_values(coordinator: ClusterCoordinator) -> N
 @pytest.mark.spec("ERR-2", "ERR-8")
 def test_each_value_raises_its_own_error(coordinator: ClusterCoordinator) -> None:
     gate = Gate()
-    values = [
-        coordinator.schedule(fail_after, args=(gate, message))
-        for message in ("one", "two")
-    ]
+    values = [coordinator.schedule(fail_after, args=(gate, message)) for message in ("one", "two")]
     gate.wait_for(2)
     gate.open()
     for value, message in zip(values, ("one", "two"), strict=True):

@@ -92,9 +92,7 @@ def test_a_server_forgets_though_another_one_is_away() -> None:
 
 def test_the_threads_that_tell_servers_end_with_their_coordinator() -> None:
     def threads() -> set[threading.Thread]:
-        return {
-            one for one in threading.enumerate() if "stratagem-reporter" in one.name
-        }
+        return {one for one in threading.enumerate() if "stratagem-reporter" in one.name}
 
     before = threads()
     with coordinating(num_workers=1, num_servers=2):

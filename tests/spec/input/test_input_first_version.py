@@ -34,9 +34,7 @@ def dataset_iterator(strategy: Strategy, dataset: Any) -> InputIterator:
         return strategy.make_dataset_iterator(dataset)
 
 
-def input_fn_iterator(
-    strategy: Strategy, input_fn: Callable[[InputContext], Any]
-) -> InputIterator:
+def input_fn_iterator(strategy: Strategy, input_fn: Callable[[InputContext], Any]) -> InputIterator:
     with warns_to_use("distribute_datasets_from_function"):
         return strategy.make_input_fn_iterator(input_fn)
 
@@ -233,8 +231,6 @@ def test_structures_of_arrays_are_kept_and_lists_stacked(strategy: TwoReplicas) 
 
 @pytest.mark.spec("INP-50")
 @pytest.mark.parametrize("arrays", [(np.ones(2), np.ones(3)), np.float32(1), {}])
-def test_arrays_of_a_dataset_have_equally_many_rows(
-    strategy: TwoReplicas, arrays: Any
-) -> None:
+def test_arrays_of_a_dataset_have_equally_many_rows(strategy: TwoReplicas, arrays: Any) -> None:
     with pytest.raises(ValueError, match="rows"):
         strategy.extended.experimental_make_numpy_dataset(arrays)

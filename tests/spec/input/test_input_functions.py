@@ -161,9 +161,7 @@ def test_workers_of_a_cluster_are_told_which_they_are(
     ],
     ids=["list", "IterableDataset", "DataLoader", "generator function"],
 )
-def test_every_kind_of_dataset_is_read_in_its_order(
-    strategy: Strategy, dataset: Any
-) -> None:
+def test_every_kind_of_dataset_is_read_in_its_order(strategy: Strategy, dataset: Any) -> None:
     distributed = strategy.distribute_datasets_from_function(lambda context: dataset)
     assert steps(distributed) == [[[0], [1]]]
     assert steps(distributed) == [[[0], [1]]]

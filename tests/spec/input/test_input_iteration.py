@@ -79,9 +79,7 @@ def test_a_loop_squares_what_it_is_given(strategy: TwoReplicas) -> None:
 
 
 @pytest.mark.spec("INP-42")
-def test_get_next_ends_with_an_error(
-    strategy: TwoReplicas, options: InputOptions
-) -> None:
+def test_get_next_ends_with_an_error(strategy: TwoReplicas, options: InputOptions) -> None:
     dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
     iterator = iter(strategy.experimental_distribute_dataset(dataset, options))
     total = torch.zeros(())

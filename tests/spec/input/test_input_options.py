@@ -145,9 +145,7 @@ def test_not_fetching_changes_the_placement_alone(strategy: Strategy) -> None:
 
 @pytest.mark.spec("INP-37")
 @pytest.mark.parametrize("size", [0, 1, 5])
-def test_the_buffer_size_does_not_change_the_values(
-    strategy: Strategy, size: int
-) -> None:
+def test_the_buffer_size_does_not_change_the_values(strategy: Strategy, size: int) -> None:
     options = InputOptions(experimental_per_replica_buffer_size=size)
     distributed = strategy.experimental_distribute_dataset(batches(10, 4), options)
     expected = strategy.experimental_distribute_dataset(batches(10, 4))
@@ -172,9 +170,7 @@ def test_a_buffer_size_is_an_integer(strategy: Strategy) -> None:
 
 @pytest.mark.spec("INP-31")
 def test_options_are_options(strategy: Strategy) -> None:
-    with pytest.raises(
-        InvalidTypeError, match=r"must be InputOptions\(\.\.\.\), not dict"
-    ):
+    with pytest.raises(InvalidTypeError, match=r"must be InputOptions\(\.\.\.\), not dict"):
         strategy.distribute_datasets_from_function(counted, {})  # type: ignore[arg-type]
     by_name = InputOptions(experimental_replication_mode="PER_REPLICA")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="must be one of InputReplicationMo"):

@@ -64,9 +64,7 @@ def test_the_last_replicas_get_less_or_nothing(strategy: Strategy) -> None:
 
 @pytest.mark.spec("INP-14")
 @pytest.mark.parametrize("policy", AutoShardPolicy)
-def test_every_policy_splits_by_the_same_rule(
-    strategy: Strategy, policy: AutoShardPolicy
-) -> None:
+def test_every_policy_splits_by_the_same_rule(strategy: Strategy, policy: AutoShardPolicy) -> None:
     """Batches are never cut again across their borders."""
     parts = split_by(strategy, batches(7, 3), auto_shard_policy=policy)
     assert parts == [[[0, 1], [2]], [[3, 4], [5]], [[6], []]]
@@ -76,9 +74,7 @@ def test_every_policy_splits_by_the_same_rule(
 def test_a_single_worker_reads_everything_under_hint(strategy: Strategy) -> None:
     """There is no pipeline of operations whose hint to replace."""
     hint = AutoShardPolicy.HINT
-    assert split_by(strategy, batches(4, 4), auto_shard_policy=hint) == [
-        [[0, 1], [2, 3]]
-    ]
+    assert split_by(strategy, batches(4, 4), auto_shard_policy=hint) == [[[0, 1], [2, 3]]]
 
 
 @pytest.mark.spec("ENU-6")
@@ -112,9 +108,7 @@ def test_one_replica_takes_elements_as_they_are() -> None:
 
 @pytest.mark.spec("INP-22")
 @pytest.mark.parametrize("element", [5, torch.tensor(5.0), {"text": "abc"}, object()])
-def test_elements_without_rows_cannot_be_split(
-    strategy: Strategy, element: object
-) -> None:
+def test_elements_without_rows_cannot_be_split(strategy: Strategy, element: object) -> None:
     iterator = iter(strategy.experimental_distribute_dataset([element]))
     with pytest.raises(UnbatchedInputError, match="Unable to get batched dataset") as e:
         next(iterator)

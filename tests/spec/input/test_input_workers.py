@@ -33,9 +33,7 @@ from tests.client.two_replicas import TwoReplicas
 DATA, OFF, FILE = AutoShardPolicy.DATA, AutoShardPolicy.OFF, AutoShardPolicy.FILE
 
 
-def workers(
-    count: int, local: int, seed: Callable[[], int] | None = None
-) -> list[InputWorker]:
+def workers(count: int, local: int, seed: Callable[[], int] | None = None) -> list[InputWorker]:
     """Return all workers of a cluster that steps in sync."""
     contexts = [InputContext(count, number, count * local) for number in range(count)]
     return [InputWorker(context, (None,) * local, seed) for context in contexts]
@@ -47,13 +45,9 @@ def rows(pipeline: InputPipeline, position: Position | None = None) -> list[Any]
     return [[part.tolist() for part in round_.parts] for round_ in rounds]
 
 
-def shared(
-    dataset: Any, readers: list[InputWorker], policy: AutoShardPolicy
-) -> list[Any]:
+def shared(dataset: Any, readers: list[InputWorker], policy: AutoShardPolicy) -> list[Any]:
     """Return the steps of each worker."""
-    return [
-        rows(splitting_pipeline(dataset, reader, policy=policy)) for reader in readers
-    ]
+    return [rows(splitting_pipeline(dataset, reader, policy=policy)) for reader in readers]
 
 
 @pytest.mark.spec("INP-15")
@@ -112,9 +106,7 @@ def test_a_worker_reads_no_rows_of_others(local: int) -> None:
 def test_reading_by_index_gives_what_cutting_whole_batches_gives(size: int) -> None:
     for reader in workers(3, 2):
         for count in (1, 17, 18):
-            whole = [
-                torch.arange(count)[at : at + size] for at in range(0, count, size)
-            ]
+            whole = [torch.arange(count)[at : at + size] for at in range(0, count, size)]
             by_index = rows(splitting_pipeline(batches(count, size), reader))
             assert by_index == rows(splitting_pipeline(whole, reader))
 

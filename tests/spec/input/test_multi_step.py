@@ -36,9 +36,7 @@ def loop(
 ) -> stratagem.MultiStepContext:
     """Run steps over [0, 1], [2, 3], [4, 5], [6, 7]."""
     iterator = strategy.make_dataset_iterator(batches(8, 2))
-    return strategy.extended.experimental_run_steps_on_iterator(
-        step, iterator, steps, initial
-    )
+    return strategy.extended.experimental_run_steps_on_iterator(step, iterator, steps, initial)
 
 
 @both

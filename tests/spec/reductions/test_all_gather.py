@@ -53,9 +53,7 @@ def test_every_replica_gets_all_parts_in_order(strategy: Strategy) -> None:
 
 @pytest.mark.spec("REP-8")
 @pytest.mark.parametrize(("axis", "shape"), [(0, (6, 3)), (1, (2, 9)), (-1, (2, 9))])
-def test_any_axis_will_do(
-    strategy: Strategy, axis: int, shape: tuple[int, ...]
-) -> None:
+def test_any_axis_will_do(strategy: Strategy, axis: int, shape: tuple[int, ...]) -> None:
     value = torch.arange(6).view(2, 3)
     result = strategy.run(lambda: replica().all_gather(value, axis))
     assert {tuple(part.shape) for part in result.values} == {shape}

@@ -62,9 +62,7 @@ def test_what_one_replica_does_to_its_result_does_not_show_on_another(
 
 
 @pytest.mark.spec("REP-7")
-@pytest.mark.parametrize(
-    ("op", "expected"), [("sum", (50.0, 50.0)), ("mean", (25,) * 2)]
-)
+@pytest.mark.parametrize(("op", "expected"), [("sum", (50.0, 50.0)), ("mean", (25,) * 2)])
 def test_all_reduce_is_differentiable(
     strategy: Strategy, op: str, expected: tuple[float, float]
 ) -> None:

@@ -95,9 +95,7 @@ def test_shapes_that_differ_are_not_broadcast(strategy: Strategy) -> None:
 
 @pytest.mark.spec("RED-7")
 @pytest.mark.parametrize("axis", [None, 0])
-def test_a_mean_of_integers_is_a_true_division(
-    strategy: Strategy, axis: int | None
-) -> None:
+def test_a_mean_of_integers_is_a_true_division(strategy: Strategy, axis: int | None) -> None:
     mean = strategy.reduce("mean", per_replica([1], [2]), axis)
     assert mean.dtype == torch.float64
     assert mean.item() == 1.5
@@ -148,9 +146,7 @@ def test_several_axes_are_reduced_together(strategy: Strategy) -> None:
 @pytest.mark.spec("RED-11")
 @pytest.mark.parametrize("axis", [1, -2, (0, 1)])
 @pytest.mark.parametrize("op", ["sum", "mean"])
-def test_an_axis_that_does_not_exist_is_refused(
-    strategy: Strategy, op: str, axis: Any
-) -> None:
+def test_an_axis_that_does_not_exist_is_refused(strategy: Strategy, op: str, axis: Any) -> None:
     with pytest.raises(ValueError, match="out of range for a value of rank 1"):
         strategy.reduce(op, per_replica([1.0], [2.0]), axis=axis)
 
@@ -222,9 +218,7 @@ def test_equal_copies_have_a_mean_but_no_sum_where_they_are_copies() -> None:
 @pytest.mark.spec("RED-21")
 def test_elsewhere_equal_copies_are_added() -> None:
     strategy = CentralStorageStrategy(DEVICES)
-    assert (
-        strategy.reduce("sum", Mirrored((torch.tensor(3.0), torch.tensor(3.0)))) == 6.0
-    )
+    assert strategy.reduce("sum", Mirrored((torch.tensor(3.0), torch.tensor(3.0)))) == 6.0
 
 
 @pytest.mark.spec("RED-22")
@@ -249,10 +243,7 @@ def test_copies_that_differ_are_reduced_as_asked(strategy: Strategy) -> None:
 @pytest.mark.spec("RED-23")
 def test_rows_are_concatenated_and_divided(strategy: Strategy) -> None:
     """Duplicates are not combined."""
-    parts = [
-        IndexedSlices(torch.ones(2, 1) * n, torch.tensor([0, n]), (3, 1))
-        for n in (1, 2)
-    ]
+    parts = [IndexedSlices(torch.ones(2, 1) * n, torch.tensor([0, n]), (3, 1)) for n in (1, 2)]
     total = strategy.reduce("mean", PerReplica(parts))
     assert total.indices.tolist() == [0, 1, 0, 2]
     assert total.to_dense().flatten().tolist() == [1.5, 0.5, 1.0]
@@ -290,9 +281,7 @@ def test_a_failed_reduction_leaves_later_ones_alone(strategy: Strategy) -> None:
 
 def test_a_replica_that_had_no_data_is_named(strategy: Strategy) -> None:
     """Its part may be anything, such as the mean of nothing."""
-    means = strategy.run(
-        lambda rows: rows.mean(), (PerReplica((torch.ones(2), torch.ones(0))),)
-    )
+    means = strategy.run(lambda rows: rows.mean(), (PerReplica((torch.ones(2), torch.ones(0))),))
     with pytest.warns(UserWarning, match="replica 1 returned without .* axis=0"):
         assert strategy.reduce("mean", {"loss": means})["loss"].isnan()
 

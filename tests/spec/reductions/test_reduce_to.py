@@ -132,9 +132,7 @@ def test_replicas_values_have_one_dtype(strategy: Strategy) -> None:
 def test_a_batch_keeps_its_order(strategy: Strategy) -> None:
     """Of dense values and rows, of several dtypes, shapes and destinations."""
     wide, whole = per_replica([[1.0], [3.0]], [[2.0], [5.0]]), per_replica([1], [2])
-    rows = PerReplica(
-        [IndexedSlices(torch.ones(1), torch.tensor([index])) for index in range(2)]
-    )
+    rows = PerReplica([IndexedSlices(torch.ones(1), torch.tensor([index])) for index in range(2)])
     pairs = [(wide, wide), (rows, rows), (whole, "CPU:1"), (wide, "CPU:0")]
     first, slices, mean, last = strategy.extended.batch_reduce_to("mean", pairs)
     assert [part.tolist() for part in first.values] == [[[1.5], [4.0]]] * 2

@@ -69,9 +69,7 @@ def test_update_calls_the_function_with_the_variable(
 
 @spec("DEF-10")
 @pytest.mark.parametrize("devices", ["worker_devices", "parameter_devices"])
-def test_there_are_no_devices_to_speak_of(
-    default: stratagem.Strategy, devices: str
-) -> None:
+def test_there_are_no_devices_to_speak_of(default: stratagem.Strategy, devices: str) -> None:
     with pytest.raises(RuntimeError, match="unsupported"):
         getattr(default.extended, devices)
 

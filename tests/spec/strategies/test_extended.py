@@ -107,9 +107,7 @@ def test_colocating_needs_the_scope(strategy: Strategy) -> None:
         (ONE, (f"{CPU}1",)),
     ],
 )
-def test_replicas_are_on_these_devices(
-    kind: Callable[[], Strategy], devices: object
-) -> None:
+def test_replicas_are_on_these_devices(kind: Callable[[], Strategy], devices: object) -> None:
     """A list under `CentralStorageStrategy`, else a tuple."""
     assert kind().extended.worker_devices == devices
 
@@ -123,9 +121,7 @@ def test_replicas_are_on_these_devices(
         (ONE, (f"{CPU}1",)),
     ],
 )
-def test_variables_are_on_these_devices(
-    kind: Callable[[], Strategy], devices: object
-) -> None:
+def test_variables_are_on_these_devices(kind: Callable[[], Strategy], devices: object) -> None:
     """As the user wrote it under `CentralStorageStrategy`."""
     assert kind().extended.parameter_devices == devices
 
@@ -183,12 +179,8 @@ def test_only_what_has_copies_is_read_from_copies() -> None:
 
 
 @pytest.mark.spec("EXT-16")
-@pytest.mark.parametrize(
-    ("kind", "each"), [(MIRRORED, False), (CENTRAL, True), (ONE, False)]
-)
-def test_whether_each_worker_runs_the_program(
-    kind: Callable[[], Strategy], each: bool
-) -> None:
+@pytest.mark.parametrize(("kind", "each"), [(MIRRORED, False), (CENTRAL, True), (ONE, False)])
+def test_whether_each_worker_runs_the_program(kind: Callable[[], Strategy], each: bool) -> None:
     assert kind().extended.experimental_between_graph is each
 
 

@@ -64,9 +64,7 @@ def test_devices_of_other_processes_are_refused() -> None:
 
 
 def test_devices_that_are_not_configured_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"no device .*CPU:4, it has .*set_logical_cpus"
-    ):
+    with pytest.raises(ValueError, match=r"no device .*CPU:4, it has .*set_logical_cpus"):
         MirroredStrategy(["CPU:0", "CPU:4"])
 
 

@@ -140,9 +140,7 @@ def test_what_is_no_function_is_refused_by_name(method: str, make: Any) -> None:
 @pytest.mark.parametrize("kind", [contrib.MirroredStrategy, contrib.OneDeviceStrategy])
 def test_towers_take_a_dataset_from_a_function(kind: Any) -> None:
     with pytest.raises(InvalidTypeError, match="takes a function"):
-        kind("CPU:0" if kind is contrib.OneDeviceStrategy else None).distribute_dataset(
-            [1]
-        )
+        kind("CPU:0" if kind is contrib.OneDeviceStrategy else None).distribute_dataset([1])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -156,9 +154,7 @@ def test_an_older_run_refuses_a_single_argument(args: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_older_run_takes_its_arguments_from_any_iterable() -> None:
     strategy = stratagem.get_strategy()
-    assert strategy.experimental_run_v2(
-        lambda *xs, y: [*xs, y], range(2), {"y": 2}
-    ) == [
+    assert strategy.experimental_run_v2(lambda *xs, y: [*xs, y], range(2), {"y": 2}) == [
         0,
         1,
         2,

@@ -103,9 +103,7 @@ def test_an_adopted_module_stays_the_users_own(strategy: OneDeviceStrategy) -> N
         (3, TypeError),
     ],
 )
-def test_a_device_that_is_not_here_is_refused(
-    device: Any, error: type[Exception]
-) -> None:
+def test_a_device_that_is_not_here_is_refused(device: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         OneDeviceStrategy(device)
 

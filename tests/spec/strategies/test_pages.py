@@ -91,9 +91,7 @@ def test_rows_of_arrays_are_distributed_as_they_are(strategy: MirroredStrategy) 
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_an_aggregation_is_no_reduction(
-    strategy: MirroredStrategy, axis: int | None
-) -> None:
+def test_an_aggregation_is_no_reduction(strategy: MirroredStrategy, axis: int | None) -> None:
     value = strategy.run(lambda: torch.ones(2))
     aggregation: Any = VariableAggregation.SUM
     with pytest.raises((InvalidArgumentError, InvalidTypeError), match="ReduceOp"):
@@ -208,9 +206,7 @@ def test_only_a_configuration_is_completed(strategy: MirroredStrategy) -> None:
 
 
 @pytest.mark.parametrize("nowhere", [3, 2.5, True, object(), int])
-def test_what_is_nowhere_is_no_destination(
-    strategy: MirroredStrategy, nowhere: Any
-) -> None:
+def test_what_is_nowhere_is_no_destination(strategy: MirroredStrategy, nowhere: Any) -> None:
     value = strategy.run(lambda: torch.ones(2))
     extended = strategy.extended
     for reduce in (

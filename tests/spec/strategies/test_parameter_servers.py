@@ -63,9 +63,7 @@ def test_a_cluster_needs_servers() -> None:
     ["p0.test", "p0.test:", "p0.test:x", "p0.test:0", ":1", "grpc://p0.test:1"],
 )
 def test_servers_that_cannot_be_reached_are_told_at_once(address: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"/job:ps/task:1 is '.*write it as 'host:port'"
-    ):
+    with pytest.raises(ValueError, match=r"/job:ps/task:1 is '.*write it as 'host:port'"):
         strategy_of({**CLUSTER, "ps": ["p0.test:1", address]}, "worker", 0)
 
 
@@ -96,9 +94,7 @@ def test_the_worker_computes_on_devices_of_its_own(
 
 
 def servers_of(variables: list[Variable]) -> list[int]:
-    return [
-        int(device_names.DeviceName.parse(v.device_name).task or 0) for v in variables
-    ]
+    return [int(device_names.DeviceName.parse(v.device_name).task or 0) for v in variables]
 
 
 @pytest.mark.spec("PS1-5")
@@ -169,10 +165,7 @@ def test_the_chief_writes_for_all(job: str, task: int, chief: bool) -> None:
 
 @pytest.mark.spec("PS1-9")
 def test_worker_0_is_the_chief_where_there_is_no_other() -> None:
-    writes = [
-        strategy_of(CLUSTER, "worker", task).extended.should_checkpoint
-        for task in range(2)
-    ]
+    writes = [strategy_of(CLUSTER, "worker", task).extended.should_checkpoint for task in range(2)]
     assert writes == [True, False]
 
 
@@ -204,9 +197,7 @@ def test_the_first_version_leaves_out_what_it_did_not_do() -> None:
 
 @pytest.mark.spec("PS2-2")
 def test_jobs_have_the_names_of_roles() -> None:
-    with pytest.raises(
-        ValueError, match="Disallowed task type found in cluster spec"
-    ) as e:
+    with pytest.raises(ValueError, match="Disallowed task type found in cluster spec") as e:
         strategy_of({**CLUSTER, "somejob": ["s:1"]}, "worker", 0)
     assert all(job in str(e.value) for job in ("chief", "worker", "evaluator", "ps"))
 

@@ -209,9 +209,7 @@ def test_a_program_of_then_may_use_what_is_there_today(build: Any) -> None:
     strategy = build()
     with strategy.scope():
         model = torch.nn.Linear(1, 1)
-    optimizer = stratagem.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1)
-    )
+    optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
     def step(batch: torch.Tensor) -> Any:
         optimizer.zero_grad()

@@ -107,9 +107,7 @@ BETWEEN_TOWERS: dict[str, Call] = {
 
 @pytest.mark.spec("TWR-19")
 @pytest.mark.parametrize("method", BETWEEN_TOWERS)
-def test_methods_are_for_between_towers(
-    strategy: contrib.MirroredStrategy, method: str
-) -> None:
+def test_methods_are_for_between_towers(strategy: contrib.MirroredStrategy, method: str) -> None:
     call = BETWEEN_TOWERS[method]
     with pytest.raises(RuntimeError, match=r"inside .with strategy.scope"):
         call(strategy)
@@ -118,9 +116,7 @@ def test_methods_are_for_between_towers(
 
 
 @pytest.mark.spec("CTX-35", "TWR-1")
-def test_a_tower_enters_no_scope(
-    strategy: contrib.MirroredStrategy, in_scope: None
-) -> None:
+def test_a_tower_enters_no_scope(strategy: contrib.MirroredStrategy, in_scope: None) -> None:
     def fn() -> None:
         with strategy.scope():
             pass

@@ -60,9 +60,7 @@ def test_the_cores_of_all_hosts_are_known(
     sizes = strategy.num_hosts, strategy.num_towers_per_host, strategy.num_towers
     assert sizes == (2, 2, 4)
     assert strategy.worker_devices == [
-        f"/job:worker/replica:0/task:{host}/device:CPU:{core}"
-        for host in (0, 1)
-        for core in (0, 1)
+        f"/job:worker/replica:0/task:{host}/device:CPU:{core}" for host in (0, 1) for core in (0, 1)
     ]
     assert strategy.parameter_devices == strategy.worker_devices
     assert strategy.get_host_cpu_device(1) == "/job:worker/task:1/device:CPU:0"
@@ -108,9 +106,7 @@ def test_each_host_takes_its_elements_of_every_round(
     def step(context: contrib.MultiStepContext, x: Any) -> None:
         context.set_last_step_output("x", x)
         context.set_last_step_output("sum", x, SUM)
-        strategy.call_for_each_tower(
-            lambda x: context.set_non_tensor_output("towers", x.item()), x
-        )
+        strategy.call_for_each_tower(lambda x: context.set_non_tensor_output("towers", x.item()), x)
 
     context = strategy.run_steps_on_dataset(step, iterator, 2)
     assert numbers(context.last_step_outputs["x"]) == [4, 5, 6, 7]
@@ -130,10 +126,7 @@ def test_hosts_are_connected_and_left(strategy: contrib.TPUStrategy) -> None:
     assert strategy.initialize() is None
     with strategy.scope():
         v = Variable(3.0)
-        assert (
-            numbers(strategy.unwrap(strategy.call_for_each_tower(v.read_value)))
-            == [3] * 4
-        )
+        assert numbers(strategy.unwrap(strategy.call_for_each_tower(v.read_value))) == [3] * 4
         assert strategy.finalize() is None
         assert v.read_value().item() == 3
 
@@ -166,9 +159,7 @@ def test_what_all_cores_have_is_reduced_to_the_first_host(
 
 
 @pytest.mark.spec("TPU-14", "TPU-17", "VAR-8")
-def test_every_core_has_a_copy_of_a_variable(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_every_core_has_a_copy_of_a_variable(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     v = Variable(1.0, aggregation=SUM)
 
     def step() -> Any:
@@ -178,9 +169,7 @@ def test_every_core_has_a_copy_of_a_variable(
     assert numbers(strategy.unwrap(strategy.call_for_each_tower(step))) == [5] * 4
     strategy.update(v, lambda copy: copy.assign_add(2.0))
     assert strategy.read_var(v).item() == 7
-    assert (
-        numbers(strategy.unwrap(strategy.call_for_each_tower(v.read_value))) == [7] * 4
-    )
+    assert numbers(strategy.unwrap(strategy.call_for_each_tower(v.read_value))) == [7] * 4
 
 
 @pytest.mark.spec("TPU-23")

@@ -43,17 +43,13 @@ def tower_id() -> torch.Tensor:
 
 def loop(strategy: contrib.TPUStrategy, step: Any, steps: int = 1) -> Any:
     """Run steps over the tensors [0.], [1.], ..., one for each core."""
-    dataset = strategy.distribute_dataset(
-        lambda: torch.arange(8.0).reshape(8, 1).unbind()
-    )
+    dataset = strategy.distribute_dataset(lambda: torch.arange(8.0).reshape(8, 1).unbind())
     iterator = dataset.make_one_shot_iterator()
     return strategy.run_steps_on_dataset(step, iterator, steps)
 
 
 @pytest.mark.spec("TPU-7")
-def test_a_function_runs_once_for_each_core(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_a_function_runs_once_for_each_core(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     run = strategy.call_for_each_tower
     found = run(lambda x: x + tower_id(), 3, run_concurrently=True)
     assert numbers(strategy.unwrap(found)) == [3, 4]
@@ -82,9 +78,7 @@ def test_all_inputs_of_a_loop_have_the_same_shapes(
         seen.append(shares(labels))
 
     def run(size: int, steps: int) -> None:
-        iterator = strategy.distribute_dataset(
-            lambda: pairs(10, size)
-        ).make_one_shot_iterator()
+        iterator = strategy.distribute_dataset(lambda: pairs(10, size)).make_one_shot_iterator()
         strategy.run_steps_on_dataset(step, iterator, steps)
 
     run(size=2, steps=2)
@@ -94,9 +88,7 @@ def test_all_inputs_of_a_loop_have_the_same_shapes(
 
 
 @pytest.mark.spec("TPU-11")
-def test_cores_reduce_by_every_aggregation(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_cores_reduce_by_every_aggregation(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     def reduced(aggregation: VariableAggregation) -> Any:
         def merge(strategy: contrib.DistributionStrategy, value: Any) -> Any:
             return strategy.reduce(aggregation, value, value)
@@ -148,9 +140,7 @@ def test_lists_are_reduced_to_the_destinations(
 
 
 @pytest.mark.spec("TPU-13")
-def test_a_tensor_is_not_copied_to_cores(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_a_tensor_is_not_copied_to_cores(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     tensor = torch.ones(2)
     assert strategy.broadcast(tensor) is tensor
 
@@ -207,18 +197,14 @@ def test_values_come_by_the_names_of_their_devices(
 
 
 @pytest.mark.spec("TPU-19")
-def test_a_component_is_its_own_container(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_a_component_is_its_own_container(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     copy = Variable(1.0).values[1]
     assert strategy.value_container(copy) is copy
     assert strategy.unwrap(strategy.value_container(copy)) == [copy]
 
 
 @pytest.mark.spec("TPU-20")
-def test_elements_are_mapped_on_the_host(
-    strategy: contrib.TPUStrategy, in_scope: None
-) -> None:
+def test_elements_are_mapped_on_the_host(strategy: contrib.TPUStrategy, in_scope: None) -> None:
     output = strategy.map(range(4), lambda x, y: torch.tensor(x * y), 2)
     assert isinstance(output, contrib.MapOutput)
     assert numbers(output.get()) == [0, 2, 4, 6]

@@ -65,9 +65,7 @@ def test_those_of_a_nest_are_nests(strategy: Strategy) -> None:
 
 @pytest.mark.spec("LOC-4")
 @pytest.mark.parametrize("empty", [(), [], {}])
-def test_an_empty_nest_comes_once_for_each_replica(
-    strategy: Strategy, empty: Any
-) -> None:
+def test_an_empty_nest_comes_once_for_each_replica(strategy: Strategy, empty: Any) -> None:
     assert strategy.experimental_local_results(empty) == (empty, empty)
 
 

@@ -59,9 +59,7 @@ def test_mappings_keep_their_type_whatever_the_order_of_keys(kind: Any) -> None:
     merged = regroup.regroup([first, second])
     assert type(merged) is type(first)
     assert values(merged["a"]) == (1.5, 3.5)
-    assert getattr(merged, "default_factory", None) is getattr(
-        first, "default_factory", None
-    )
+    assert getattr(merged, "default_factory", None) is getattr(first, "default_factory", None)
 
 
 @pytest.mark.spec("REG-6", "REG-10")

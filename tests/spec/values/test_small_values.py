@@ -111,9 +111,7 @@ def test_an_input_context_tells_which_pipeline_it_is() -> None:
 def test_a_value_context_tells_which_replica_it_is() -> None:
     context = stratagem.ValueContext(1, 2)
     assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (1, 2)
-    assert str(context) == (
-        "tf.distribute.ValueContext(replica id 1,  total replicas in sync: 2)"
-    )
+    assert str(context) == ("tf.distribute.ValueContext(replica id 1,  total replicas in sync: 2)")
     with pytest.raises(AttributeError):
         context.num_replicas_in_sync = 2  # type: ignore[misc]
 

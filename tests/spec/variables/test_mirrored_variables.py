@@ -59,9 +59,7 @@ def test_each_device_gets_a_copy_of_one_initial_value(
 
 @pytest.mark.parametrize("mode", ["AUTO", "ON_WRITE", None])
 @pytest.mark.spec("VAR-3", "VAR-19")
-def test_copies_are_mirrored_unless_on_read(
-    strategy: MirroredStrategy, mode: str | None
-) -> None:
+def test_copies_are_mirrored_unless_on_read(strategy: MirroredStrategy, mode: str | None) -> None:
     synchronization = None if mode is None else VariableSynchronization[mode]
     variable = created(strategy, 1.0, synchronization=synchronization)
     assert isinstance(variable, MirroredVariable)
@@ -108,9 +106,7 @@ def test_replicas_create_a_variable_together(strategy: MirroredStrategy) -> None
         pytest.param("v", marks=pytest.mark.spec("VAR-12")),
     ],
 )
-def test_replicas_have_to_create_the_same(
-    strategy: MirroredStrategy, second: str
-) -> None:
+def test_replicas_have_to_create_the_same(strategy: MirroredStrategy, second: str) -> None:
 
     def fn() -> None:
         Variable(1.0, name="v" if number() == 0 else second)

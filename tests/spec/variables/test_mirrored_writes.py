@@ -273,8 +273,6 @@ def test_reduced_values_fit_the_variable(strategy: MirroredStrategy) -> None:
     assert isinstance(reduced, Mirrored)
     variable.assign(reduced)
     assert copies_of(variable) == [2.0, 2.0]
-    first, second = strategy.extended.batch_reduce_to(
-        "sum", [(value, variable), (value, "CPU:0")]
-    )
+    first, second = strategy.extended.batch_reduce_to("sum", [(value, variable), (value, "CPU:0")])
     assert isinstance(first, Mirrored)
     assert second == 4.0

@@ -324,9 +324,7 @@ def test_a_replica_trains_the_shards_of_what_it_is_given(
 @pytest.mark.spec("SHV-16", "PSV-6")
 def test_what_replicas_assign_is_aggregated_shard_by_shard(cluster: Cluster) -> None:
     config.set_logical_cpus(2)
-    with cluster.strategy(
-        variable_partitioner=TWO, num_replicas_per_worker=2
-    ) as strategy:
+    with cluster.strategy(variable_partitioner=TWO, num_replicas_per_worker=2) as strategy:
         with strategy.scope():
             table: Any = Variable(WHOLE, aggregation=VariableAggregation.SUM)
             whole = Variable(1.0, aggregation=VariableAggregation.SUM)

@@ -20,9 +20,7 @@ def test_the_base_is_abstract() -> None:
 
 @pytest.mark.spec("PTN-2")
 @pytest.mark.parametrize(("shards", "found"), [(2, 2), (6, 6), (9, 6)])
-def test_a_fixed_number_of_shards_is_at_most_that_of_the_rows(
-    shards: int, found: int
-) -> None:
+def test_a_fixed_number_of_shards_is_at_most_that_of_the_rows(shards: int, found: int) -> None:
     partitioner = stratagem.partitioners.FixedShardsPartitioner(shards)
     assert partitioner(ROWS, torch.float32) == [found, 1]
 

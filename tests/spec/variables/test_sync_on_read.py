@@ -31,9 +31,7 @@ def strategy() -> MirroredStrategy:
     return MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def metric(
-    strategy: MirroredStrategy, value: Any, aggregation: VariableAggregation
-) -> Variable:
+def metric(strategy: MirroredStrategy, value: Any, aggregation: VariableAggregation) -> Variable:
     with strategy.scope():
         variable = Variable(
             value,
@@ -93,9 +91,7 @@ def test_what_a_replica_wrote_can_be_reduced(strategy: MirroredStrategy) -> None
     assert [float(value) for value in strategy.run(fn).values] == [7.0, 7.0]
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "expected"), [(SUM, 5.0), (MEAN, 2.5), (FIRST, 1.0)]
-)
+@pytest.mark.parametrize(("aggregation", "expected"), [(SUM, 5.0), (MEAN, 2.5), (FIRST, 1.0)])
 @pytest.mark.spec("VRD-4", "VRD-5")
 def test_elsewhere_a_read_combines_the_copies(
     strategy: MirroredStrategy, aggregation: VariableAggregation, expected: float
@@ -151,9 +147,7 @@ def test_without_aggregation_the_result_of_an_assignment_has_no_value(
     assert copies_of(variable) == [7.0, 7.0]
 
 
-@pytest.mark.parametrize(
-    ("total", "copies"), [(3, [2, 1]), (-3, [-1, -2]), (4, [2, 2])]
-)
+@pytest.mark.parametrize(("total", "copies"), [(3, [2, 1]), (-3, [-1, -2]), (4, [2, 2])])
 @pytest.mark.spec("VOR-2")
 def test_the_remainder_of_an_integer_goes_to_the_first_replica(
     strategy: MirroredStrategy, total: int, copies: list[int]
@@ -192,9 +186,7 @@ def test_a_value_that_differs_between_replicas_is_none_for_all(
 
 @pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
 @pytest.mark.spec("VOR-4")
-def test_a_sum_takes_no_deltas_from_outside(
-    strategy: MirroredStrategy, method: str
-) -> None:
+def test_a_sum_takes_no_deltas_from_outside(strategy: MirroredStrategy, method: str) -> None:
     variable = counted(strategy, SUM)
     with pytest.raises(ValueError, match="SyncOnReadVariable does not support"):
         getattr(variable, method)(1.0)

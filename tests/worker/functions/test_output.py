@@ -97,9 +97,7 @@ def speak_in_turn(word: str) -> None:
 
 
 def run_together(left: WorkerLink, right: WorkerLink) -> None:
-    other = threading.Thread(
-        target=result, args=(right, 1, lambda: speak_in_turn("right"))
-    )
+    other = threading.Thread(target=result, args=(right, 1, lambda: speak_in_turn("right")))
     other.start()
     result(left, 1, lambda: speak_in_turn("left"))
     other.join()

@@ -156,18 +156,14 @@ def test_a_payload_that_cannot_be_loaded_is_an_error_of_the_input(
 def test_a_defined_object_is_the_same_one_in_all_functions(link: WorkerLink) -> None:
     link.define(7, definition_of(7, [1, 2]))
     link.run(1, payload_of(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
-    payload = (
-        link.run(2, payload_of(_Calling(list.copy, Handle(7)))).result(PATIENCE).payload
-    )
+    payload = link.run(2, payload_of(_Calling(list.copy, Handle(7)))).result(PATIENCE).payload
     assert load_result(payload) == [1, 2, 3]
 
 
 def test_a_result_may_stay_on_the_worker(link: WorkerLink) -> None:
     kept = link.run(1, payload_of(threading.Lock), keep_as=9)
     assert kept.result(PATIENCE).payload == b""
-    payload = (
-        link.run(2, payload_of(_Calling(_locked, Handle(9)))).result(PATIENCE).payload
-    )
+    payload = link.run(2, payload_of(_Calling(_locked, Handle(9)))).result(PATIENCE).payload
     assert load_result(payload) is False
 
 

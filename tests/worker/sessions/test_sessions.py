@@ -224,9 +224,7 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
 def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(
-            FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH
-        )
+        link.send(FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
         for number in (1, 2, 3):
             link.send(FrameKind.MESSAGE, running(number), is_last=False)
         assert link.receive().kind == FrameKind.MESSAGE
@@ -234,9 +232,7 @@ def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
         ended: list[int] = []
         while len(ended) < 4:
             events = pb.WorkResponse.FromString(bytes(link.receive().message)).events
-            ended += [
-                one.finished.closure for one in events if one.HasField("finished")
-            ]
+            ended += [one.finished.closure for one in events if one.HasField("finished")]
         assert ended == [1, 2, 3, 4]
 
 
@@ -247,9 +243,7 @@ def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
 def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(
-            FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH
-        )
+        link.send(FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
         assert link.receive().kind == FrameKind.MESSAGE
         link.send(FrameKind.MESSAGE, data, is_last=False)
         answer = link.receive()

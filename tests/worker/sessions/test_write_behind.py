@@ -117,14 +117,10 @@ def spin_behind_a_write() -> None:
 
 def run_all(link: WorkerLink, functions: list[Callable[[], object]]) -> list[object]:
     """Sends functions all at once; what each returns, or how it fails."""
-    ends = [
-        link.run(number, payload_of(function))
-        for number, function in enumerate(functions, 1)
-    ]
+    ends = [link.run(number, payload_of(function)) for number, function in enumerate(functions, 1)]
     results = [end.exception(PATIENCE) or end.result() for end in ends]
     return [
-        each if isinstance(each, BaseException) else load_result(each.payload)
-        for each in results
+        each if isinstance(each, BaseException) else load_result(each.payload) for each in results
     ]
 
 

@@ -53,8 +53,7 @@ _capture: ContextVar[_Capture | None] = ContextVar("stratagem_capture", default=
 def captured(emit: Emit) -> AbstractContextManager[None]:
     """Give what the body writes in this thread to a function instead.
 
-    Threads that the body starts write where they would without, unless they are
-    given its context.
+    Threads that the body starts write where they would without, unless they are given its context.
     """
     return _Capturing(emit)
 

@@ -40,9 +40,7 @@ def cancelled(closure: int, worker: str) -> pb.Finished:
     return failed(closure, pb.FAILURE_KIND_CANCELLED, error)
 
 
-def failed(
-    closure: int, kind: pb.FailureKind.ValueType, error: BaseException
-) -> pb.Finished:
+def failed(closure: int, kind: pb.FailureKind.ValueType, error: BaseException) -> pb.Finished:
     """Return the outcome of a function that raised an exception."""
     # The first frame is `run_closure` above.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
@@ -68,10 +66,7 @@ def _stack(lines: Sequence[Line]) -> list[traceback.FrameSummary]:
 
 
 def _failed(
-    closure: int,
-    kind: pb.FailureKind.ValueType,
-    error: BaseException,
-    lines: Sequence[str],
+    closure: int, kind: pb.FailureKind.ValueType, error: BaseException, lines: Sequence[str]
 ) -> pb.Finished:
     failure = pb.Failure(
         kind=kind,

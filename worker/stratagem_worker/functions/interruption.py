@@ -28,10 +28,9 @@ class Interrupted(BaseException):
 class Interruptible(Generic[Name]):
     """What one thread runs and another may interrupt, one thing at a time.
 
-    CPython raises the exception in the thread before one of the next instructions of
-    its Python code. That must not be one of our own, so there is no lock here: one
-    that is just being taken would stay taken. Nor one of gRPC's, so it is put off there
-    (`stratagem._core.interruption`).
+    CPython raises the exception in the thread before one of the next instructions of its Python
+    code. That must not be one of our own, so there is no lock here: one that is just being taken
+    would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`).
     """
 
     def __init__(self) -> None:
@@ -40,9 +39,7 @@ class Interruptible(Generic[Name]):
         self._striking = False
         self._guard = Guard(Interrupted)
 
-    def run(
-        self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]
-    ) -> Result:
+    def run(self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]) -> Result:
         """Run something in this thread.
 
         Args:
@@ -75,9 +72,9 @@ class Interruptible(Generic[Name]):
                     time.sleep(_GLANCE_SECONDS)
                 if awaited or not self._struck:
                     return
-                # In place of one that may not have come. To take that back would have
-                # CPython 3.11 look out for it at every call from then on: that takes
-                # time, and a profiler never comes to an end.
+                # In place of one that may not have come. To take that back would have CPython 3.11
+                # look out for it at every call from then on: that takes time, and a profiler never
+                # comes to an end.
                 awaited = True
                 _raise(thread)
                 while True:
@@ -105,9 +102,9 @@ class Interruptible(Generic[Name]):
 def _raise_unless_starting(thread: int) -> bool:
     """Raise the exception in a thread, unless a thread is just being started.
 
-    Before CPython 3.12 a thread that has not run yet has the number of the one that
-    starts it. It would take the exception in its place and end, and the other one would
-    wait for ever until it has begun.
+    Before CPython 3.12 a thread that has not run yet has the number of the one that starts it. It
+    would take the exception in its place and end, and the other one would wait for ever until it
+    has begun.
     """
     if sys.version_info >= (3, 12):
         _raise(thread)

@@ -62,8 +62,8 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     """Return a result that stays on another worker.
 
     Raises:
-        WorkerLostError: That worker cannot be reached, does not have it any more, or
-            sends nothing for 10 s.
+        WorkerLostError: That worker cannot be reached, does not have it any more, or sends nothing
+            for 10 s.
     """
     request = pb.CopyRequest(asking=_asking(place, settings), closure=place.closure)
     try:

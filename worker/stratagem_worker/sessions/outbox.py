@@ -13,9 +13,8 @@ from stratagem_proto.serving.rpc_boundary import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import batches, split
 
-# What need not be sent at once is, with what comes meanwhile, after this time. Updates
-# that take a millisecond then cost client and worker half of what they do if each
-# travels alone.
+# What need not be sent at once is, with what comes meanwhile, after this time. Updates that take a
+# millisecond then cost client and worker half of what they do if each travels alone.
 _LINGER_SECONDS = 0.01
 
 # Lines that a function may write before it has to wait for them to be sent.
@@ -25,8 +24,8 @@ _LINES = 1_000
 class Outbox:
     """Takes events from any thread and sends them in order.
 
-    The thread that puts what is awaited sends all there is, if it may and nothing else
-    is being sent. All else is left to the event loop.
+    The thread that puts what is awaited sends all there is, if it may and nothing else is being
+    sent. All else is left to the event loop.
     """
 
     def __init__(self) -> None:
@@ -130,9 +129,7 @@ class Outbox:
         sent_back = pb.SentBack(closure=closure, payload=last)
         self._put_with(pieces, pb.WorkEvent(sent_back=sent_back))
 
-    def _put_with(
-        self, pieces: Iterable[bytes], event: pb.WorkEvent, at_once: bool = True
-    ) -> None:
+    def _put_with(self, pieces: Iterable[bytes], event: pb.WorkEvent, at_once: bool = True) -> None:
         parts = (pb.WorkEvent(piece=piece) for piece in pieces)
         self.put(*parts, event, at_once=at_once)
 
@@ -165,8 +162,8 @@ class Outbox:
             raise self._error
 
     def _taken(self) -> list[pb.WorkEvent]:
-        # First: the end of one of them may be among the events by now. Or its thread
-        # takes it out just now, and tells its end next.
+        # First: the end of one of them may be among the events by now. Or its thread takes it out
+        # just now, and tells its end next.
         begun = [one for one in list(self._begun) if self._begun.pop(one, False)]
         events = [self._events.popleft() for _ in range(len(self._events))]
         return [*map(_started, begun), *events]

@@ -25,10 +25,7 @@ from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from stratagem_worker.results.copying import Copies
 from stratagem_worker.results.staying_results import StayingResults
 from stratagem_worker.sessions.outbox import Outbox
-from stratagem_worker.sessions.unreported_outcomes import (
-    FunctionOutcome,
-    UnreportedOutcomes,
-)
+from stratagem_worker.sessions.unreported_outcomes import FunctionOutcome, UnreportedOutcomes
 from stratagem_worker.sessions.watch import Watch, WorkerWriteBatcher
 from stratagem_worker.settings import WorkerSettings
 

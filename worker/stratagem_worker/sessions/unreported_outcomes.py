@@ -13,13 +13,13 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.functions.closure import write_failed
 from stratagem_worker.sessions.watch import Watch
 
-# So many functions run ahead of their writes. More spare little, and a checkpoint that
-# is asked for waits for them.
+# So many functions run ahead of their writes. More spare little, and a checkpoint that is asked for
+# waits for them.
 _MOST_AHEAD = 16
 
-# A function that ends later than this after an unreported one waits for its writes. If
-# none ends in twice that time, another thread does soon, and who waits for a function
-# whose successor takes its time has waited so much longer.
+# A function that ends later than this after an unreported one waits for its writes. If none ends in
+# twice that time, another thread does soon, and who waits for a function whose successor takes its
+# time has waited so much longer.
 _LINGER_SECONDS = 0.01
 
 
@@ -44,13 +44,11 @@ class UnreportedOutcomes:
 
     Args:
         watch: Looks whether they linger for too long.
-        report: Called from any thread with each message, the seconds that the function
-            ran, and whether nothing follows that it could be told with.
+        report: Called from any thread with each message, the seconds that the function ran, and
+            whether nothing follows that it could be told with.
     """
 
-    def __init__(
-        self, watch: Watch, report: Callable[[pb.Finished, float, bool], None]
-    ) -> None:
+    def __init__(self, watch: Watch, report: Callable[[pb.Finished, float, bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch = watch
         self._report = report

@@ -9,16 +9,16 @@ from contextlib import suppress
 
 from stratagem._ps_client.write_behind import Backlog
 
-# What lingers is looked after so much later at most, if no other thread does before.
-# Each look wakes the event loop, of which short functions feel every time.
+# What lingers is looked after so much later at most, if no other thread does before. Each look
+# wakes the event loop, of which short functions feel every time.
 _SECONDS = 0.005
 
 
 class Watch:
     """Looks at what lingers for as long as anything does. Made on the event loop.
 
-    There is one for all that lingers for want of writes: a timer of each kind would
-    wake the loop for itself.
+    There is one for all that lingers for want of writes: a timer of each kind would wake the loop
+    for itself.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class Watch:
         """Look in a further way.
 
         Args:
-            look: Called on the event loop with the present time, in seconds of a
-                monotonic clock; returns whether anything lingers yet.
+            look: Called on the event loop with the present time, in seconds of a monotonic clock;
+                returns whether anything lingers yet.
         """
         self._looks.append(look)
 

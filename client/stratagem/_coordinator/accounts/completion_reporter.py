@@ -55,13 +55,9 @@ class CompletionReporter:
         """Start the threads."""
         for server, news in self._news.items():
             name = f"stratagem-reporter-{server}"
-            threading.Thread(
-                target=self._run, args=(server, news), name=name, daemon=True
-            ).start()
+            threading.Thread(target=self._run, args=(server, news), name=name, daemon=True).start()
 
-    def begin(
-        self, inherited: ClosureIdentity | None = None
-    ) -> tuple[int, ClosureIdentity]:
+    def begin(self, inherited: ClosureIdentity | None = None) -> tuple[int, ClosureIdentity]:
         """Return the number of a new closure here, and its identity."""
         with self._changing:
             number = next(self._numbers)

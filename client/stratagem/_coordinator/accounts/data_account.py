@@ -24,8 +24,8 @@ class OpenedPass:
     Attributes:
         data: Which.
         remaining: How many batches they have to draw.
-        inherited: Functions of a coordinator that was lost which have drawn from it and
-            not ended. They are to run again.
+        inherited: Functions of a coordinator that was lost which have drawn from it and not ended.
+            They are to run again.
     """
 
     data: DataPass
@@ -70,9 +70,7 @@ class DataAccount:
             [identity for identity, batches in unfinished if batches],
         )
 
-    def _taken_over(
-        self, earlier: EarlierCoordinator
-    ) -> Iterator[tuple[ClosureIdentity, int]]:
+    def _taken_over(self, earlier: EarlierCoordinator) -> Iterator[tuple[ClosureIdentity, int]]:
         """Yield the unfinished functions, with how many batches they have drawn."""
         space, batches = earlier.space, {}
         for one in earlier.unfinished:
@@ -118,7 +116,7 @@ class BatchKeeper:
             None if none is left.
 
         Raises:
-            FailedPreconditionError: The data had another number of batches, or another
-                coordinator goes on with the pass.
+            FailedPreconditionError: The data had another number of batches, or another coordinator
+                goes on with the pass.
         """
         return self.servers.call(self.server, draw_batch(data, num_batches))

@@ -25,8 +25,8 @@ class Ended(NamedTuple):
 class OpenClosures:
     """The closures that have not ended.
 
-    Pure. Closures begin in the order of their numbers, some of which may be left out,
-    and end about in this order: what is told of them is short.
+    Pure. Closures begin in the order of their numbers, some of which may be left out, and end about
+    in this order: what is told of them is short.
     """
 
     def __init__(self) -> None:

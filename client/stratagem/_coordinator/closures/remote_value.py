@@ -31,10 +31,10 @@ class RemoteValueStatus(Enum):
 class RemoteValue(RemoteObject):
     """What a function that runs on some worker returns.
 
-    `ClusterCoordinator.schedule` gives one at once. It can be an argument of further
-    functions, which then run once it is there; a large one they get from the worker
-    that has it. While this object lives, what the function returned is copied here,
-    whatever becomes of the worker; once it is dropped, nothing large is.
+    `ClusterCoordinator.schedule` gives one at once. It can be an argument of further functions,
+    which then run once it is there; a large one they get from the worker that has it. While this
+    object lives, what the function returned is copied here, whatever becomes of the worker; once it
+    is dropped, nothing large is.
 
     Spec: RMV-1 to RMV-5.
 
@@ -60,14 +60,12 @@ class RemoteValue(RemoteObject):
     def fetch(self) -> Any:
         """Wait for the value and return it with arrays in place of tensors.
 
-        If it was the last of what is scheduled, the program's parameters are then as of
-        `join`.
+        If it was the last of what is scheduled, the program's parameters are then as of `join`.
 
         Returns:
-            What the function returned: tensors as NumPy arrays, those without
-            dimensions as NumPy numbers, distributed values as tuples of these, other
-            leaves as they are. What NumPy has no type for, such as bfloat16, is wider:
-            float32. `get` gives it as it is.
+            What the function returned: tensors as NumPy arrays, those without dimensions as NumPy
+            numbers, distributed values as tuples of these, other leaves as they are. What NumPy has
+            no type for, such as bfloat16, is wider: float32. `get` gives it as it is.
 
         Raises:
             CancelledError: The function was cancelled, or the coordinator closed.
@@ -81,8 +79,7 @@ class RemoteValue(RemoteObject):
     def get(self) -> Any:
         """Wait for the value and return it, with tensors on this machine's CPU.
 
-        If it was the last of what is scheduled, the program's parameters are then as of
-        `join`.
+        If it was the last of what is scheduled, the program's parameters are then as of `join`.
 
         Returns:
             What the function returned; distributed values as tuples.

@@ -15,8 +15,8 @@ from stratagem_proto.errors import CancelledError
 class Latch:
     """An event that is set once, under a lock of its user.
 
-    Each closure has one, and few are waited for. An event takes ten times as long to
-    make and to set, which a closure that does nothing would feel.
+    Each closure has one, and few are waited for. An event takes ten times as long to make and to
+    set, which a closure that does nothing would feel.
     """
 
     __slots__ = ("_closed", "_is_set")
@@ -45,9 +45,9 @@ class Latch:
 class Result(WorkerValue):
     """The result of a closure: to come, here, or on the worker that ran it.
 
-    A large one stays on its worker. It is copied here if the program has its
-    `RemoteValue`, so that it outlives the worker; other workers copy it from there.
-    Without a copy here, the closure runs again if the worker is lost. Spec: RMV-3.
+    A large one stays on its worker. It is copied here if the program has its `RemoteValue`, so that
+    it outlives the worker; other workers copy it from there. Without a copy here, the closure runs
+    again if the worker is lost. Spec: RMV-3.
 
     Changed under the lock of `Dispatch` alone.
 

@@ -14,17 +14,15 @@ from stratagem_proto.errors import CancelledError
 class OwnParameters:
     """Brings the program's parameters up to date once all functions have ended.
 
-    The program can then evaluate its modules in plain code, as it could if it had
-    trained them itself. While functions run, values would be old at once.
+    The program can then evaluate its modules in plain code, as it could if it had trained them
+    itself. While functions run, values would be old at once.
 
     Args:
         strategy: The strategy of the program.
         ended: Returns how many functions have ended, or None while some have not.
     """
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, ended: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, ended: Callable[[], int | None]) -> None:
         self._strategy = strategy
         self._ended = ended
         self._seen = 0
@@ -32,8 +30,7 @@ class OwnParameters:
     def refresh(self) -> None:
         """Read them, if functions have ended since the last time and none is left.
 
-        In a replica they stay what it works with, and so they do once the strategy is
-        closed.
+        In a replica they stay what it works with, and so they do once the strategy is closed.
 
         Raises:
             StratagemError: As of `ParameterServerStrategy.refresh`.

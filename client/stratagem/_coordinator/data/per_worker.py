@@ -14,19 +14,15 @@ from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
 from stratagem._shipping.call import FunctionCall
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    OutOfRangeError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError
 
 
 class PerWorkerValues(WorkerValue):
     """One value for each worker.
 
-    A function that gets it as an argument, or has it in a closure, finds the value of
-    the worker that runs it. A worker makes its value when it first needs it, and anew
-    when it comes back after it was lost.
+    A function that gets it as an argument, or has it in a closure, finds the value of the worker
+    that runs it. A worker makes its value when it first needs it, and anew when it comes back after
+    it was lost.
 
     Spec: COO-5, COO-13.
     """
@@ -78,8 +74,8 @@ class PerWorkerIterator(PerWorkerValues):
 class PerWorkerDataset(PerWorkerValues):
     """A dataset of each worker.
 
-    `iter` gives a `PerWorkerIterator`, to be passed to scheduled functions. Passed
-    itself, it is the dataset that the worker made.
+    `iter` gives a `PerWorkerIterator`, to be passed to scheduled functions. Passed itself, it is
+    the dataset that the worker made.
 
     Spec: COO-12 to COO-14.
     """
@@ -107,9 +103,7 @@ class PerWorkerDataset(PerWorkerValues):
                 return dataset.element_spec
             for element in Reader(dataset):
                 return element_spec(element)
-        raise OutOfRangeError(
-            "The dataset has no elements, so there is no element_spec to tell"
-        )
+        raise OutOfRangeError("The dataset has no elements, so there is no element_spec to tell")
 
 
 def build_of(dataset_or_fn: Any) -> Callable[[], Any]:

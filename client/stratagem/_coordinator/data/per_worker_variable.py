@@ -11,10 +11,7 @@ import torch
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.threads.patience import Patience
-from stratagem._core.contexts.worker_index import (
-    experimental_get_current_worker_index,
-    on_worker,
-)
+from stratagem._core.contexts.worker_index import experimental_get_current_worker_index, on_worker
 from stratagem._core.variables.local import LocalVariable
 from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.parcel import Parcel
@@ -27,9 +24,9 @@ AskAll = Callable[[Parcel, Patience], Sequence[bytes]]
 class PerWorkerVariable(LocalVariable):
     """A variable of which the program and each of its workers have a copy.
 
-    Nothing brings the copies together. A function finds that of the worker that runs
-    it, which is kept in the worker's memory: when the worker is lost, it begins with
-    its initial value again. No gradients are wanted of it.
+    Nothing brings the copies together. A function finds that of the worker that runs it, which is
+    kept in the worker's memory: when the worker is lost, it begins with its initial value again. No
+    gradients are wanted of it.
 
     Args:
         worker_values: What the workers keep.
@@ -39,9 +36,7 @@ class PerWorkerVariable(LocalVariable):
     Spec: PSV-12.
     """
 
-    def __init__(
-        self, worker_values: WorkerValues, ask_all: AskAll, **given: Any
-    ) -> None:
+    def __init__(self, worker_values: WorkerValues, ask_all: AskAll, **given: Any) -> None:
         given["trainable"] = False
         with on_worker(0):
             super().__init__(**given)
@@ -59,8 +54,7 @@ class PerWorkerVariable(LocalVariable):
 
         Raises:
             WorkerLostError: A worker was lost before it answered.
-            DeadlineExceededError: Some, which are named, have not answered in `timeout`
-                seconds.
+            DeadlineExceededError: Some, which are named, have not answered in `timeout` seconds.
         """
         patience = Patience("read_all", timeout)
         call = self._worker_values.closure_pickler.dump(

@@ -9,21 +9,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
-from stratagem._coordinator.accounts.data_account import (
-    BatchKeeper,
-    DataAccount,
-    OpenedPass,
-)
+from stratagem._coordinator.accounts.data_account import BatchKeeper, DataAccount, OpenedPass
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._core.contexts.worker_index import on_worker
 from stratagem._core.names import UniqueNames
-from stratagem._input.numbered_batches import (
-    NumberedBatches,
-    Order,
-    require_numbered,
-    seed_of,
-)
+from stratagem._input.numbered_batches import NumberedBatches, Order, require_numbered, seed_of
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.requests.coordination import DataPass
 from stratagem_proto.errors import AlreadyExistsError
@@ -33,9 +24,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity
 class SharedReader(Iterator[Any]):
     """One pass over data, of which the function that runs reads the next batch."""
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, dataset: Any, opened: DataPass
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, dataset: Any, opened: DataPass) -> None:
         self._keeper = BatchKeeper.of(strategy)
         self._batches = NumberedBatches(dataset)
         self._pass = opened
@@ -54,14 +43,13 @@ class SharedReader(Iterator[Any]):
 class SharedIterator(PerWorkerIterator):
     """One pass over a dataset of which workers share the batches.
 
-    Passed to scheduled functions, `next` gives them one batch after the other, each
-    once. When there is none left, a function that calls `next` fails with
-    `OutOfRangeError`.
+    Passed to scheduled functions, `next` gives them one batch after the other, each once. When
+    there is none left, a function that calls `next` fails with `OutOfRangeError`.
 
     Attributes:
         pass_number: Which pass over the data this is, from 0.
-        remaining: How many batches functions have to draw yet, as of the beginning:
-            all, unless a program that was lost has begun the pass.
+        remaining: How many batches functions have to draw yet, as of the beginning: all, unless a
+            program that was lost has begun the pass.
 
     Spec: COO-13, COO-15.
     """
@@ -78,11 +66,11 @@ class SharedIterator(PerWorkerIterator):
 class SharedDataset(PerWorkerDataset):
     """A dataset of which workers share the batches.
 
-    `len` is the number of batches in a pass, and `iter` begins one: as many functions
-    as there are batches read all of it, if each calls `next` once.
+    `len` is the number of batches in a pass, and `iter` begins one: as many functions as there are
+    batches read all of it, if each calls `next` once.
 
-    A program that is started again in place of one that was lost goes on with the last
-    pass by its first `iter`, unless that pass is over.
+    A program that is started again in place of one that was lost goes on with the last pass by its
+    first `iter`, unless that pass is over.
 
     Args:
         worker_values: What workers keep.
@@ -96,10 +84,7 @@ class SharedDataset(PerWorkerDataset):
     """
 
     def __init__(
-        self,
-        worker_values: WorkerValues,
-        build: Callable[[], Any],
-        account: DataAccount,
+        self, worker_values: WorkerValues, build: Callable[[], Any], account: DataAccount
     ) -> None:
         super().__init__(worker_values, build)
         with on_worker(0):
@@ -170,8 +155,8 @@ def inherited_identity(remote_objects: Iterable[object]) -> ClosureIdentity | No
         remote_objects: What the new one uses of the workers'.
 
     Returns:
-        One of those that have drawn from an iterator among them when the program was
-        lost that had scheduled them, each once; None if there is none left.
+        One of those that have drawn from an iterator among them when the program was lost that had
+        scheduled them, each once; None if there is none left.
     """
     iterators = [one for one in remote_objects if isinstance(one, SharedIterator)]
     for iterator in iterators:

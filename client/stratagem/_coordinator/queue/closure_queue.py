@@ -1,16 +1,15 @@
 """Which closure runs where and when, and which error is reported.
 
-Closures and workers are numbers here. Each method takes note of an event and returns
-what is to be done about it, in this order. There is no thread, socket or clock: who
-calls does so under a lock, and waits for what the properties say.
+Closures and workers are numbers here. Each method takes note of an event and returns what is to be
+done about it, in this order. There is no thread, socket or clock: who calls does so under a lock,
+and waits for what the properties say.
 
-A closure waits for its inputs, then in the queue, then on a worker: in flight. A worker
-has some of them, up to its depth, of which it runs the first, so that it need not wait
-for the next ones to travel. A closure ends by `finished` or `failed`, or by an order
-that tells so.
+A closure waits for its inputs, then in the queue, then on a worker: in flight. A worker has some of
+them, up to its depth, of which it runs the first, so that it need not wait for the next ones to
+travel. A closure ends by `finished` or `failed`, or by an order that tells so.
 
-In between its value may stay on its worker, where others can get it that wait for it:
-should the worker be lost then, the closure runs again.
+In between its value may stay on its worker, where others can get it that wait for it: should the
+worker be lost then, the closure runs again.
 """
 
 from __future__ import annotations
@@ -39,15 +38,13 @@ class ClosureQueue:
     Args:
         capacity: How many closures may be on no worker before it is full.
         depth: How many closures a worker may have, until `deepen` says otherwise.
-        most_losses: How many workers may be lost that had a closure until that is given
-            up; None for any number.
+        most_losses: How many workers may be lost that had a closure until that is given up; None
+            for any number.
 
     Spec: COO-6 to COO-10, ERR-1 to ERR-7, FLT-2 to FLT-4, FLT-14.
     """
 
-    def __init__(
-        self, capacity: int, depth: int, most_losses: int | None = None
-    ) -> None:
+    def __init__(self, capacity: int, depth: int, most_losses: int | None = None) -> None:
         self.error: BaseException | None = None
         """The first error since the last report."""
         self.reporting = False
@@ -238,11 +235,7 @@ class ClosureQueue:
         idle = sum(not load for load in self._on_worker.values()) - len(asked)
         loads = [load for one, load in self._on_worker.items() if one not in asked]
         loads.sort(key=len, reverse=True)
-        return [
-            one
-            for load in loads[: max(idle, 0)]
-            for one in [*load][(len(load) + 1) // 2 :]
-        ]
+        return [one for load in loads[: max(idle, 0)] for one in [*load][(len(load) + 1) // 2 :]]
 
     # An error is reported.
 

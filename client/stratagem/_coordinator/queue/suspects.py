@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 class Suspects:
     """Which closures workers had when they were lost, and how often.
 
-    A worker that is lost may have begun any of several, and does not say any more which
-    one. Each of them runs alone from then on, so that another loss is of that one.
+    A worker that is lost may have begun any of several, and does not say any more which one. Each
+    of them runs alone from then on, so that another loss is of that one.
 
     Args:
         most: How many workers may be lost with a closure; None for any number.
@@ -25,14 +25,11 @@ class Suspects:
     def __bool__(self) -> bool:
         return bool(self._workers)
 
-    def blame(
-        self, closures: Collection[int], worker: int
-    ) -> Mapping[int, tuple[int, ...]]:
+    def blame(self, closures: Collection[int], worker: int) -> Mapping[int, tuple[int, ...]]:
         """Take note that a worker was lost with what it had.
 
         Returns:
-            The closures that must not run again, each with the workers that were lost
-            with it.
+            The closures that must not run again, each with the workers that were lost with it.
         """
         if self._most is None:
             return {}

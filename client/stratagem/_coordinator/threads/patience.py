@@ -39,16 +39,14 @@ class Patience:
 
     def exceeded(self, missing: str) -> DeadlineExceededError:
         """Return the error of a call that has waited for too long."""
-        return DeadlineExceededError(
-            f"{self._call} waited for {self._seconds:g} s: {missing}"
-        )
+        return DeadlineExceededError(f"{self._call} waited for {self._seconds:g} s: {missing}")
 
 
 class ExclusiveEntry(AbstractContextManager[None]):
     """Keeps other threads out while the body runs; serves once.
 
-    A generator would set the traceback of what the body raises, which not every class
-    of exceptions allows.
+    A generator would set the traceback of what the body raises, which not every class of exceptions
+    allows.
 
     Args:
         lock: Held meanwhile.

@@ -60,18 +60,14 @@ class Rebalancing:
         at_end: Called once, after `close`.
     """
 
-    def __init__(
-        self, rebalance: Callable[[], None], at_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, rebalance: Callable[[], None], at_end: Callable[[], None]) -> None:
         self._rebalance = rebalance
         self._at_end = at_end
         self._wishes: SimpleQueue[bool] = SimpleQueue()
 
     def start(self) -> None:
         """Start the thread."""
-        threading.Thread(
-            target=self._run, name="stratagem-rebalancing", daemon=True
-        ).start()
+        threading.Thread(target=self._run, name="stratagem-rebalancing", daemon=True).start()
 
     def ask(self) -> None:
         """Ask for the function to be called."""

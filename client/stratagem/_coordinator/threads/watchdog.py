@@ -16,16 +16,13 @@ class Watchdog:
 
     Args:
         seconds: The time between looks.
-        progress: Returns another number whenever something has ended; None if there
-            is nothing to do.
+        progress: Returns another number whenever something has ended; None if there is nothing to
+            do.
         state: Returns where everything stands.
     """
 
     def __init__(
-        self,
-        seconds: float,
-        progress: Callable[[], int | None],
-        state: Callable[[], str],
+        self, seconds: float, progress: Callable[[], int | None], state: Callable[[], str]
     ) -> None:
         self._seconds = seconds
         self._progress = progress

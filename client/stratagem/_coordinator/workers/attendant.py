@@ -45,11 +45,7 @@ class Attendant:
     """
 
     def __init__(
-        self,
-        index: int,
-        address: str,
-        connect: Callable[[], RemoteWorker],
-        events: Events,
+        self, index: int, address: str, connect: Callable[[], RemoteWorker], events: Events
     ) -> None:
         self.index = index
         self._address = address
@@ -67,9 +63,7 @@ class Attendant:
             delay: Seconds until it connects first.
         """
         name = f"stratagem-worker-{self.index}"
-        threading.Thread(
-            target=self._run, args=(delay,), name=name, daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=(delay,), name=name, daemon=True).start()
 
     def reconnect(self) -> None:
         """Let the thread give up the connection and make another one."""
@@ -93,9 +87,7 @@ class Attendant:
             return self._sought()
 
     def _new_wait(self) -> Wait:
-        return Wait(
-            "the coordinator", f"/job:worker/task:{self.index} at {self._address}"
-        )
+        return Wait("the coordinator", f"/job:worker/task:{self.index} at {self._address}")
 
     def _sought(self) -> RemoteWorker | None:
         pause = _PAUSE_SECONDS

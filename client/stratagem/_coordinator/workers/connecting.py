@@ -25,8 +25,8 @@ from stratagem_proto.wire.channel import Deadlines
 class GpuCounts:
     """Lets workers in that have as many GPUs as those before.
 
-    Any worker runs any function, with one replica for each of its GPUs, so that
-    results of workers with other numbers would mean something else.
+    Any worker runs any function, with one replica for each of its GPUs, so that results of workers
+    with other numbers would mean something else.
 
     Spec: PS2-7.
     """

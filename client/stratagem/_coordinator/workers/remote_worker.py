@@ -16,19 +16,14 @@ from stratagem._shipping.parcel import Definition, Parcel
 from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.v1.worker_pb2 import (
-    RESULT_USE_LARGE_STAYS,
-    RESULT_USE_NONE,
-    ResultPlace,
-    Run,
-)
+from stratagem_proto.v1.worker_pb2 import RESULT_USE_LARGE_STAYS, RESULT_USE_NONE, ResultPlace, Run
 
 
 class RemoteWorker:
     """A connection to a worker, and what was sent over it.
 
-    A worker that comes back is another `RemoteWorker`: it has nothing of what the
-    earlier one had. Not thread-safe.
+    A worker that comes back is another `RemoteWorker`: it has nothing of what the earlier one had.
+    Not thread-safe.
 
     Args:
         index: Its index in the job "worker".

@@ -33,8 +33,8 @@ def workers_of(resolver: ClusterResolver) -> dict[int, str]:
 class ResolverWatch:
     """Carries out what changes in a resolver, and nothing else.
 
-    A worker that joined or left otherwise stays in or out. One whose address is another
-    leaves, and the one that is there joins.
+    A worker that joined or left otherwise stays in or out. One whose address is another leaves, and
+    the one that is there joins.
 
     Args:
         resolver: The resolver.
@@ -43,10 +43,7 @@ class ResolverWatch:
     """
 
     def __init__(
-        self,
-        resolver: ClusterResolver,
-        members: Members,
-        known: Mapping[int, str],
+        self, resolver: ClusterResolver, members: Members, known: Mapping[int, str]
     ) -> None:
         self._resolver = resolver
         self._members = members

@@ -9,11 +9,7 @@ from functools import partial
 
 from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    StratagemError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, StratagemError, UnimplementedError
 
 _LOG = logging.getLogger("stratagem")
 
@@ -40,8 +36,7 @@ class _Member:
 class Roster:
     """Keeps an attendant for each worker, and logs who comes and goes.
 
-    Not thread-safe: its methods are called under the lock of who has it, which the
-    events take too.
+    Not thread-safe: its methods are called under the lock of who has it, which the events take too.
 
     Attributes:
         there: The connections, by index of the worker.
@@ -133,16 +128,14 @@ class Roster:
             return
         self._members[attendant.index].known = True
         facts = _facts(attendant.index, "missing")
-        _LOG.warning(
-            "%s. Until then functions wait, or others run them", error, extra=facts
-        )
+        _LOG.warning("%s. Until then functions wait, or others run them", error, extra=facts)
 
     def refuse(self, attendant: Attendant, error: StratagemError) -> bool:
         """Take note that a worker cannot be used.
 
         Returns:
-            Whether the program is to hear of it: once, unless others can do its work;
-            always while there is none.
+            Whether the program is to hear of it: once, unless others can do its work; always while
+            there is none.
         """
         if not self.has(attendant):
             return False
@@ -153,9 +146,7 @@ class Roster:
         first, member.refused = not member.refused, True
         if first and member.late:
             facts = _facts(attendant.index, "refused")
-            _LOG.warning(
-                "%s cannot join: %s", _name(attendant.index), error, extra=facts
-            )
+            _LOG.warning("%s cannot join: %s", _name(attendant.index), error, extra=facts)
         return (first and not member.late) or not self.there
 
 

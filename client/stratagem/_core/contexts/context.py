@@ -1,7 +1,7 @@
 """Where a thread stands: default, cross-replica, replica or update context.
 
-Each thread has a stack of contexts of its own; a thread that the user starts
-is in the default context. Spec: CTX-1 to CTX-6, CTX-40.
+Each thread has a stack of contexts of its own; a thread that the user starts is in the default
+context. Spec: CTX-1 to CTX-6, CTX-40.
 """
 
 from __future__ import annotations
@@ -101,10 +101,9 @@ def current_context() -> ThreadContext | None:
 def current_replica_id() -> int | None:
     """Return the index of the component that distributed values show here.
 
-    In a replica context that is the replica's place among this process's
-    replicas, in an update context the component that is updated; elsewhere
-    None. This is one thread-local read, cheap enough for every access to a
-    parameter.
+    In a replica context that is the replica's place among this process's replicas, in an update
+    context the component that is updated; elsewhere None. This is one thread-local read, cheap
+    enough for every access to a parameter.
     """
     return _thread.component
 
@@ -192,8 +191,7 @@ def require_cross_replica_or_default(extended: AnyExtended, method: str) -> None
     """Check that a method that acts across replicas may be called here.
 
     Raises:
-        ContextError: Another strategy is in charge, or a replica is running.
-            Spec: CTX-33, CTX-35.
+        ContextError: Another strategy is in charge, or a replica is running. Spec: CTX-33, CTX-35.
     """
     context = _thread.current
     if context is None:
@@ -236,8 +234,7 @@ def require_replica(replica_context: AnyReplicaContext) -> None:
 def _foreign(strategy: AnyStrategy) -> ContextError:
     if not has_strategy():
         return ContextError(
-            f'Need to be inside "with strategy.scope()" for {strategy}; enter its '
-            "scope first"
+            f'Need to be inside "with strategy.scope()" for {strategy}; enter its scope first'
         )
     return ContextError(
         f"Mixing different tf.distribute.Strategy objects: {strategy} is used while "

@@ -24,16 +24,16 @@ _global = _GlobalScope()
 def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
     """Make a strategy the current one of this thread, until another one is set.
 
-    It stands for a `with strategy.scope()` around the rest of the program, for
-    instance in a notebook.
+    It stands for a `with strategy.scope()` around the rest of the program, for instance in a
+    notebook.
 
     Args:
-        strategy: The strategy, in place of the one that was set before; None to
-            return to the default one.
+        strategy: The strategy, in place of the one that was set before; None to return to the
+            default one.
 
     Raises:
-        ContextError: A `with strategy.scope()` is open, or a replica is running; or a
-            scope that was opened since the last call is still open.
+        ContextError: A `with strategy.scope()` is open, or a replica is running; or a scope that
+            was opened since the last call is still open.
 
     Spec: CTX-13, CTX-16.
     """

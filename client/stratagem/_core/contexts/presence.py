@@ -12,8 +12,8 @@ Value = TypeVar("Value")
 class Presence(AbstractContextManager[None], Generic[Value]):
     """Gives a context variable a value while the body runs.
 
-    A worker enters five of them for each function, for 0.35 us each; as generators they
-    would take 1.0.
+    A worker enters five of them for each function, for 0.35 us each; as generators they would take
+    1.0.
 
     Args:
         variable: The variable.

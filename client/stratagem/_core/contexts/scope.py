@@ -31,8 +31,8 @@ _Resources = Callable[[], AbstractContextManager[object]]
 class Scope(Generic[_Strategy]):
     """What `Strategy.scope` returns: the cross-replica context of a strategy.
 
-    Within a scope of the same strategy nothing is pushed, so that there it may be
-    entered any number of times. Elsewhere it serves once.
+    Within a scope of the same strategy nothing is pushed, so that there it may be entered any
+    number of times. Elsewhere it serves once.
     Spec: CTX-10 to CTX-13.
 
     Args:
@@ -42,10 +42,7 @@ class Scope(Generic[_Strategy]):
     """
 
     def __init__(
-        self,
-        strategy: _Strategy,
-        name: str | None = None,
-        resources: _Resources | None = None,
+        self, strategy: _Strategy, name: str | None = None, resources: _Resources | None = None
     ) -> None:
         self._strategy = strategy
         default = partial(strategy.extended._scope_resources, name)
@@ -97,9 +94,7 @@ class ImplicitScope(AbstractContextManager[None]):
         resources: Opens resources after all, for a scope that the user asked for.
     """
 
-    def __init__(
-        self, strategy: AnyStrategy, resources: _Resources | None = None
-    ) -> None:
+    def __init__(self, strategy: AnyStrategy, resources: _Resources | None = None) -> None:
         self._strategy, self._resources = strategy, resources
         self._open: list[AbstractContextManager[object]] = []
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class AggregatingVariable(ReplicaWritten):
     """Wraps the only copy of a variable for strategies with several replicas.
 
-    What replicas write is combined as `aggregation` says and written once. Each
-    replica has a leaf of its own, so that gradients do not mix; the leaves share
-    the memory of the one copy, and replicas elsewhere compute with copies of them.
+    What replicas write is combined as `aggregation` says and written once. Each replica has a leaf
+    of its own, so that gradients do not mix; the leaves share the memory of the one copy, and
+    replicas elsewhere compute with copies of them.
 
     Args:
         strategy: The strategy that it belongs to.

@@ -17,11 +17,7 @@ from stratagem._core.contexts.context import (
 )
 from stratagem._core.distributed_variables.replica_writes import ReplicaWritten
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
-from stratagem._core.values.distributed_values import (
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-)
+from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.values.regroup import regroup, select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.creators import NextCreator
@@ -34,10 +30,7 @@ if TYPE_CHECKING:
 
 
 def created_copies(
-    first: Variable,
-    next_creator: NextCreator,
-    devices: Sequence[str],
-    kwargs: dict[str, Any],
+    first: Variable, next_creator: NextCreator, devices: Sequence[str], kwargs: dict[str, Any]
 ) -> list[Variable]:
     """Return a variable and copies of it, of the same value. Spec: VAR-3.
 
@@ -49,9 +42,7 @@ def created_copies(
     """
     value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
     return [first] + [
-        next_creator(
-            **{**kwargs, **value, "name": copy_name(first.name, number)}, device=device
-        )
+        next_creator(**{**kwargs, **value, "name": copy_name(first.name, number)}, device=device)
         for number, device in enumerate(devices, start=1)
     ]
 

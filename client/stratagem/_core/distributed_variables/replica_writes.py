@@ -24,8 +24,8 @@ _NOT_COMBINABLE = (Write.SCATTER_MIN, Write.SCATTER_MAX, Write.SCATTER_UPDATE)
 class ReplicaWritten(Variable):
     """A variable of several replicas, whose writes are combined and made once.
 
-    In a replica context that is a merge call, and `aggregation` says how to combine;
-    in cross-replica context what is written is taken as it is. A subclass provides
+    In a replica context that is a merge call, and `aggregation` says how to combine; in
+    cross-replica context what is written is taken as it is. A subclass provides
     `_write_everywhere`.
 
     Spec: VWR-1 to VWR-15, VSC-1 to VSC-5.

@@ -20,9 +20,9 @@ from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 class SyncOnReadVariable(CopiedVariable):
     """A variable that each replica writes for itself, such as a metric.
 
-    In a replica, reads and writes concern its own copy. Elsewhere a read combines
-    the copies as `aggregation` says, and an assignment is spread over them so that
-    reading returns what was assigned.
+    In a replica, reads and writes concern its own copy. Elsewhere a read combines the copies as
+    `aggregation` says, and an assignment is spread over them so that reading returns what was
+    assigned.
 
     Spec: VRD-3 to VRD-6, VOR-1 to VOR-11.
     """
@@ -43,9 +43,7 @@ class SyncOnReadVariable(CopiedVariable):
 
     def _result(self) -> Any:
         index = self._component()
-        return (
-            self._saved_value() if index is None else self._copies[index]._saved_value()
-        )
+        return self._saved_value() if index is None else self._copies[index]._saved_value()
 
     def _combined_copies(self) -> torch.Tensor:
         """Return what the copies amount to.

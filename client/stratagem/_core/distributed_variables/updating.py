@@ -12,11 +12,7 @@ from stratagem._core import device_names
 from stratagem._core.contexts.context import updating
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.values.regroup import (
-    regroup_updates,
-    select_component,
-    select_replica,
-)
+from stratagem._core.values.regroup import regroup_updates, select_component, select_replica
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -38,11 +34,10 @@ def run_update(
         strategy: The strategy, current in this thread, in cross-replica context.
         device: Where the variable is; the current device of the function.
         call: The function, with the variable already bound to it.
-        args: Positional arguments; mirrored ones are unwrapped, and of tensors that
-            replicas gave and that are equal the first is taken.
+        args: Positional arguments; mirrored ones are unwrapped, and of tensors that replicas gave
+            and that are equal the first is taken.
         kwargs: Keyword arguments, likewise.
-        group: Whether to return the result as it is; otherwise each leaf becomes
-            a tuple of one.
+        group: Whether to return the result as it is; otherwise each leaf becomes a tuple of one.
 
     Raises:
         InvalidArgumentError: An argument differs between replicas.
@@ -71,11 +66,11 @@ def run_updates(
         strategy: The strategy, current in this thread, in cross-replica context.
         devices: Where the copies are.
         calls: The function, with each copy already bound to it.
-        args: Positional arguments; of distributed values and variables each call
-            gets its component.
+        args: Positional arguments; of distributed values and variables each call gets its
+            component.
         kwargs: Keyword arguments, likewise.
-        group: Whether to merge the results to mirrored values; otherwise each leaf
-            becomes the tuple of what it is for each copy.
+        group: Whether to merge the results to mirrored values; otherwise each leaf becomes the
+            tuple of what it is for each copy.
 
     Spec: CTX-4, EXT-4, EXT-6, REG-12.
     """

@@ -37,16 +37,13 @@ def _part(leaf: Any, alone: bool) -> torch.Tensor:
         leaf = leaf._operand()
     if isinstance(leaf, IndexedSlices):
         raise UnimplementedError(
-            "all_gather does not support IndexedSlices; gather its values and its "
-            "indices"
+            "all_gather does not support IndexedSlices; gather its values and its indices"
         )
     if alone and isinstance(leaf, int | float):
         leaf = torch.tensor(leaf)
     if isinstance(leaf, torch.Tensor):
         return leaf
-    raise InvalidArgumentError(
-        f"all_gather takes tensors, not {leaf!r}; wrap it by torch.tensor()"
-    )
+    raise InvalidArgumentError(f"all_gather takes tensors, not {leaf!r}; wrap it by torch.tensor()")
 
 
 class _AllGather(torch.autograd.Function):
@@ -70,9 +67,7 @@ class _AllGather(torch.autograd.Function):
         return None, None, *(total.narrow(axis, *where) for total, *where in slices)
 
 
-def _join(
-    axis: int, strategy: AnyStrategy, *merged: Any
-) -> tuple[list[Any], list[Any]]:
+def _join(axis: int, strategy: AnyStrategy, *merged: Any) -> tuple[list[Any], list[Any]]:
     extended = strategy.extended
     joined = extended._gathered(merged, axis)
     lengths = [_lengths(value, axis) for value in merged]

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from stratagem._core.contexts import context
-from stratagem._core.contexts.context import (
-    ThreadContext,
-    cross_replica,
-    require_replica,
-)
+from stratagem._core.contexts.context import ThreadContext, cross_replica, require_replica
 from stratagem._core.deprecation import old_spelling
 from stratagem._core.enums import ReduceOp, reduce_op_from
 from stratagem._core.replicas.all_gather import all_gather
@@ -40,8 +36,8 @@ class ReplicaContext:
     Args:
         strategy: The strategy that runs the replica.
         replica_id_in_sync_group: Its number among all replicas in sync.
-        merge: How a merge call reaches the other replicas; by default there are
-            none and the function is called at once.
+        merge: How a merge call reaches the other replicas; by default there are none and the
+            function is called at once.
 
     Raises:
         InvalidArgumentError: The number is of another type. Spec: REP-1.
@@ -103,8 +99,8 @@ class ReplicaContext:
     def devices(self) -> Sequence[Any]:
         """The device of the replica, the only one of a sequence.
 
-        Strategies with several replicas in this process nest it once more:
-        `[[device]]`. Spec: REP-5.
+        Strategies with several replicas in this process nest it once more: `[[device]]`. Spec:
+        REP-5.
 
         Raises:
             ContextError: The replica is not running in this thread.
@@ -120,9 +116,8 @@ class ReplicaContext:
     ) -> Any:
         """Call a function once for all replicas, in cross-replica context.
 
-        All replicas have to make the call. The function gets the strategy and
-        then the merged arguments of all replicas; each replica gets its
-        component of what it returns.
+        All replicas have to make the call. The function gets the strategy and then the merged
+        arguments of all replicas; each replica gets its component of what it returns.
 
         Args:
             merge_fn: The function; that of the first replica is called.
@@ -130,8 +125,8 @@ class ReplicaContext:
             kwargs: Keyword arguments of this replica.
 
         Raises:
-            ContextError: The replica is not running in this thread, or the
-                replicas make different numbers of merge calls.
+            ContextError: The replica is not running in this thread, or the replicas make different
+                numbers of merge calls.
 
         Spec: REP-6, MRG-1 to MRG-6.
         """
@@ -147,25 +142,21 @@ class ReplicaContext:
             return merge_fn(self._strategy, *args, **kwargs)
 
     def all_reduce(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        options: CommunicationOptions | None = None,
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduce a nest over all replicas and give each of them the result.
 
-        Differentiable: the gradient is reduced in the same way. All replicas
-        have to make the call, with the same structure.
+        Differentiable: the gradient is reduced in the same way. All replicas have to make the call,
+        with the same structure.
 
         Args:
             reduce_op: The reduction.
-            value: Nest of tensors and `IndexedSlices`; the latter stay sparse
-                and are not differentiated.
+            value: Nest of tensors and `IndexedSlices`; the latter stay sparse and are not
+                differentiated.
             options: Hints for the communication.
 
         Raises:
-            InvalidArgumentError: `reduce_op` is no reduction, or a leaf is not a
-                tensor.
+            InvalidArgumentError: `reduce_op` is no reduction, or a leaf is not a tensor.
             ContextError: As for `merge_call`.
 
         Spec: REP-7, REP-9.
@@ -182,22 +173,14 @@ class ReplicaContext:
         sums: Any = iter(())
         if dense:
             sums = iter(_AllReduce.apply(self, op, options, *dense))  # type: ignore[no-untyped-call] # of torch
-        results = (
-            next(rows if isinstance(part, IndexedSlices) else sums) for part in parts
-        )
+        results = (next(rows if isinstance(part, IndexedSlices) else sums) for part in parts)
         return map_leaves(lambda _: next(results), value)
 
-    def all_gather(
-        self,
-        value: Any,
-        axis: int,
-        options: CommunicationOptions | None = None,
-    ) -> Any:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate a nest over all replicas and give each of them the result.
 
-        Differentiable: the gradients of all replicas are added, and each takes the
-        slice of what it put in. All replicas have to make the call, with the same
-        structure.
+        Differentiable: the gradients of all replicas are added, and each takes the slice of what it
+        put in. All replicas have to make the call, with the same structure.
 
         Args:
             value: Nest of tensors that are equal in shape but for `axis`.
@@ -215,10 +198,7 @@ class ReplicaContext:
         return all_gather(self, value, axis)
 
     def _reduced(
-        self,
-        op: ReduceOp,
-        parts: Sequence[Any],
-        options: CommunicationOptions | None,
+        self, op: ReduceOp, parts: Sequence[Any], options: CommunicationOptions | None
     ) -> Any:
         def merge(strategy: AnyStrategy, *merged: Any) -> Any:
             pairs = [(part, part) for part in merged]
@@ -236,8 +216,7 @@ def _summand(leaf: Any, alone: bool) -> Any:
     if isinstance(leaf, torch.Tensor | IndexedSlices):
         return leaf
     raise InvalidArgumentError(
-        f"all_reduce takes tensors and IndexedSlices, not {leaf!r}; wrap it by "
-        "torch.tensor()"
+        f"all_reduce takes tensors and IndexedSlices, not {leaf!r}; wrap it by torch.tensor()"
     )
 
 
@@ -263,6 +242,4 @@ class _AllReduce(torch.autograd.Function):
 
 
 # The stack of contexts is below replicas and knows no more than that they are there.
-get_replica_context = cast(
-    "Callable[[], ReplicaContext | None]", context.get_replica_context
-)
+get_replica_context = cast("Callable[[], ReplicaContext | None]", context.get_replica_context)

@@ -1,8 +1,8 @@
 """Running a function once per replica.
 
-Several replicas have a thread each, but only one of them runs at a time: the
-first until it ends or reaches a merge call, then the second, and so on. The
-calling thread passes the turn and runs the merge functions. Spec: RUN-1.
+Several replicas have a thread each, but only one of them runs at a time: the first until it ends or
+reaches a merge call, then the second, and so on. The calling thread passes the turn and runs the
+merge functions. Spec: RUN-1.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem._core import device_names
 from stratagem._core.contexts.context import cross_replica, run_options
 from stratagem._core.replicas.replica_context import MergeCall, ReplicaContext
-from stratagem._core.replicas.replica_thread import (
-    Failed,
-    Finished,
-    Merging,
-    ReplicaThread,
-    Report,
-)
+from stratagem._core.replicas.replica_thread import Failed, Finished, Merging, ReplicaThread, Report
 from stratagem._core.replicas.torch_state import TorchState
 from stratagem._core.values.regroup import regroup, select_replica
 from stratagem._core.variables import creators as _creators
@@ -41,8 +35,8 @@ def run_replicas(
 ) -> Any:
     """Call `fn` once per device and merge what the calls return.
 
-    Distributed values among the arguments are replaced by each replica's
-    component. A single replica runs in the calling thread.
+    Distributed values among the arguments are replaced by each replica's component. A single
+    replica runs in the calling thread.
 
     Args:
         strategy: The strategy, current in this thread, in cross-replica context.
@@ -89,10 +83,7 @@ class _Rounds:
         self._shared = SharedCreation()
         surroundings = _Surroundings(strategy, devices, self._shared)
         self._replicas = [
-            ReplicaThread(
-                partial(surroundings.entered, index),
-                _bound(index, fn, args, kwargs),
-            )
+            ReplicaThread(partial(surroundings.entered, index), _bound(index, fn, args, kwargs))
             for index in range(len(devices))
         ]
 

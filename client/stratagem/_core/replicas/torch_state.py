@@ -37,11 +37,7 @@ class TorchState:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             tuple(
-                _Autocast(
-                    kind,
-                    torch.get_autocast_dtype(kind),
-                    torch.is_autocast_enabled(kind),
-                )
+                _Autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
                 for kind in _DEVICE_TYPES
             ),
             torch.is_autocast_cache_enabled(),

@@ -14,9 +14,9 @@ _WIDER = {torch.complex32: torch.complex64}
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor's values as an array, which may share its memory.
 
-    NumPy has none of torch's floats but those of 16, 32 and 64 bits of IEEE: bfloat16
-    and the floats of 8 bits become float32, and complex32 complex64, which hold all of
-    their values. TensorFlow adds these types to NumPy by a package of its own.
+    NumPy has none of torch's floats but those of 16, 32 and 64 bits of IEEE: bfloat16 and the
+    floats of 8 bits become float32, and complex32 complex64, which hold all of their values.
+    TensorFlow adds these types to NumPy by a package of its own.
     """
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:

@@ -23,10 +23,7 @@ class IndexedSlices:
     """
 
     def __init__(
-        self,
-        values: torch.Tensor,
-        indices: torch.Tensor,
-        dense_shape: Sequence[int] | None = None,
+        self, values: torch.Tensor, indices: torch.Tensor, dense_shape: Sequence[int] | None = None
     ) -> None:
         if indices.dim() != 1 or values.shape[:1] != indices.shape:
             raise InvalidArgumentError(
@@ -88,6 +85,5 @@ class IndexedSlices:
     def __repr__(self) -> str:
         shape = None if self.dense_shape is None else tuple(self.dense_shape)
         return (
-            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
-            f"dense_shape={shape})"
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, dense_shape={shape})"
         )

@@ -19,8 +19,8 @@ class Node(NamedTuple):
     """An inner node of a nest.
 
     Attributes:
-        shape: What has to agree between nests that are walked together: the
-            form's name with the keys or the number of children.
+        shape: What has to agree between nests that are walked together: the form's name with the
+            keys or the number of children.
         children: The children, in order.
         rebuild: Makes a node of the same type from new children.
     """

@@ -16,8 +16,8 @@ from stratagem._core.tensors.torch_writes import written
 class TensorStandIn:
     """An object that torch functions take in place of a tensor.
 
-    A subclass says by `_operand` which tensor it stands for at the moment, and
-    by `_target` which one a torch function that writes may write to.
+    A subclass says by `_operand` which tensor it stands for at the moment, and by `_target` which
+    one a torch function that writes may write to.
     """
 
     def _operand(self) -> Any:

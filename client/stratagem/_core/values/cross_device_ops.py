@@ -27,9 +27,9 @@ Pair = tuple[DistributedValues, Any]
 class CrossDeviceOps:
     """The seam between a strategy and the devices that its replicas run on.
 
-    A subclass overrides `reduce_implementation`, and `batch_reduce_implementation`
-    where several values together are cheaper than one after the other. Destinations
-    are those of `StrategyExtended.reduce_to`.
+    A subclass overrides `reduce_implementation`, and `batch_reduce_implementation` where several
+    values together are cheaper than one after the other. Destinations are those of
+    `StrategyExtended.reduce_to`.
     """
 
     __module__ = "stratagem"
@@ -66,9 +66,7 @@ class CrossDeviceOps:
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Reduce several values; otherwise as `reduce`."""
-        pairs = [
-            (_as_distributed(value), where) for value, where in value_destination_pairs
-        ]
+        pairs = [(_as_distributed(value), where) for value, where in value_destination_pairs]
         op = reduce_op_from(reduce_op)
         return self.batch_reduce_implementation(op, pairs, options)
 
@@ -108,8 +106,8 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     Args:
         reduce_to_device: The device; by default that of the first component.
-        accumulation_fn: Adds a list of tensors, all on that device; by default one
-            after the other, in replica order.
+        accumulation_fn: Adds a list of tensors, all on that device; by default one after the other,
+            in replica order.
     """
 
     __module__ = "stratagem"
@@ -149,8 +147,7 @@ class _PackedAllReduce(CrossDeviceOps):
     What does not go back to where it came from, and rows, are reduced on one device.
 
     Args:
-        num_packs: How many messages a batch becomes at most; 0 leaves every tensor
-            by itself.
+        num_packs: How many messages a batch becomes at most; 0 leaves every tensor by itself.
 
     Raises:
         InvalidArgumentError: `num_packs` is negative.
@@ -195,9 +192,7 @@ class _PackedAllReduce(CrossDeviceOps):
         size = -(-len(numbers) // self._num_packs) if self._num_packs else 1
         return [numbers[at : at + size] for at in range(0, len(numbers), size)]
 
-    def _reduce_pack(
-        self, op: ReduceOp, values: Sequence[DistributedValues]
-    ) -> list[Mirrored]:
+    def _reduce_pack(self, op: ReduceOp, values: Sequence[DistributedValues]) -> list[Mirrored]:
         rows = [[dense(part).detach() for part in value.values] for value in values]
         by_device = list(zip(*rows, strict=True))
         sums = self._all_reduce([_flatten_dense_tensors(part) for part in by_device])

@@ -16,8 +16,8 @@ from stratagem_proto.errors import InvalidArgumentError
 class DeviceAccess(TensorStandIn):
     """Access to components by the device that they are on.
 
-    The devices are those that the values were made with. Where they were made
-    without, they are the replicas' devices of the strategy in scope.
+    The devices are those that the values were made with. Where they were made without, they are the
+    replicas' devices of the strategy in scope.
 
     Spec: VAL-2.
     """
@@ -49,9 +49,7 @@ class DeviceAccess(TensorStandIn):
             return self._component()
         name, known = device_names.canonicalize(device), self._named_devices()
         if name not in known:
-            raise InvalidArgumentError(
-                f"Device {name} not found in {list(known)} of {self!r}"
-            )
+            raise InvalidArgumentError(f"Device {name} not found in {list(known)} of {self!r}")
         return self.values[known.index(name)]
 
     @old_spelling("strategy.extended.worker_devices")

@@ -24,9 +24,7 @@ class DistributedValues(DeviceAccess):
     Spec: VAL-1.
     """
 
-    def __init__(
-        self, values: Sequence[Any] | Mapping[str | torch.device, Any]
-    ) -> None:
+    def __init__(self, values: Sequence[Any] | Mapping[str | torch.device, Any]) -> None:
         if isinstance(values, Mapping):
             self._device_names = tuple(map(device_names.canonicalize, values))
             values = tuple(values.values())
@@ -91,9 +89,7 @@ class Mirrored(Operators, DistributedValues):
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling probe for dunders before `_values` exists.
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         component = self._target(name) if is_in_place(name) else self._component()
         return getattr(component, name)
 

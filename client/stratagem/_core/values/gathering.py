@@ -19,8 +19,8 @@ def gather(leaf: Any, axis: int) -> Any:
     A plain value is returned as it is.
 
     Raises:
-        InvalidArgumentError: The components have no such axis, or differ in
-            another one, or in dtype.
+        InvalidArgumentError: The components have no such axis, or differ in another one, or in
+            dtype.
         UnimplementedError: `leaf` is an `IndexedSlices`.
 
     Spec: GAT-1 to GAT-7.

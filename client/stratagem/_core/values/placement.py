@@ -27,11 +27,11 @@ def place(nest: Any, destinations: Any) -> Any:
     """Copy reduced values to where `destinations` is.
 
     Args:
-        nest: Tensors, `IndexedSlices`, variables, meaning their values, and plain
-            values, which stay as they are.
-        destinations: A device; or a tensor, meaning its device; or a variable or
-            distributed values, meaning the devices of all components; or the
-            nest that was reduced, meaning for each leaf its own.
+        nest: Tensors, `IndexedSlices`, variables, meaning their values, and plain values, which
+            stay as they are.
+        destinations: A device; or a tensor, meaning its device; or a variable or distributed
+            values, meaning the devices of all components; or the nest that was reduced, meaning for
+            each leaf its own.
 
     Returns:
         The values there; for several components a `Mirrored` of distinct copies.
@@ -79,7 +79,5 @@ def _place_leaf(value: Any, destination: Any) -> Any:
 
 def _copied(value: torch.Tensor | IndexedSlices) -> torch.Tensor | IndexedSlices:
     if isinstance(value, IndexedSlices):
-        return IndexedSlices(
-            value.values.clone(), value.indices.clone(), value.dense_shape
-        )
+        return IndexedSlices(value.values.clone(), value.indices.clone(), value.dense_shape)
     return value.clone()

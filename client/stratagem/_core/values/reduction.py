@@ -23,14 +23,14 @@ def reduce_nest(op: ReduceOp, nest: Any, destinations: Any, replicas: int) -> An
 
     Args:
         op: The reduction.
-        nest: Distributed values; a plain value counts as equal on all replicas, so
-            that its mean is itself, as it is and where it is.
+        nest: Distributed values; a plain value counts as equal on all replicas, so that its mean is
+            itself, as it is and where it is.
         destinations: As for `place`.
         replicas: The number of replicas.
 
     Raises:
-        InvalidArgumentError: A plain value is to be summed, or the components of
-            a value differ in shape or dtype. Spec: RED-5 to RED-7, RED-15 to RED-23.
+        InvalidArgumentError: A plain value is to be summed, or the components of a value differ in
+            shape or dtype. Spec: RED-5 to RED-7, RED-15 to RED-23.
     """
 
     def reduced(leaf: Any, destination: Any) -> Any:
@@ -141,8 +141,7 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
 
     Raises:
         InvalidArgumentError: `axis` does not exist.
-        InvalidTypeError: `axis` is neither an integer nor several.
-            Spec: RED-8 to RED-14, RED-19.
+        InvalidTypeError: `axis` is neither an integer nor several. Spec: RED-8 to RED-14, RED-19.
     """
 
     def reduced(leaf: Any) -> torch.Tensor:
@@ -159,9 +158,7 @@ def _reduce_components(
     return finished(op, total, count)
 
 
-def axis_sum(
-    components: Sequence[torch.Tensor], axis: Axis
-) -> tuple[torch.Tensor, int]:
+def axis_sum(components: Sequence[torch.Tensor], axis: Axis) -> tuple[torch.Tensor, int]:
     """Return the sum over `axis` and components, and how many elements went into it."""
     totals, count = [], 0
     for component in components:
@@ -190,7 +187,5 @@ def dimensions(tensor: torch.Tensor, axis: Axis) -> tuple[int, ...]:
     rank = tensor.dim()
     for dim in axes:
         if not -rank <= dim < rank:
-            raise InvalidArgumentError(
-                f"`axis` {dim} is out of range for a value of rank {rank}"
-            )
+            raise InvalidArgumentError(f"`axis` {dim} is out of range for a value of rank {rank}")
     return tuple(dim % rank for dim in axes)

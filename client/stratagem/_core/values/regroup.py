@@ -10,11 +10,7 @@ import torch
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.tensors.nests import LEAF_TYPES, map_leaves
 from stratagem._core.tensors.operators import TensorStandIn
-from stratagem._core.values.distributed_values import (
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-)
+from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
@@ -26,8 +22,8 @@ def regroup(
 ) -> Any:
     """Merge the nests of all replicas into one.
 
-    A leaf that is the same object on all replicas stays that object, the
-    components of one variable become the variable, and other leaves are wrapped.
+    A leaf that is the same object on all replicas stays that object, the components of one variable
+    become the variable, and other leaves are wrapped.
 
     Args:
         values: One nest per replica, in replica order.
@@ -107,9 +103,9 @@ def regroup_updates(results: Sequence[Any], group: bool) -> Any:
 
     Args:
         results: One nest per component.
-        group: Whether to merge to mirrored values, where leaves that are no tensors
-            and not one object are lost; otherwise each leaf becomes the tuple of its
-            components, of length 1 if they are one object.
+        group: Whether to merge to mirrored values, where leaves that are no tensors and not one
+            object are lost; otherwise each leaf becomes the tuple of its components, of length 1 if
+            they are one object.
 
     Spec: REG-12, EXT-4.
     """

@@ -21,8 +21,8 @@ def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ..
 
     Args:
         arguments: What a replica function is called with.
-        wrapped: Whether input is `PerReplica`, so that other leaves do not matter. The
-            only replica of a process gets plain tensors.
+        wrapped: Whether input is `PerReplica`, so that other leaves do not matter. The only replica
+            of a process gets plain tensors.
     """
     found = leaves(arguments)
     parts = [leaf.values for leaf in found if type(leaf) is PerReplica]
@@ -30,11 +30,7 @@ def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ..
         parts = [(leaf,) for leaf in found]
     if not parts:
         return ()
-    return tuple(
-        index
-        for index, mine in enumerate(zip(*parts, strict=False))
-        if _all_empty(mine)
-    )
+    return tuple(index for index, mine in enumerate(zip(*parts, strict=False)) if _all_empty(mine))
 
 
 def _all_empty(parts: tuple[Any, ...]) -> bool:

@@ -75,26 +75,25 @@ class Assignable:
     ) -> Any:
         """Replace the value.
 
-        In a replica context the values of all replicas are combined as
-        `aggregation` says, and every replica has to make the call.
+        In a replica context the values of all replicas are combined as `aggregation` says, and
+        every replica has to make the call.
 
         Args:
-            value: Tensor of this variable's shape and dtype, or a number, array
-                or list that can be converted to its dtype.
+            value: Tensor of this variable's shape and dtype, or a number, array or list that can be
+                converted to its dtype.
             use_locking: Accepted and ignored.
             name: Accepted and ignored.
-            read_value: Whether to return the new value; otherwise None. A
-                `ShardedVariable` ignores it.
+            read_value: Whether to return the new value; otherwise None. A `ShardedVariable` ignores
+                it.
 
         Returns:
-            Something to be used as a tensor of the new value. With one copy it is
-            the variable. With several it is a snapshot: in a replica context a
-            tensor, otherwise `Mirrored`; of `synchronization=ON_READ` what a read
-            would give.
+            Something to be used as a tensor of the new value. With one copy it is the variable.
+            With several it is a snapshot: in a replica context a tensor, otherwise `Mirrored`; of
+            `synchronization=ON_READ` what a read would give.
 
         Raises:
-            InvalidArgumentError: Shape or dtype differ; or in a replica context
-                the variable has no aggregation.
+            InvalidArgumentError: Shape or dtype differ; or in a replica context the variable has no
+                aggregation.
             InvalidTypeError: `value` is no tensor and cannot become one.
             ContextError: Another strategy is in charge.
 
@@ -133,8 +132,8 @@ class Assignable:
         Raises:
             InvalidTypeError: `sparse_delta` is not an `IndexedSlices`.
             InvalidArgumentError: The rows do not fit.
-            UnimplementedError: The shards of a `ShardedVariable` are not the layout
-                that a strategy makes: as even as possible, the larger ones first.
+            UnimplementedError: The shards of a `ShardedVariable` are not the layout that a strategy
+                makes: as even as possible, the larger ones first.
         """
         return self._scatter(Write.SCATTER_ADD, sparse_delta)
 

@@ -1,7 +1,7 @@
 """The functions that variable creation passes through.
 
-A creator takes the next creator and the keyword arguments of the variable. The
-innermost sees the call first; the last one makes a plain local variable.
+A creator takes the next creator and the keyword arguments of the variable. The innermost sees the
+call first; the last one makes a plain local variable.
 Spec: VAR-1.
 """
 
@@ -56,8 +56,8 @@ class creator_scope:
     """Scope in which variables are created by `added`, the last one first.
 
     Raises:
-        ContextError: On leaving: a scope opened inside is still open. This one can
-            be left once that is closed. Spec: CTX-13.
+        ContextError: On leaving: a scope opened inside is still open. This one can be left once
+            that is closed. Spec: CTX-13.
     """
 
     def __init__(self, *added: Creator) -> None:

@@ -17,8 +17,8 @@ def initial_tensor(
     """Return the initial value of a variable as a tensor.
 
     Raises:
-        InvalidArgumentError: It has another shape than `shape`, or it is sparse or
-            without contents, or None.
+        InvalidArgumentError: It has another shape than `shape`, or it is sparse or without
+            contents, or None.
         InvalidTypeError: It cannot become a tensor of the dtype.
     """
     if callable(value) and not isinstance(value, torch.Tensor | TensorStandIn):
@@ -87,8 +87,8 @@ def operand(variable: Written, value: Any) -> torch.Tensor:
     """Return `value` as a tensor that can be written into `variable`.
 
     Raises:
-        InvalidArgumentError: Shape or dtype differ from the variable's, or the
-            value is None, too large, or a `PerReplica` outside of a replica.
+        InvalidArgumentError: Shape or dtype differ from the variable's, or the value is None, too
+            large, or a `PerReplica` outside of a replica.
         InvalidTypeError: It is no tensor and cannot become one of the dtype.
     """
     if isinstance(value, TensorStandIn):

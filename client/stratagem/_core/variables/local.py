@@ -27,8 +27,7 @@ class LocalVariable(Variable):
     It takes the arguments of `Variable`, and two of its own.
 
     Args:
-        device: Where to put it; by default the current device, else that of
-            the initial value.
+        device: Where to put it; by default the current device, else that of the initial value.
         colocate_with: Variable on whose device to put it instead.
     """
 
@@ -56,9 +55,7 @@ class LocalVariable(Variable):
         self._leaf = leaf.requires_grad_(self.trainable and differentiable)
 
     @classmethod
-    def over(
-        cls, leaf: torch.Tensor, traits: VariableTraits, device_name: str
-    ) -> LocalVariable:
+    def over(cls, leaf: torch.Tensor, traits: VariableTraits, device_name: str) -> LocalVariable:
         """Return a variable whose tensor is `leaf` itself, not a copy.
 
         Args:
@@ -143,12 +140,8 @@ _WRITES: dict[Write, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _reduced(
-    reduction: str,
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    def scatter(
-        target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+def _reduced(reduction: str) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def scatter(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         shape = (-1,) + (1,) * (values.dim() - 1)
         index = indices.view(shape).expand_as(values)
         return target.scatter_reduce_(0, index, values, reduction)
@@ -156,17 +149,13 @@ def _reduced(
     return scatter
 
 
-def _divided(
-    target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
+def _divided(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     divisors = _reduced("prod")(torch.ones_like(target), indices, values)
     rows = torch.unique(indices)
     return target.index_copy_(0, rows, (target[rows] / divisors[rows]).to(target.dtype))
 
 
-_SCATTERS: dict[
-    Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-] = {
+_SCATTERS: dict[Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Write.SCATTER_ADD: lambda t, i, v: t.index_add_(0, i, v),
     Write.SCATTER_SUB: lambda t, i, v: t.index_add_(0, i, v, alpha=-1),
     Write.SCATTER_MUL: _reduced("prod"),

@@ -22,8 +22,8 @@ def canonical_name(name: str | None) -> str:
 class SharedCreation:
     """Lets the first replica create variables and the others find them.
 
-    The k-th variable of one canonical name is the same on all replicas. Where
-    replicas overlap, the others wait for the first one as long as it runs.
+    The k-th variable of one canonical name is the same on all replicas. Where replicas overlap, the
+    others wait for the first one as long as it runs.
     Spec: VAR-10 to VAR-12.
     """
 
@@ -65,9 +65,7 @@ class SharedCreation:
         name = _name_in(kwargs)
         variables = self._created[name]
         with self._changed:
-            self._changed.wait_for(
-                lambda: found[name] < len(variables) or not self._first_runs
-            )
+            self._changed.wait_for(lambda: found[name] < len(variables) or not self._first_runs)
         if found[name] >= len(variables):
             raise ContextError(
                 f"Tried to create variable {kwargs.get('name') or 'Variable'!r} with "

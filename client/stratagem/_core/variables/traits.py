@@ -29,8 +29,8 @@ class VariableTraits:
         """Return the traits with open ones filled in.
 
         Raises:
-            InvalidArgumentError: A mode is not a member of its enumeration.
-                Spec: VAR-15, VAR-19, VAR-21, VAR-22.
+            InvalidArgumentError: A mode is not a member of its enumeration. Spec: VAR-15, VAR-19,
+                VAR-21, VAR-22.
         """
         name = name or "Variable"
         synchronization = synchronization or VariableSynchronization.AUTO

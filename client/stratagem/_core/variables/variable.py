@@ -20,10 +20,7 @@ from stratagem._core.tensors.torch_writes import is_in_place
 from stratagem._core.variables.assignable import Assignable, Write
 from stratagem._core.variables.creators import create
 from stratagem._core.variables.traits import VariableTraits
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,26 +42,26 @@ class VariableType(type):
 class Variable(Assignable, Operators, metaclass=VariableType):
     """A tensor that keeps its identity while its value changes.
 
-    In a strategy's scope the strategy decides where the variable lives and how
-    many copies there are. It is usable wherever torch takes a tensor.
+    In a strategy's scope the strategy decides where the variable lives and how many copies there
+    are. It is usable wherever torch takes a tensor.
 
     Args:
-        initial_value: Tensor, array, number or nested list; or a function
-            without arguments that returns one.
+        initial_value: Tensor, array, number or nested list; or a function without arguments that
+            returns one.
         trainable: Whether gradients are wanted; by default yes, except for
             `synchronization=ON_READ`.
-        name: Name; by default "Variable". Within a strategy it is made unique
-            by a suffix `_1`, `_2`, ...
+        name: Name; by default "Variable". Within a strategy it is made unique by a suffix `_1`,
+            `_2`, ...
         dtype: Element type; by default that of the initial value.
         shape: Shape that the initial value must have.
         synchronization: When copies are brought together.
         aggregation: How assignments of several replicas are combined.
-        per_worker_variable: Whether each worker of a `ClusterCoordinator` is to have
-            one of its own, in its memory. Without workers it makes no difference.
+        per_worker_variable: Whether each worker of a `ClusterCoordinator` is to have one of its
+            own, in its memory. Without workers it makes no difference.
 
     Raises:
-        InvalidArgumentError: A mode is not a member of its enumeration, or the
-            initial value has another shape than `shape`.
+        InvalidArgumentError: A mode is not a member of its enumeration, or the initial value has
+            another shape than `shape`.
 
     Spec: VAR-1, VAR-15 to VAR-22, VRD-7 to VRD-12.
     """
@@ -88,8 +85,8 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     ) -> None:
         raise self._missing("__init__")
 
-    # What a kind of variable has to provide. Not marked as abstract: for a type
-    # checker, too, the call `Variable(...)` has to make one.
+    # What a kind of variable has to provide. Not marked as abstract: for a type checker, too, the
+    # call `Variable(...)` has to make one.
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,17 +106,16 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     def value(self) -> torch.Tensor:
         """Return the tensor through which this thread sees the variable.
 
-        It is a leaf of autograd that requires gradients if the variable is
-        trainable, and is not a copy: treat it as read-only.
+        It is a leaf of autograd that requires gradients if the variable is trainable, and is not a
+        copy: treat it as read-only.
         """
         raise self._missing("value")
 
     def _write(self, write: Write, value: Any) -> None:
         """Carry out `write`.
 
-        Called by `assign*` with whatever the user passed, and by `scatter_*`
-        with `IndexedSlices`; once this returns, reads in the same thread see
-        the new value.
+        Called by `assign*` with whatever the user passed, and by `scatter_*` with `IndexedSlices`;
+        once this returns, reads in the same thread see the new value.
         """
         raise self._missing("_write")
 
@@ -241,8 +237,8 @@ class Variable(Assignable, Operators, metaclass=VariableType):
             indices: Integers, of any shape.
 
         Returns:
-            A tensor of that shape and of the shape of a row, differentiable with
-            respect to the value.
+            A tensor of that shape and of the shape of a row, differentiable with respect to the
+            value.
 
         Raises:
             InvalidTypeError: They are no integers.
@@ -274,9 +270,7 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling probe for dunders before there is a value.
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         tensor = self._target(name) if is_in_place(name) else self._operand()
         return getattr(tensor, name)
 

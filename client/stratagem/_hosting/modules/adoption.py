@@ -29,12 +29,12 @@ class Adoption:
     """A parameter that is to become a variable.
 
     Attributes:
-        name: Name of the variable, as in `named_parameters()` of its root module,
-            after the scope's prefix and with a suffix if it was taken.
+        name: Name of the variable, as in `named_parameters()` of its root module, after the scope's
+            prefix and with a suffix if it was taken.
         parameter: The user's parameter.
         owners: Where modules have it; tied parameters have several.
-        module_path: Class of the root module and path within it, by which people
-            recognise the module: "Recommender.users".
+        module_path: Class of the root module and path within it, by which people recognise the
+            module: "Recommender.users".
     """
 
     name: str
@@ -49,11 +49,10 @@ class ModuleAdopter:
     Args:
         names: The names taken in the strategy.
         registry: The parameters that the strategy hosts.
-        host: Makes variables of parameters: adds each to the registry. All
-            workers call it with equal names in the same order.
+        host: Makes variables of parameters: adds each to the registry. All workers call it with
+            equal names in the same order.
         host_buffers: Takes care of the buffers of modules.
-        prepare: Makes another kind of parameter of one that is to be adopted, in its
-            place.
+        prepare: Makes another kind of parameter of one that is to be adopted, in its place.
 
     Attributes:
         buffers: The buffers of the modules by name.
@@ -129,8 +128,8 @@ class ModuleAdopter:
         watch, prefix = self._open.get(threading.get_ident(), (None, ""))
         if not watch:
             return []
-        # Which roots there are must not depend on when cycles are collected: all
-        # workers have to come to the same names.
+        # Which roots there are must not depend on when cycles are collected: all workers have to
+        # come to the same names.
         gc.collect()
         roots = watch.drain()
         parts = [part for root in roots for part in root.modules()]
@@ -178,8 +177,7 @@ class ModuleAdopter:
 class BeforeFirstForward:
     """Forward pre-hook of a lazy module; comes after torch has given it its shape.
 
-    A copy of the module is no business of the strategy, so a copied hook does
-    nothing.
+    A copy of the module is no business of the strategy, so a copied hook does nothing.
     """
 
     def __init__(self, adopt: Callable[[], None] | None = None) -> None:
@@ -210,9 +208,7 @@ def _parameters_of(roots: Iterable[nn.Module]) -> list[Adoption]:
     return list(found.values())
 
 
-def _adoption(
-    root: nn.Module, path: str, owner: Owner, parameter: Parameter
-) -> Adoption:
+def _adoption(root: nn.Module, path: str, owner: Owner, parameter: Parameter) -> Adoption:
     name = f"{path}.{owner[1]}" if path else owner[1]
     place = f"{type(root).__name__}.{path}" if path else type(root).__name__
     return Adoption(name, parameter, (owner,), place)

@@ -1,7 +1,7 @@
 """Seeing writes to hosted parameters through their `.data`.
 
-torch gives out a tensor that shares the memory and counts writes by itself, so that the
-parameter shows none of them.
+torch gives out a tensor that shares the memory and counts writes by itself, so that the parameter
+shows none of them.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
 
     The lookup spans all strategies of the process.
     """
-    # Everything that is registered is kept alive by its entry, so that ids are
-    # not used twice.
+    # Everything that is registered is kept alive by its entry, so that ids are not used twice.
     return _hosted.get(id(tensor))
 
 
@@ -41,8 +40,8 @@ class _Mark(NamedTuple):
     def shows_write_since(self, earlier: _Mark) -> bool:
         """Whether the values may differ from those of the `earlier` mark.
 
-        Freezing does not change them, nor does moving to another device, which
-        leaves the version as it is.
+        Freezing does not change them, nor does moving to another device, which leaves the version
+        as it is.
         """
         moved = self.device != earlier.device
         unchanged = earlier._replace(
@@ -53,17 +52,17 @@ class _Mark(NamedTuple):
         return self != unchanged
 
 
-# What is in a `_Mark` behind the address. Each parameter is looked at three times in a
-# step, which is worth neither a `_Mark` nor a function of our own.
+# What is in a `_Mark` behind the address. Each parameter is looked at three times in a step, which
+# is worth neither a `_Mark` nor a function of our own.
 _state_of = attrgetter("_version", "dtype", "shape", "device", "requires_grad")
 
 
 class HostedParameter:
     """A module's parameter that follows a variable of a strategy.
 
-    The first replica of this process works on the user's own parameter, each
-    other replica on a leaf of its own, so that gradients stay apart. Leaves that
-    are made here share the storage of the parameter if they are on its device.
+    The first replica of this process works on the user's own parameter, each other replica on a
+    leaf of its own, so that gradients stay apart. Leaves that are made here share the storage of
+    the parameter if they are on its device.
 
     Args:
         variable: The variable that has the value.
@@ -127,8 +126,7 @@ class HostedParameter:
     def write(self, value: torch.Tensor) -> None:
         """Put a newer value of the variable into the parameter, in place.
 
-        Not to be called while a replica runs: it would invalidate what autograd
-        saved in forward.
+        Not to be called while a replica runs: it would invalidate what autograd saved in forward.
 
         Args:
             value: Tensor of the parameter's shape and dtype, on any device.
@@ -175,9 +173,9 @@ class HostedParameter:
     def written_locally(self) -> bool:
         """Return whether the user wrote the parameter since it was last accepted.
 
-        Writes by numpy to the same storage cannot be seen. Where the user put another
-        parameter in its place (`load_state_dict(assign=True)`), that one is hosted
-        from now on, and counts as written.
+        Writes by numpy to the same storage cannot be seen. Where the user put another parameter in
+        its place (`load_state_dict(assign=True)`), that one is hosted from now on, and counts as
+        written.
         """
         if self._lent is not None and self._lent.were_written():
             return True
@@ -230,8 +228,8 @@ def _lend(parameter: Parameter, data: torch.Tensor) -> None:
 
 
 def _leaf(parameter: Parameter, device: torch.device) -> Parameter:
-    # A detached alias shares the version counter too, so that a write through it
-    # is seen as one to the parameter.
+    # A detached alias shares the version counter too, so that a write through it is seen as one to
+    # the parameter.
     return Parameter(parameter.detach().to(device), parameter.requires_grad)
 
 

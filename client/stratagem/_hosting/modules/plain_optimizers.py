@@ -6,16 +6,10 @@ import threading
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_pre_hooks,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from stratagem._core.replicas.replica_context import get_replica_context
-from stratagem._hosting.modules.hosted_parameter import (
-    HostedParameter,
-    hosted_parameter,
-)
+from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.unscoped import workers
 from stratagem_proto.errors import FailedPreconditionError
 

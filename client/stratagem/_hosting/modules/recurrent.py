@@ -11,9 +11,9 @@ from torch import Tensor, nn
 def follow_replica(module: nn.Module) -> None:
     """Let a recurrent module take its weights from its parameters at each use.
 
-    `nn.RNNBase` caches them in lists, one per module object, and rebuilds the
-    lists where they differ from the parameters. Several replicas would do so at
-    each turn, and in each other's forward when they run concurrently.
+    `nn.RNNBase` caches them in lists, one per module object, and rebuilds the lists where they
+    differ from the parameters. Several replicas would do so at each turn, and in each other's
+    forward when they run concurrently.
     """
     if isinstance(module, nn.RNNBase) and not isinstance(module, Following):
         for cache_name in ("_flat_weights", "_flat_weight_refs"):

@@ -9,10 +9,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.hosted_parameter import (
-    HostedParameter,
-    hosted_parameter,
-)
+from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
 from stratagem._hosting.modules.replica_parameters import show_leaves
 from stratagem_proto.errors import InternalError
@@ -50,8 +47,8 @@ class ParameterRegistry:
             parameter: The user's parameter.
             variable: The variable.
             owners: Where modules have the parameter; tied ones have several.
-            others: Leaves with storage of their own for the replicas after the first;
-                by default leaves are made, which share storage where they can.
+            others: Leaves with storage of their own for the replicas after the first; by default
+                leaves are made, which share storage where they can.
 
         Raises:
             InternalError: The parameter is hosted already.
@@ -81,8 +78,8 @@ class ParameterRegistry:
     def written_locally(self) -> list[HostedParameter]:
         """Return those that the user wrote since they were last accepted.
 
-        Changes that leave the value alone (freezing, moving to another device) are
-        passed on to the other replicas' leaves here.
+        Changes that leave the value alone (freezing, moving to another device) are passed on to the
+        other replicas' leaves here.
         """
         return [hosted for hosted in self._entries if hosted.written_locally()]
 

@@ -17,9 +17,9 @@ _Buffers = dict[str, "Tensor | None"]
 class BufferRegistry:
     """The buffers, such as running statistics, of one strategy's modules.
 
-    They are no variables: each replica changes its own as it likes. What lasts are
-    those of the first replica, the module's own; the others start each run as copies
-    of them, as in `torch.nn.parallel.DistributedDataParallel`.
+    They are no variables: each replica changes its own as it likes. What lasts are those of the
+    first replica, the module's own; the others start each run as copies of them, as in
+    `torch.nn.parallel.DistributedDataParallel`.
 
     Args:
         devices: The device of each replica of this process.
@@ -59,9 +59,7 @@ class ReplicaBuffers(ReplicaView["Tensor | None"]):
 
     def __init__(self, buffers: _Buffers, others: Sequence[torch.device]) -> None:
         super().__init__(buffers)
-        self._others: list[tuple[torch.device, _Buffers]] = [
-            (device, {}) for device in others
-        ]
+        self._others: list[tuple[torch.device, _Buffers]] = [(device, {}) for device in others]
         self.follow_first()
 
     def follow_first(self) -> None:
@@ -92,9 +90,7 @@ class ReplicaBuffers(ReplicaView["Tensor | None"]):
         return self._own().get(key, value)
 
 
-def _copied(
-    value: Tensor | None, earlier: Tensor | None, device: torch.device
-) -> Tensor | None:
+def _copied(value: Tensor | None, earlier: Tensor | None, device: torch.device) -> Tensor | None:
     if value is None:
         return None
     fits = earlier is not None and earlier.shape == value.shape

@@ -7,10 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
-from stratagem._hosting.modules.hosted_parameter import (
-    HostedParameter,
-    hosted_parameter,
-)
+from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.recurrent import follow_replica
 from stratagem._hosting.modules.replica_view import ReplicaView
 
@@ -42,8 +39,7 @@ class ReplicaParameters(ReplicaView["Parameter | None"]):
         return super().__getitem__(key) if hosted is None else hosted.leaf()
 
     def __setitem__(self, key: str, parameter: Parameter | None) -> None:
-        # torch.func.functional_call takes a leaf out, puts a tensor in, and then
-        # the leaf back.
+        # torch.func.functional_call takes a leaf out, puts a tensor in, and then the leaf back.
         hosted = None if parameter is None else hosted_parameter(parameter)
         if hosted is None:
             self._hosted.pop(key, None)

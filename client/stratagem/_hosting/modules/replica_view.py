@@ -12,8 +12,8 @@ Value = TypeVar("Value")
 class ReplicaView(dict[str, Value]):
     """A `dict` that is read through the `__getitem__` and `get` of its subclass.
 
-    It is one because torch checks for it. Copies of it, and so copies of the module,
-    are plain dicts that know of no strategy.
+    It is one because torch checks for it. Copies of it, and so copies of the module, are plain
+    dicts that know of no strategy.
     """
 
     def __iter__(self) -> Iterator[str]:

@@ -16,8 +16,8 @@ from stratagem_proto.errors import CancelledError
 def keep_fresh(modules: Iterable[nn.Module]) -> None:
     """Let `state_dict()` of these modules have the newest values.
 
-    Parameters follow their variables when replicas start. What is saved after the
-    last step would otherwise be one step behind.
+    Parameters follow their variables when replicas start. What is saved after the last step would
+    otherwise be one step behind.
     """
     for module in modules:
         if refresh_first not in module._state_dict_pre_hooks.values():
@@ -27,8 +27,8 @@ def keep_fresh(modules: Iterable[nn.Module]) -> None:
 def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     """State-dict pre-hook; a plain function, so that modules pickle and copy.
 
-    In a replica the values stay those that it works with; so do they once the
-    strategy is closed, and in a copy, which is no business of a strategy.
+    In a replica the values stay those that it works with; so do they once the strategy is closed,
+    and in a copy, which is no business of a strategy.
     """
     # Parts of the module come with a prefix, after the whole has been refreshed.
     if prefix or current_replica_id() is not None:

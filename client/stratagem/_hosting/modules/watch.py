@@ -17,10 +17,9 @@ from torch.nn.modules import module as torch_module
 class ModuleWatch:
     """Sees the modules that its thread builds while it is open, by `with`.
 
-    torch tells when a module gets a child, a parameter or a buffer, which misses
-    modules that are deep-copied or unpickled whole; those are seen where their
-    state is set. Modules are held weakly: templates that are copied and dropped,
-    as `nn.TransformerEncoder` does, leave no trace.
+    torch tells when a module gets a child, a parameter or a buffer, which misses modules that are
+    deep-copied or unpickled whole; those are seen where their state is set. Modules are held
+    weakly: templates that are copied and dropped, as `nn.TransformerEncoder` does, leave no trace.
     """
 
     def __init__(self) -> None:

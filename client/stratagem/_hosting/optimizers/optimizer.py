@@ -44,10 +44,10 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class DistributedOptimizer(OptimizerWithSlots):
     """Wraps an optimizer of `torch.optim`, and has the strategy make its steps.
 
-    It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and
-    hooks work as with the one it wraps, whose param groups it shares. Each step
-    sends the groups' hyperparameters along with the gradients, so that a change by
-    a scheduler (on either of the two) is part of the next step::
+    It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and hooks work as with
+    the one it wraps, whose param groups it shares. Each step sends the groups' hyperparameters
+    along with the gradients, so that a change by a scheduler (on either of the two) is part of the
+    next step::
 
         with strategy.scope():
             model = Model()
@@ -61,47 +61,44 @@ class DistributedOptimizer(OptimizerWithSlots):
 
         strategy.run(replica_step, args=(batch,))
 
-    The optimizer's state lives with the variables, so `state` is empty here;
-    `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
-    `stratagem.Variable` takes part by its `value()` in the param groups.
+    The optimizer's state lives with the variables, so `state` is empty here; `state_dict` and
+    `load_state_dict` fetch and replace it, in torch's format. A `stratagem.Variable` takes part by
+    its `value()` in the param groups.
 
-    Parameters and variables that were made outside of every scope belong to the
-    default strategy: there each step is simply one of the wrapped optimizer.
+    Parameters and variables that were made outside of every scope belong to the default strategy:
+    there each step is simply one of the wrapped optimizer.
 
     Args:
         optimizer: An optimizer of one of the classes that parameter servers run
-            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), over parameters of one
-            strategy. Its state is empty.
-        reduce_op: MEAN divides the sum of the replicas' gradients by the number of
-            replicas that have any, as suits a loss that is a mean; SUM does not. A
-            replica that got nothing but tensors of 0 rows has none.
-        compression: How gradients travel to parameter servers: "bf16", "fp16",
-            "int8", one of `stratagem.compression`, or None for as they are. What
-            stays on the machine is never compressed, nor is what
-            `MultiWorkerMirroredStrategy` sends.
-        clip_norm: Scales the reduced gradients of each step down, all together, where
-            their norm is larger, as `torch.nn.utils.clip_grad_norm_`. What is reduced
-            over workers is clipped after that.
+            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), over parameters of one strategy. Its
+            state is empty.
+        reduce_op: MEAN divides the sum of the replicas' gradients by the number of replicas that
+            have any, as suits a loss that is a mean; SUM does not. A replica that got nothing but
+            tensors of 0 rows has none.
+        compression: How gradients travel to parameter servers: "bf16", "fp16", "int8", one of
+            `stratagem.compression`, or None for as they are. What stays on the machine is never
+            compressed, nor is what `MultiWorkerMirroredStrategy` sends.
+        clip_norm: Scales the reduced gradients of each step down, all together, where their norm is
+            larger, as `torch.nn.utils.clip_grad_norm_`. What is reduced over workers is clipped
+            after that.
         clip_value: Likewise the bound of each element; comes before `clip_norm`.
-        on_nonfinite: What NaN or an infinity in a gradient leads to, before anything
-            is clipped: "zero" in its place, "reject" the step, "raise" a
-            `NonFiniteGradientError`. None applies it like any number.
-        consistency: What holds the workers of a `ParameterServerStrategy` together
-            in the steps of this optimizer, where it is not the strategy's own.
-        overlap: Whether gradients go to parameter servers while backward goes on, each
-            once it is final; `step` then sends the rest, and the servers apply all or
-            nothing. Excludes limits, accumulation over several backwards, and whatever
-            changes gradients between backward and step, as clipping and `GradScaler`
-            do. Of no effect where nothing is sent.
+        on_nonfinite: What NaN or an infinity in a gradient leads to, before anything is clipped:
+            "zero" in its place, "reject" the step, "raise" a `NonFiniteGradientError`. None applies
+            it like any number.
+        consistency: What holds the workers of a `ParameterServerStrategy` together in the steps of
+            this optimizer, where it is not the strategy's own.
+        overlap: Whether gradients go to parameter servers while backward goes on, each once it is
+            final; `step` then sends the rest, and the servers apply all or nothing. Excludes
+            limits, accumulation over several backwards, and whatever changes gradients between
+            backward and step, as clipping and `GradScaler` do. Of no effect where nothing is sent.
 
     Raises:
-        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
-            nothing of the above.
-        InvalidArgumentError: Its class is not one that servers run, a flag of it
-            is not, there are no parameters, or one was made outside of the scope
-            that is open or that the others were made in. Or a bound is not above 0, or
-            a consistency is given where replicas are always in sync. Or `overlap`
-            together with limits, or with several replicas in this process.
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression` nothing of the
+            above.
+        InvalidArgumentError: Its class is not one that servers run, a flag of it is not, there are
+            no parameters, or one was made outside of the scope that is open or that the others were
+            made in. Or a bound is not above 0, or a consistency is given where replicas are always
+            in sync. Or `overlap` together with limits, or with several replicas in this process.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
     """
@@ -150,8 +147,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         """Add a group, as `torch.optim.Optimizer` does.
 
         Raises:
-            InvalidArgumentError: A parameter was made outside of the strategy's
-                scope; the groups are as before.
+            InvalidArgumentError: A parameter was made outside of the strategy's scope; the groups
+                are as before.
             ContextError: A parameter belongs to another strategy; likewise.
         """
         groups = self._inner.param_groups
@@ -189,9 +186,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         Of steps that workers take together, as of the last refresh.
         """
         found = self._limiter.rejected_steps
-        return (
-            found if self._plain else found + self._hosting.rejected_steps(self._name)
-        )
+        return found if self._plain else found + self._hosting.rejected_steps(self._name)
 
     # Steps.
 
@@ -204,9 +199,9 @@ class DistributedOptimizer(OptimizerWithSlots):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Bring the replicas' gradients together and have them applied.
 
-        Every replica has to make the call; where this process has but one, it may also
-        be made outside of `run`. Parameters that have no gradient on any replica stay
-        as they are. The others have their new values when this returns.
+        Every replica has to make the call; where this process has but one, it may also be made
+        outside of `run`. Parameters that have no gradient on any replica stay as they are. The
+        others have their new values when this returns.
 
         Args:
             closure: Computes the loss and the gradients of this replica, first.
@@ -215,10 +210,10 @@ class DistributedOptimizer(OptimizerWithSlots):
             What `closure` returned.
 
         Raises:
-            ContextError: No replica of the parameters' strategy is running, and it has
-                several in this process, or another strategy is in charge.
-            FailedPreconditionError: With `overlap`, a gradient was changed since
-                backward; nothing is applied.
+            ContextError: No replica of the parameters' strategy is running, and it has several in
+                this process, or another strategy is in charge.
+            FailedPreconditionError: With `overlap`, a gradient was changed since backward; nothing
+                is applied.
         """
         loss = None
         if closure is not None:

@@ -39,9 +39,9 @@ class _Handed(NamedTuple):
 class _Probe(NamedTuple):
     """An element by which scaling shows that leaves no other trace.
 
-    `GradScaler.unscale_` multiplies all gradients of an optimizer by one number, and
-    does not count as a write to them. If it is not 1, each element changes that is
-    finite and not 0, so that one of them is enough to look at.
+    `GradScaler.unscale_` multiplies all gradients of an optimizer by one number, and does not count
+    as a write to them. If it is not 1, each element changes that is finite and not 0, so that one
+    of them is enough to look at.
 
     Attributes:
         gradient: The gradient.
@@ -87,9 +87,7 @@ class Overlap:
         final = WeakMethod(self._final)
         for parameter in parameters:
             if parameter.is_leaf and parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(
-                    partial(_call, final, group)
-                )
+                parameter.register_post_accumulate_grad_hook(partial(_call, final, group))
 
     def _final(self, group: int, parameter: torch.Tensor) -> None:
         gradient, trained = parameter.grad, self._trained.find(parameter)
@@ -116,8 +114,8 @@ class Overlap:
         """Begin the step that the gradients are for.
 
         Raises:
-            FailedPreconditionError: One was changed since it was handed on; nothing of
-                the pass will be applied.
+            FailedPreconditionError: One was changed since it was handed on; nothing of the pass
+                will be applied.
         """
         if has_no_rows():
             self.discard()

@@ -77,8 +77,7 @@ class OptimizerWithSlots(OptimizerWrapper):
             self._inner.state.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The last thing that load_state_dict does; classes fill in what older
-        # checkpoints lack.
+        # The last thing that load_state_dict does; classes fill in what older checkpoints lack.
         self._inner.__setstate__(state)
 
     def __reduce__(self) -> Any:

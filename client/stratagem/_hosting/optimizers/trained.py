@@ -49,8 +49,8 @@ class TrainedTensors:
     """Finds what is behind the tensors of one optimizer; all of one strategy.
 
     Attributes:
-        plain: Whether they are tensors of the default strategy, which are just what
-            they are, and are stepped by torch itself.
+        plain: Whether they are tensors of the default strategy, which are just what they are, and
+            are stepped by torch itself.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class TrainedTensors:
             where: What errors call their container.
 
         Raises:
-            InvalidArgumentError: One belongs to no strategy, though another strategy
-                than the default one is in charge or has the tensors before it.
+            InvalidArgumentError: One belongs to no strategy, though another strategy than the
+                default one is in charge or has the tensors before it.
             ContextError: Several strategies.
         """
         current = hosting_of(get_strategy().extended)
@@ -143,17 +143,15 @@ class _Found(NamedTuple):
 class ReplicaParams(list[torch.Tensor]):
     """The "params" of a param group, which each replica reads as its own leaves.
 
-    Code that walks through param groups, as clipping and gradient scaling do, so
-    meets the gradients of the replica that it runs in.
+    Code that walks through param groups, as clipping and gradient scaling do, so meets the
+    gradients of the replica that it runs in.
 
     Args:
         tensors: The tensors of the group.
         trained: Finds what is behind them.
     """
 
-    def __init__(
-        self, tensors: Iterable[torch.Tensor], trained: TrainedTensors
-    ) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], trained: TrainedTensors) -> None:
         super().__init__(tensors)
         self._trained = trained
         self._found = _Found((), (), ())
@@ -188,9 +186,7 @@ class ReplicaParams(list[torch.Tensor]):
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return (
-            self._leaf(found) if isinstance(found, torch.Tensor) else list(self)[index]
-        )
+        return self._leaf(found) if isinstance(found, torch.Tensor) else list(self)[index]
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return list, (list(self),)

@@ -11,19 +11,10 @@ import torch
 from torch._C._autograd import _profiler_enabled
 from torch.autograd import profiler
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-)
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from stratagem._hosting.modules.plain_optimizers import (
-    DistributedSteps,
-    have_others_hooks,
-)
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from stratagem._hosting.modules.plain_optimizers import DistributedSteps, have_others_hooks
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from stratagem_proto.programs.optimizers import OptimizerRule, rule_named
 
 _P = ParamSpec("_P")

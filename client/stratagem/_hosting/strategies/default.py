@@ -101,9 +101,7 @@ class _DefaultExtended(OneReplicaExtended):
     def variable_created_in_scope(self, v: Variable) -> bool:
         return v.distribute_strategy is None
 
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> AbstractContextManager[None]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
         super().colocate_vars_with(colocate_with_variable)
         return nullcontext()
 
@@ -138,25 +136,19 @@ class _DefaultExtended(OneReplicaExtended):
         return InputWorker(InputContext(), (None,))
 
     def _distribute_dataset(
-        self,
-        dataset: Any,
-        options: InputOptions | None,
-        auto_shard_policy: AutoShardPolicy | int,
+        self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int
     ) -> Any:
         return dataset
 
     def _distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Any:
         return dataset_fn(InputContext())
 
 
 def _unsupported(member: str) -> ContextError:
     return ContextError(
-        f"{member} is unsupported by the default strategy; enter the scope of a "
-        "strategy first"
+        f"{member} is unsupported by the default strategy; enter the scope of a strategy first"
     )
 
 

@@ -33,9 +33,7 @@ class OneReplicaExtended(StrategyExtended):
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return (value,)
 
-    def _distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
-    ) -> Any:
+    def _distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return value_fn(ValueContext())
 
     def _update(

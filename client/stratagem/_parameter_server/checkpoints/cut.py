@@ -14,11 +14,7 @@ from stratagem._parameter_server.pushing.global_norm import finish_all
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import hold_steps, release_steps
 from stratagem._ps_client.requests.request import Request
-from stratagem_proto.errors import (
-    AbortedError,
-    DeadlineExceededError,
-    StratagemError,
-)
+from stratagem_proto.errors import AbortedError, DeadlineExceededError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
 
@@ -50,8 +46,8 @@ class Cut:
 def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     """Have all servers mark their variables between steps of all clients.
 
-    Steps that no server has a part of yet wait until those are over that some server
-    has a part of, at most for a second; then they are let go, and it is tried again.
+    Steps that no server has a part of yet wait until those are over that some server has a part of,
+    at most for a second; then they are let go, and it is tried again.
 
     Args:
         servers: The servers.
@@ -59,8 +55,8 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
         seconds: How long to try.
 
     Raises:
-        DeadlineExceededError: Clients were in the midst of a step whenever it was
-            tried; it names them.
+        DeadlineExceededError: Clients were in the midst of a step whenever it was tried; it names
+            them.
         StratagemError: A server could not be reached, or refuses what `mark` asks.
     """
     give_up_at = time.monotonic() + seconds
@@ -126,9 +122,7 @@ def _is_busy(client: ClientProgress) -> bool:
     return client.finished < client.begun
 
 
-def _progress(
-    answers: Iterable[HoldStepsResponse],
-) -> Mapping[bytes, ClientProgress]:
+def _progress(answers: Iterable[HoldStepsResponse]) -> Mapping[bytes, ClientProgress]:
     """How far each client is according to the server that knows most."""
     found: dict[bytes, ClientProgress] = {}
     for each in (each for answer in answers for each in answer.clients):

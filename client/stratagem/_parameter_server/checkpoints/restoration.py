@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.checkpoints import (
-    Wanted,
-    restore_staged,
-    stage_variables,
-)
+from stratagem._ps_client.requests.checkpoints import Wanted, restore_staged, stage_variables
 from stratagem_proto.errors import AbortedError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 
@@ -25,9 +21,7 @@ class Restoration:
         wanted: What to restore, by server.
     """
 
-    def __init__(
-        self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]
-    ) -> None:
+    def __init__(self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]) -> None:
         self._servers = servers
         self._path = path
         self._wanted = wanted
@@ -50,9 +44,7 @@ class Restoration:
                 self._ask_to_stage("", dict.fromkeys(self._wanted, Wanted()), seconds)
             raise
 
-    def _ask_to_stage(
-        self, path: str, wanted: Mapping[int, Wanted], seconds: float
-    ) -> None:
+    def _ask_to_stage(self, path: str, wanted: Mapping[int, Wanted], seconds: float) -> None:
         self._servers.together(
             {
                 server: stage_variables(self._name, path, each, seconds)
@@ -67,9 +59,7 @@ class Restoration:
             AbortedError: A server went away after it had read its part.
         """
         try:
-            self._servers.together(
-                {server: restore_staged(self._name) for server in self._wanted}
-            )
+            self._servers.together({server: restore_staged(self._name) for server in self._wanted})
         except StratagemError as error:
             raise AbortedError(
                 f"some servers may have restored {self._path!r}, but not all have: "

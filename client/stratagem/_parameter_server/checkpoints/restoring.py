@@ -15,19 +15,11 @@ from stratagem._core.waiting import Wait
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._ps_client.requests.checkpoints import (
-    Wanted,
-    announce_restored,
-    list_restored,
-)
+from stratagem._ps_client.requests.checkpoints import Wanted, announce_restored, list_restored
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError
 
 _LOG = logging.getLogger("stratagem")
 
@@ -49,9 +41,7 @@ class ClusterRestorer:
         DataLossError: It is damaged.
     """
 
-    def __init__(
-        self, store: RemoteStore, path: str | os.PathLike[str], is_creator: bool
-    ) -> None:
+    def __init__(self, store: RemoteStore, path: str | os.PathLike[str], is_creator: bool) -> None:
         self._store = store
         self._is_creator = is_creator
         self._path = Path(os.path.abspath(path))
@@ -72,10 +62,7 @@ class ClusterRestorer:
         return sorted(self._unused)
 
     def require_fit(
-        self,
-        variables: Sequence[RemoteVariable],
-        buffers: Sequence[CheckpointEntry],
-        strict: bool,
+        self, variables: Sequence[RemoteVariable], buffers: Sequence[CheckpointEntry], strict: bool
     ) -> None:
         """Check that all values fit.
 
@@ -108,9 +95,7 @@ class ClusterRestorer:
                 variable=name,
             )
 
-    def restore(
-        self, variables: Iterable[RemoteVariable], accounts: bool = False
-    ) -> None:
+    def restore(self, variables: Iterable[RemoteVariable], accounts: bool = False) -> None:
         """Have servers read the values of variables, and their optimizers' state.
 
         No server replaces any before all have read theirs.
@@ -152,9 +137,7 @@ class ClusterRestorer:
             )
         keeper = servers.used[0]
         return {
-            server: replace(
-                wanted.get(server, Wanted()), data=server == keeper, closures=fits
-            )
+            server: replace(wanted.get(server, Wanted()), data=server == keeper, closures=fits)
             for server in servers.called
         }
 

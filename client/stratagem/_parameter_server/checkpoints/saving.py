@@ -26,8 +26,8 @@ from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 
-# Checkpoints whose moment has passed, and which are not written: servers, too, may
-# have to keep a copy of all variables for each.
+# Checkpoints whose moment has passed, and which are not written: servers, too, may have to keep a
+# copy of all variables for each.
 _MOST_UNDER_WAY = 4
 
 # A server answers at the latest after so long that it still writes.
@@ -52,9 +52,7 @@ class Contents:
         try:
             json.dumps(dict(self.extra))
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"extra must be what JSON can express: {error}"
-            ) from error
+            raise InvalidArgumentError(f"extra must be what JSON can express: {error}") from error
 
 
 class ClusterSaver:
@@ -70,9 +68,7 @@ class ClusterSaver:
         self._seconds = seconds
         self._under_way: deque[threading.Thread] = deque()
 
-    def save(
-        self, root: str | os.PathLike[str], contents: Contents, keep: int
-    ) -> Future[None]:
+    def save(self, root: str | os.PathLike[str], contents: Contents, keep: int) -> Future[None]:
         """Save what is there at one moment during the call.
 
         Waits where several are not written yet.
@@ -153,10 +149,7 @@ class _Work:
         values = self.contents.local
         if not values:
             return ()
-        specs = [
-            VariableSpec(name=name, tensor=spec_of(value))
-            for name, value in values.items()
-        ]
+        specs = [VariableSpec(name=name, tensor=spec_of(value)) for name, value in values.items()]
         path = self.new.folder / LOCAL_PART
         return [write_part(path, [Content(spec) for spec in specs], values.values())]
 
@@ -164,10 +157,7 @@ class _Work:
         saved: dict[int, SavedPart] = {}
         while missing := set(self.servers.called) - saved.keys():
             answers = self.servers.together(
-                {
-                    server: finish_save(self.cut.name, _LOOK_SECONDS)
-                    for server in missing
-                }
+                {server: finish_save(self.cut.name, _LOOK_SECONDS) for server in missing}
             )
             saved |= {server: one for server, one in answers.items() if one is not None}
         return dict(sorted(saved.items()))

@@ -22,8 +22,7 @@ def snapshot_of(store: RemoteStore) -> Iterator[None]:
     servers = store.servers
     if servers.snapshot:
         raise FailedPreconditionError(
-            "this strategy reads from a snapshot already; leave it before you take "
-            "the next one"
+            "this strategy reads from a snapshot already; leave it before you take the next one"
         )
     try:
         servers.snapshot = take_cut(servers, open_snapshot, store.peer_seconds).name

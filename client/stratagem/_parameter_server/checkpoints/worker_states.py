@@ -119,9 +119,7 @@ class WorkerStates:
         self._store.servers.steps.keep(report.SerializeToString())
 
 
-def states_of(
-    reports: Mapping[str, bytes], applied: Sequence[Mapping[str, int]]
-) -> dict[str, Any]:
+def states_of(reports: Mapping[str, bytes], applied: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """Return the states that fit to what servers hold, by task.
 
     Args:

@@ -1,8 +1,8 @@
 """What tasks set without an optimizer, in which they have to agree with the chief.
 
-Which of the two comes first is open, and the chief may have trained on by the time that
-another task looks. So what he has set is told by marks of the contents, which outlast
-the values themselves.
+Which of the two comes first is open, and the chief may have trained on by the time that another
+task looks. So what he has set is told by marks of the contents, which outlast the values
+themselves.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class Agreement:
         Raises:
             FailedPreconditionError: Something is not the same.
         """
-        missing: Sequence[Held] = [
-            one for one in self._untold(held) if not one.is_current()
-        ]
+        missing: Sequence[Held] = [one for one in self._untold(held) if not one.is_current()]
         if missing and seconds:
             member = self._membership
             whom = f"the chief, {member.creator_place}, to set {missing[0].what}"

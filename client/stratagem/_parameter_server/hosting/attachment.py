@@ -28,9 +28,7 @@ class Attachment:
         seconds: How long to wait for the chief.
     """
 
-    def __init__(
-        self, worker: str, chief: str, listing: Listing, seconds: float
-    ) -> None:
+    def __init__(self, worker: str, chief: str, listing: Listing, seconds: float) -> None:
         self._worker = worker
         self._chief = chief
         self._listing = listing
@@ -47,8 +45,8 @@ class Attachment:
             What the chief created, in the same order.
 
         Raises:
-            AttachmentError: A variable differs, which is said at once; or some are
-                missing after the time to wait.
+            AttachmentError: A variable differs, which is said at once; or some are missing after
+                the time to wait.
         """
         if self._missing(wanted):
             whom = f"the chief, {self._chief}, to create {wanted[0].name!r}"
@@ -107,9 +105,7 @@ class Found(NamedTuple):
     spec: VariableSpec
 
 
-def find(
-    listing: Mapping[int, Sequence[VariableInfo]],
-) -> dict[int, Found]:
+def find(listing: Mapping[int, Sequence[VariableInfo]]) -> dict[int, Found]:
     """Return the variables that a chief created, by their place in its order."""
     return {
         info.spec.ordinal: Found(server, info.spec)

@@ -13,16 +13,8 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._parameter_server.hosting.attachment import Attachment
 from stratagem._parameter_server.hosting.earlier_run import EarlierRun
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.variables.placement import (
-    Demand,
-    Placement,
-    server_device,
-)
-from stratagem._parameter_server.variables.variable import (
-    NO_OWNER,
-    Owner,
-    RemoteVariable,
-)
+from stratagem._parameter_server.variables.placement import Demand, Placement, server_device
+from stratagem._parameter_server.variables.variable import NO_OWNER, Owner, RemoteVariable
 from stratagem_proto.errors import AttachmentError, InvalidArgumentError
 
 Kind = TypeVar("Kind", bound=RemoteVariable)
@@ -37,9 +29,7 @@ class RemoteCreation:
         placement: Says where.
     """
 
-    def __init__(
-        self, store: RemoteStore, membership: Membership, placement: Placement
-    ) -> None:
+    def __init__(self, store: RemoteStore, membership: Membership, placement: Placement) -> None:
         self._store = store
         self._creates = membership.creates
         self._earlier = EarlierRun(membership.name, store)
@@ -112,14 +102,12 @@ class RemoteCreation:
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make placed variables exist; afterwards their copies have their values.
 
-        What an earlier run of the same program has left on the servers keeps its
-        values.
+        What an earlier run of the same program has left on the servers keeps its values.
 
         Raises:
             AlreadyExistsError: This task creates, and a server has one of that name.
-            AttachmentError: This task attaches, and the chief's variables differ or
-                do not come in time; or it creates, and the servers hold variables
-                of another program.
+            AttachmentError: This task attaches, and the chief's variables differ or do not come in
+                time; or it creates, and the servers hold variables of another program.
         """
         if self._creates:
             self._create(variables)

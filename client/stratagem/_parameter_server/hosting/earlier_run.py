@@ -7,12 +7,7 @@ import logging
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from stratagem._parameter_server.hosting.attachment import (
-    Found,
-    described,
-    find,
-    traits,
-)
+from stratagem._parameter_server.hosting.attachment import Found, described, find, traits
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.errors import AlreadyExistsError, AttachmentError
@@ -20,8 +15,8 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 _LOG = logging.getLogger("stratagem")
 
-# What programs of this process created, by the server's address and the name. What
-# is there belongs to a run that goes on, so that it can be no other's.
+# What programs of this process created, by the server's address and the name. What is there belongs
+# to a run that goes on, so that it can be no other's.
 _in_use: WeakValueDictionary[tuple[str, str], RemoteVariable] = WeakValueDictionary()
 
 
@@ -77,8 +72,7 @@ class EarlierRun:
             _in_use[self._key(variable.place.server, variable.name)] = variable
 
     def _look(self) -> dict[int, Found]:
-        # Whether a strategy is still in use must not depend on when cycles are
-        # collected.
+        # Whether a strategy is still in use must not depend on when cycles are collected.
         gc.collect()
         return {
             ordinal: one

@@ -9,16 +9,11 @@ from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.split_variable import parts_of
 from stratagem._ps_client.requests.writes import Writing
-from stratagem_proto.errors import (
-    ContextError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import ContextError, InvalidArgumentError
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 
 
-def written_in(
-    store: RemoteStore, parameters: ParameterRegistry
-) -> list[HostedParameter]:
+def written_in(store: RemoteStore, parameters: ParameterRegistry) -> list[HostedParameter]:
     """Return what the user wrote since the parameters were last accepted.
 
     Raises:
@@ -44,14 +39,12 @@ def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
             part.accept(versions[part.name])
 
 
-def refuse_writes_in_replicas(
-    store: RemoteStore, parameters: ParameterRegistry
-) -> None:
+def refuse_writes_in_replicas(store: RemoteStore, parameters: ParameterRegistry) -> None:
     """Check that a replica function left the parameters as they were.
 
     Raises:
-        ContextError: It did not. The parameters get the variables' values back before
-            the next step.
+        ContextError: It did not. The parameters get the variables' values back before the next
+            step.
     """
     written = store.pulls.apart(parameters.written_locally)
     for hosted in written:

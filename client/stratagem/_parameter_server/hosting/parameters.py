@@ -8,10 +8,7 @@ from stratagem._core.variables.initial_values import require_dense
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.hosting.creation import RemoteCreation
-from stratagem._parameter_server.variables.partitioning import (
-    Partitioning,
-    shard_name,
-)
+from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
 

@@ -21,8 +21,7 @@ class _Encoded(NamedTuple):
 
     Attributes:
         groups: What it was made of; empty if somebody can change that in place.
-        text: The hyperparameters, which is exact, and tells 1 from 1.0 and
-            0.0 from -0.0.
+        text: The hyperparameters, which is exact, and tells 1 from 1.0 and 0.0 from -0.0.
         encoded: The part of an `UpdateHeader` that has the program.
     """
 
@@ -56,9 +55,7 @@ def _encoded(step: OptimizerStep, groups: _Groups, last: _Encoded | None) -> _En
     if last is not None and last.text == text:
         return last._replace(groups=kept)
     program = OptimizerProgram(
-        name=step.optimizer,
-        class_name=step.class_name,
-        groups=map(encode_values, values),
+        name=step.optimizer, class_name=step.class_name, groups=map(encode_values, values)
     )
     header = UpdateHeader(program=UpdateProgram(optimizer=program))
     return _Encoded(kept, text, header.SerializeToString())

@@ -42,10 +42,7 @@ def replace_slots(
     """Replace an optimizer's state for variables; {} is none at all."""
     existing = _existing(store, optimizer, slots)
     store.servers.together(
-        {
-            server: delete([spec.name for spec in specs])
-            for server, specs in existing.items()
-        }
+        {server: delete([spec.name for spec in specs]) for server, specs in existing.items()}
     )
     specs: dict[int, list[VariableSpec]] = defaultdict(list)
     values: dict[int, list[torch.Tensor]] = defaultdict(list)
@@ -53,9 +50,7 @@ def replace_slots(
         for key, value in state.items():
             specs[variable.place.server].append(_spec(optimizer, variable, key, value))
             values[variable.place.server].append(value)
-    store.servers.together(
-        {server: create(specs[server], values[server]) for server in specs}
-    )
+    store.servers.together({server: create(specs[server], values[server]) for server in specs})
 
 
 def _existing(
@@ -76,9 +71,7 @@ def _existing(
     return {server: specs for server, specs in existing.items() if specs}
 
 
-def _spec(
-    optimizer: str, variable: RemoteVariable, key: str, value: torch.Tensor
-) -> VariableSpec:
+def _spec(optimizer: str, variable: RemoteVariable, key: str, value: torch.Tensor) -> VariableSpec:
     spec = VariableSpec(
         tensor=spec_of(value),
         kind=VARIABLE_KIND_SLOT,

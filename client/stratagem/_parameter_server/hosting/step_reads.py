@@ -50,22 +50,14 @@ class StepReads:
     """
 
     def __init__(
-        self,
-        servers: ServerGroup,
-        step_tracker: StepTracker,
-        peer_seconds: float,
-        pulls: Pulls,
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float, pulls: Pulls
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
         self._peer_seconds, self._pulls = peer_seconds, pulls
         self.rejected: dict[str, int] = {}
 
     def bring(
-        self,
-        groups: Copies,
-        begins: Sequence[StepBegin] = (),
-        *,
-        training: bool,
+        self, groups: Copies, begins: Sequence[StepBegin] = (), *, training: bool
     ) -> Sequence[StepGrant]:
         """Bring copies up to date, after the synchronous steps that they wait for.
 
@@ -158,29 +150,19 @@ class StepReads:
             return self._servers.together(asked())
 
     def _asked(
-        self,
-        mark: StepMark | None,
-        readings: Mapping[int, Sequence[Reading]],
-        beginning: Beginning,
+        self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]], beginning: Beginning
     ) -> dict[int, Request[list[int]]]:
         wait = 0.0 if mark is None else self._peer_seconds
         told = partial(self._told, mark, beginning)
         first, snapshot = self._servers.used[0], self._servers.snapshot
         return {
             server: read(
-                group,
-                mark,
-                wait,
-                told,
-                snapshot,
-                beginning.begins if server == first else (),
+                group, mark, wait, told, snapshot, beginning.begins if server == first else ()
             )
             for server, group in readings.items()
         }
 
-    def _told(
-        self, mark: StepMark | None, beginning: Beginning, header: ReadHeader
-    ) -> None:
+    def _told(self, mark: StepMark | None, beginning: Beginning, header: ReadHeader) -> None:
         if mark is not None:
             self.rejected[mark.group] = header.rejected_steps
         if header.grants:

@@ -20,9 +20,7 @@ from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
 
 
-def take(
-    store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush | None = None
-) -> bool:
+def take(store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush | None = None) -> bool:
     """Have the servers apply a step as its consistency says.
 
     On this worker's gradients now; or on those of all workers, when they have come.
@@ -33,8 +31,8 @@ def take(
         overlap: What has been sent of it.
 
     Returns:
-        Whether the copies of what is stepped are fresh; otherwise they will be when the
-        others have come.
+        Whether the copies of what is stepped are fresh; otherwise they will be when the others have
+        come.
     """
     # The answer to the push before may have the permit for this one.
     store.pushing.flush()
@@ -50,10 +48,7 @@ def take(
 
 
 def _push(
-    store: RemoteStore,
-    step: OptimizerStep,
-    permit: StepPermit,
-    overlap: OverlappedPush | None,
+    store: RemoteStore, step: OptimizerStep, permit: StepPermit, overlap: OverlappedPush | None
 ) -> None:
     limited = step.within_limits()
     if limited is None:
@@ -69,15 +64,12 @@ def _push(
 
 
 def _contribute(
-    store: RemoteStore,
-    step: OptimizerStep,
-    permit: StepPermit,
-    overlap: OverlappedPush | None,
+    store: RemoteStore, step: OptimizerStep, permit: StepPermit, overlap: OverlappedPush | None
 ) -> None:
     """Add this worker's gradients to a step.
 
-    Every server gets a part, if only an empty one, so that all come to the same
-    steps; the parts count once all servers have theirs.
+    Every server gets a part, if only an empty one, so that all come to the same steps; the parts
+    count once all servers have theirs.
     """
     program, limits = store.programs.encoded(step), step.limiter.limits
     totals = step.mapped(VariableGradients.total)
@@ -88,11 +80,7 @@ def _contribute(
     store.servers.together(
         {
             server: updates.step(
-                program,
-                batches[server].gradients,
-                contribution,
-                of_sum,
-                batches[server].backward,
+                program, batches[server].gradients, contribution, of_sum, batches[server].backward
             )
             for server in store.servers.used
         }
@@ -100,9 +88,7 @@ def _contribute(
     store.contributions.commit(Staged(contribution, [*batches.values()]))
 
 
-def _contribution(
-    store: RemoteStore, step: OptimizerStep, permit: StepPermit
-) -> Contribution:
+def _contribution(store: RemoteStore, step: OptimizerStep, permit: StepPermit) -> Contribution:
     step_tracker, several = store.step_tracker, len(store.servers.used) > 1
     mean = step.reduce_op is ReduceOp.MEAN
     return Contribution(

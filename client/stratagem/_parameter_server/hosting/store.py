@@ -11,10 +11,7 @@ import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.hosting.step_reads import StepReads
-from stratagem._parameter_server.hosting.synchronous_steps import (
-    Contributions,
-    StepEnds,
-)
+from stratagem._parameter_server.hosting.synchronous_steps import Contributions, StepEnds
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
@@ -29,9 +26,7 @@ from stratagem._ps_client.requests.listings import list_keys, list_variables
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.writes import Writing, assign, create
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-)
+from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 
@@ -43,8 +38,8 @@ class RemoteStore:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
         step_tracker: How far this worker is in its steps.
-        pull_dtype: What trainable variables are rounded to on their way to a training
-            step; None for not at all.
+        pull_dtype: What trainable variables are rounded to on their way to a training step; None
+            for not at all.
         pull_mode: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
@@ -106,13 +101,11 @@ class RemoteStore:
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.accept(info.version)
 
-    def refresh(
-        self, variables: Iterable[RemoteVariable], training: bool = False
-    ) -> None:
+    def refresh(self, variables: Iterable[RemoteVariable], training: bool = False) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.
 
-        Waits for slower workers and for synchronous steps, as the consistencies say.
-        With a snapshot they are what they were at its moment, for no step.
+        Waits for slower workers and for synchronous steps, as the consistencies say. With a
+        snapshot they are what they were at its moment, for no step.
 
         Args:
             variables: Whose copies.
@@ -127,17 +120,13 @@ class RemoteStore:
         begins = [] if self.servers.snapshot else self.step_tracker.begins()
         if not begins:
             bring(groups)
-        elif self.step_tracker.leads() or not self._has_permits(
-            begins, bring(groups, begins)
-        ):
+        elif self.step_tracker.leads() or not self._has_permits(begins, bring(groups, begins)):
             grants = self.ask_first(begin(begins, self.peer_seconds))
             self.step_tracker.granted(begins, grants)
             bring(groups)
         self.ends.note_fresh(copies)
 
-    def _has_permits(
-        self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
-    ) -> bool:
+    def _has_permits(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> bool:
         """Note permits that came with values; return whether these may be used."""
         if grants:
             self.step_tracker.granted(begins, grants)
@@ -193,9 +182,7 @@ class RemoteStore:
     def announce(self, optimizer: str) -> None:
         """Let the servers know of an optimizer, whether or not it may go on."""
         with suppress(DeadlineExceededError):
-            self.servers.call(
-                self.first, begin(self.step_tracker.begins([optimizer]), wait=0.0)
-            )
+            self.servers.call(self.first, begin(self.step_tracker.begins([optimizer]), wait=0.0))
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -224,8 +211,7 @@ class RemoteStore:
         if self.step_tracker.leads():
             # What came too late here may not be over on the other servers.
             self.reads.after(
-                self.step_tracker.after(optimizer),
-                dict.fromkeys(self.servers.called, ()),
+                self.step_tracker.after(optimizer), dict.fromkeys(self.servers.called, ())
             )
         return permit
 
@@ -262,8 +248,7 @@ class RemoteStore:
 
 
 def _assignments(
-    groups: Mapping[int, Sequence[RemoteVariable]],
-    writings: Mapping[RemoteVariable, Writing],
+    groups: Mapping[int, Sequence[RemoteVariable]], writings: Mapping[RemoteVariable, Writing]
 ) -> dict[int, Request[list[int]]]:
     return {
         server: assign([writings[variable] for variable in group])

@@ -16,11 +16,7 @@ from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    StratagemError,
-    UnavailableError,
-)
+from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 
 
@@ -40,8 +36,8 @@ class Staged:
 class Contributions:
     """Commits what is staged on all servers. Thread-safe.
 
-    Who is interrupted may have committed it on some of them only. The step would then
-    be complete there and open elsewhere, so it is ended before another one begins.
+    Who is interrupted may have committed it on some of them only. The step would then be complete
+    there and open elsewhere, so it is ended before another one begins.
 
     Args:
         servers: The servers.
@@ -101,8 +97,8 @@ class Contributions:
                 return False
             self._commit_on(others, mark)
             return True
-        # The first server last: what counts there counts on all, so that a worker
-        # that ends here and is started again knows what it has to repeat.
+        # The first server last: what counts there counts on all, so that a worker that ends here
+        # and is started again knows what it has to repeat.
         try:
             self._commit_on(others, mark)
         except StratagemError:
@@ -126,11 +122,7 @@ class StepEnds:
     """
 
     def __init__(
-        self,
-        servers: ServerGroup,
-        step_tracker: StepTracker,
-        reads: StepReads,
-        pushing: Pushing,
+        self, servers: ServerGroup, step_tracker: StepTracker, reads: StepReads, pushing: Pushing
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
         self._reads, self._pushing = reads, pushing
@@ -139,8 +131,8 @@ class StepEnds:
     def wait(self, copies: Copies) -> None:
         """Bring what a step has stepped up to date, when all have contributed.
 
-        This worker's part counts already. So if others do not come, that is not raised
-        here, but by what would be computed on old values: the next step, or refresh.
+        This worker's part counts already. So if others do not come, that is not raised here, but by
+        what would be computed on old values: the next step, or refresh.
 
         Args:
             copies: What was stepped.

@@ -16,8 +16,8 @@ class _Own(threading.local):
 class Trainers:
     """The threads that compute gradients, whose parameters nobody else may change.
 
-    What a trainer computes with is refreshed by itself alone. Threads that only look
-    have what it has, while it runs.
+    What a trainer computes with is refreshed by itself alone. Threads that only look have what it
+    has, while it runs.
     """
 
     def __init__(self) -> None:

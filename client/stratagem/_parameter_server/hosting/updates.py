@@ -34,14 +34,14 @@ def run(
         store: The variables on the servers.
         server: Which server.
         fn: The update function.
-        variables: Its first arguments, which it has to write; without any, what it
-            writes belongs to no one variable.
+        variables: Its first arguments, which it has to write; without any, what it writes belongs
+            to no one variable.
         args: Its further arguments.
         kwargs: Its keyword arguments.
 
     Returns:
-        What it returned: a nest of variables, of tensors on the CPU, and of values
-        of Python. A function that only reads runs here, and may return anything.
+        What it returned: a nest of variables, of tensors on the CPU, and of values of Python. A
+        function that only reads runs here, and may return anything.
 
     Raises:
         UpdateFunctionError: It cannot be sent to a server.
@@ -64,9 +64,7 @@ def run(
     return update.result(ran.outputs)
 
 
-def _request(
-    store: RemoteStore, update: TracedUpdate, non_slot: bool
-) -> Request[updates.GraphRun]:
+def _request(store: RemoteStore, update: TracedUpdate, non_slot: bool) -> Request[updates.GraphRun]:
     attachments = Attachments()
     bindings = [
         _binding(one.kind, source, attachments, store)
@@ -76,10 +74,7 @@ def _request(
 
 
 def _binding(
-    kind: GraphInput.Kind.ValueType,
-    source: Source,
-    attachments: Attachments,
-    store: RemoteStore,
+    kind: GraphInput.Kind.ValueType, source: Source, attachments: Attachments, store: RemoteStore
 ) -> InputBinding:
     match source:
         case Variable() if kind != GraphInput.KIND_TENSOR:

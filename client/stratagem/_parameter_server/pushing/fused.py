@@ -7,19 +7,9 @@ from functools import partial
 from itertools import chain
 
 from stratagem._parameter_server.pushing.plain import Exchange, PlainPushing
-from stratagem._parameter_server.pushing.prefetched_values import (
-    Asked,
-    PrefetchedValues,
-)
+from stratagem._parameter_server.pushing.prefetched_values import Asked, PrefetchedValues
 from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import (
-    PullMode,
-    Push,
-    Pushing,
-    RunSoFar,
-    Way,
-    way_of,
-)
+from stratagem._parameter_server.pushing.push import PullMode, Push, Pushing, RunSoFar, Way, way_of
 from stratagem._parameter_server.pushing.push_in_flight import OwnCopies, PushInFlight
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.updates_and_reads import Answer
@@ -108,9 +98,7 @@ class FusedPushing(Pushing):
         send = partial(exchange.servers.send, requests)
         self._flight.begin(send, arrived, is_large=nbytes > _MOST_SENT_BYTES)
 
-    def _arrived(
-        self, asked: Asked, begins: Sequence[StepBegin], answers: Answers
-    ) -> None:
+    def _arrived(self, asked: Asked, begins: Sequence[StepBegin], answers: Answers) -> None:
         self._exchange.take_permits(begins, answers)
         versions = {server: answer.versions for server, answer in answers.items()}
         self._values.came(asked, versions)

@@ -17,9 +17,9 @@ _LAST = (1 << 64) - 1
 def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
     """Finish the steps of a group, up to one, that all servers have closed.
 
-    Each worker does so after it has committed its part. The last one to do so finds
-    the step closed on all servers, whatever the order in which they closed it; should
-    it end before it has told them, the others do it when they wait for the step.
+    Each worker does so after it has committed its part. The last one to do so finds the step closed
+    on all servers, whatever the order in which they closed it; should it end before it has told
+    them, the others do it when they wait for the step.
 
     Args:
         servers: The servers.
@@ -29,13 +29,9 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
     Raises:
         NonFiniteGradientError: A gradient is not finite, and the limits want no such.
     """
-    answers = servers.together(
-        {server: closed_steps(mark, wait) for server in servers.used}
-    )
+    answers = servers.together({server: closed_steps(mark, wait) for server in servers.used})
     known = [answers[server] for server in sorted(answers)]
-    numbers = {
-        number for one in known for number, share in one.items() if not share.finished
-    }
+    numbers = {number for one in known for number, share in one.items() if not share.finished}
     for number in sorted(numbers):
         shares = [one[number] for one in known if number in one]
         if len(shares) < len(known):
@@ -47,8 +43,8 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
 def finish_all(servers: ServerGroup) -> None:
     """Finish all steps of all groups that all servers have closed.
 
-    A worker that has ended may have told only some of the servers. A task that may
-    not call all of them leaves that to others.
+    A worker that has ended may have told only some of the servers. A task that may not call all of
+    them leaves that to others.
     """
     if len(servers.called) < len(servers.used):
         return

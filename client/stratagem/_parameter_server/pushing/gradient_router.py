@@ -83,9 +83,7 @@ def _are_same(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-def _copies(
-    variables: Sequence[Sequence[Variable]],
-) -> Mapping[int, Sequence[RemoteVariable]]:
+def _copies(variables: Sequence[Sequence[Variable]]) -> Mapping[int, Sequence[RemoteVariable]]:
     parts = [part for group in variables for one in group for part in parts_of(one)]
     return by_server([part for part in parts if part.has_copy])
 

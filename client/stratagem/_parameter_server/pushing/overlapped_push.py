@@ -38,13 +38,11 @@ class OverlappedPush:
         variables: Names of the variables whose gradient is taken care of.
     """
 
-    def __init__(
-        self, servers: ServerGroup, optimizer: str, compressor: Compressor
-    ) -> None:
+    def __init__(self, servers: ServerGroup, optimizer: str, compressor: Compressor) -> None:
         self._servers = servers
         self._compressor = compressor
-        # Servers take a client's requests one after the other. What is sent from this
-        # thread belongs to no scheduled function: who runs one again, sends it again.
+        # Servers take a client's requests one after the other. What is sent from this thread
+        # belongs to no scheduled function: who runs one again, sends it again.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="early-push")
         self._backward = BackwardPass(optimizer=optimizer)
         self.discard()

@@ -70,9 +70,7 @@ class Exchange:
             requests[server] = request if arrived is None else request.then(arrived)
         return requests
 
-    def take_permits(
-        self, begins: Sequence[StepBegin], answers: Mapping[int, Answer]
-    ) -> None:
+    def take_permits(self, begins: Sequence[StepBegin], answers: Mapping[int, Answer]) -> None:
         """Note the permits that came with answers, if any did."""
         first = answers.get(self.servers.used[0])
         if first is not None and first.grants:
@@ -82,19 +80,17 @@ class Exchange:
 class PlainPushing(Pushing):
     """Sends a step, and waits until its answer has brought what is stepped.
 
-    That goes into the copies before the push returns, as an optimizer of torch leaves
-    its parameters.
+    That goes into the copies before the push returns, as an optimizer of torch leaves its
+    parameters.
 
     Args:
         exchange: The servers.
         pulls: How values come into copies.
-        asks_ahead: Whether to ask for a permit for the next step as well, which is of
-            use if nobody reads before that.
+        asks_ahead: Whether to ask for a permit for the next step as well, which is of use if nobody
+            reads before that.
     """
 
-    def __init__(
-        self, exchange: Exchange, pulls: Pulls, asks_ahead: bool = False
-    ) -> None:
+    def __init__(self, exchange: Exchange, pulls: Pulls, asks_ahead: bool = False) -> None:
         self._exchange, self._pulls = exchange, pulls
         self._asks_ahead = asks_ahead
         # By optimizer and server.
@@ -118,8 +114,7 @@ class PlainPushing(Pushing):
         copies = {server: [*unread(some)] for server, some in push.copies.items()}
         begins = exchange.begins_after(push) if self._asks_ahead else ()
         then = {
-            server: self._followed(push.optimizer, server, some)
-            for server, some in copies.items()
+            server: self._followed(push.optimizer, server, some) for server, some in copies.items()
         }
         try:
             answers = exchange.servers.push(exchange.requests(push, then, begins))
@@ -151,9 +146,7 @@ class PlainPushing(Pushing):
         return known
 
 
-def _accept(
-    variables: Sequence[RemoteVariable], then: ReadsAfterUpdate, answer: Answer
-) -> None:
+def _accept(variables: Sequence[RemoteVariable], then: ReadsAfterUpdate, answer: Answer) -> None:
     each = zip(variables, then.readings, answer.versions, strict=True)
     for variable, reading, version in each:
         variable.replaced(version, reading.narrowed_to is not None)

@@ -161,9 +161,7 @@ class PrefetchedValues:
         if asked.variables is self.expected.by_server:
             self._filled += asked.buffers.items()
 
-    def use(
-        self, variables: Sequence[RemoteVariable], beside_push: bool = False
-    ) -> bool:
+    def use(self, variables: Sequence[RemoteVariable], beside_push: bool = False) -> bool:
         """Bring copies up to date, if what has come is all that they need.
 
         Args:
@@ -188,9 +186,7 @@ class PrefetchedValues:
         for variable, version, reading in newer:
             variable.replaced(version, reading.narrowed_to is not None)
 
-    def _are_complete(
-        self, variables: Sequence[RemoteVariable], beside_push: bool
-    ) -> bool:
+    def _are_complete(self, variables: Sequence[RemoteVariable], beside_push: bool) -> bool:
         if self._changes != self._servers.changes or self._servers.snapshot:
             return False
         if not beside_push and not self._covered.issuperset(variables):

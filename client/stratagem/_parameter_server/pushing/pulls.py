@@ -23,8 +23,8 @@ class Pulls(AbstractContextManager[None]):
 
     Args:
         servers: Where the values are.
-        dtype: What trainable variables are rounded to on their way to a training step;
-            None for not at all.
+        dtype: What trainable variables are rounded to on their way to a training step; None for not
+            at all.
     """
 
     def __init__(self, servers: ServerGroup, dtype: torch.dtype | None) -> None:
@@ -44,8 +44,8 @@ class Pulls(AbstractContextManager[None]):
     def apart(self, look: Callable[[], list[Found]]) -> list[Found]:
         """Return what a look at copies finds, unless a value may have come meanwhile.
 
-        What is found beside a value that comes is found again by the next look, if the
-        user has written it.
+        What is found beside a value that comes is found again by the next look, if the user has
+        written it.
         """
         begun = self._begun
         if self._under_way:
@@ -53,9 +53,7 @@ class Pulls(AbstractContextManager[None]):
         found = look()
         return found if self._begun == begun else []
 
-    def rounded_to(
-        self, variable: RemoteVariable, training: bool
-    ) -> torch.dtype | None:
+    def rounded_to(self, variable: RemoteVariable, training: bool) -> torch.dtype | None:
         """Return what a variable is rounded to on its way; None for not at all."""
         dtype = self._dtype if training and not self._servers.snapshot else None
         if dtype is None or not variable.trainable:

@@ -12,8 +12,8 @@ from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.requests.request import Request
 
-# Values wait in memory of their own for the step that takes them. What takes longer
-# to copy from there than a request takes is not worth it.
+# Values wait in memory of their own for the step that takes them. What takes longer to copy from
+# there than a request takes is not worth it.
 _MOST_PREFETCHED_BYTES = 8 << 20
 
 
@@ -40,8 +40,8 @@ class Push:
         permit: For the step.
         updates: What each server gets.
         copies: What is stepped and has a copy here, by server.
-        is_awaited: Whether it is to be applied before the program goes on, come what
-            may: a part of it is with the servers already.
+        is_awaited: Whether it is to be applied before the program goes on, come what may: a part of
+            it is with the servers already.
     """
 
     optimizer: str
@@ -54,28 +54,27 @@ class Push:
 class Pushing(Protocol):
     """How the gradients of one worker reach the servers, and what comes back.
 
-    Each run begins with `refresh`. What it computes is sent by `apply`, once for each
-    step of an optimizer. Anybody may call the other two in between.
+    Each run begins with `refresh`. What it computes is sent by `apply`, once for each step of an
+    optimizer. Anybody may call the other two in between.
     """
 
     def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
         """Begin a run.
 
         Args:
-            variables: What the run needs copies of; None for a step outside of runs,
-                whose copies are fresh by agreement.
+            variables: What the run needs copies of; None for a step outside of runs, whose copies
+                are fresh by agreement.
 
         Returns:
-            Whether the copies are as fresh as they have to be; if not, somebody has to
-            read them.
+            Whether the copies are as fresh as they have to be; if not, somebody has to read them.
         """
 
     def apply(self, push: Push) -> None:
         """Have servers apply gradients.
 
-        Afterwards the copies of what is stepped are fresh, unless the program goes on
-        while the push is in flight. No other copies are written, since graphs that are
-        still to be differentiated may need them as they are.
+        Afterwards the copies of what is stepped are fresh, unless the program goes on while the
+        push is in flight. No other copies are written, since graphs that are still to be
+        differentiated may need them as they are.
 
         Raises:
             StratagemError: A server could not be reached, or has refused its part.
@@ -150,13 +149,11 @@ class Way(Enum):
     """Likewise, and the program does not wait for the answer."""
 
 
-def way_of(
-    push: Push, mode: PullMode, run: RunSoFar, expected: Expected, first: int
-) -> Way:
+def way_of(push: Push, mode: PullMode, run: RunSoFar, expected: Expected, first: int) -> Way:
     """Return how to send a push.
 
-    Runs that push several times are not worth fusing: all answers but the last would
-    bring values that nobody uses.
+    Runs that push several times are not worth fusing: all answers but the last would bring values
+    that nobody uses.
 
     Args:
         push: The push; there is no other in flight.

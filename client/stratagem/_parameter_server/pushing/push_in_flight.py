@@ -27,9 +27,9 @@ Sending: TypeAlias = Callable[[], Callable[[], Answer]]
 class PushInFlight(Generic[Answer]):
     """One push at most, ahead of a group's other requests. Thread-safe.
 
-    The thread that begins a small push sends it, and the one that finishes it takes in
-    the answer: two threads that compute and decode at once would only take turns at the
-    interpreter. A thread of its own has what is large, or was left alone.
+    The thread that begins a small push sends it, and the one that finishes it takes in the answer:
+    two threads that compute and decode at once would only take turns at the interpreter. A thread
+    of its own has what is large, or was left alone.
 
     Args:
         steps: Of this process. The step of a push is not over until that is answered.
@@ -50,10 +50,7 @@ class PushInFlight(Generic[Answer]):
         return self._sent is not None
 
     def begin(
-        self,
-        send: Sending[Answer],
-        arrived: Callable[[Answer], None],
-        is_large: bool = False,
+        self, send: Sending[Answer], arrived: Callable[[Answer], None], is_large: bool = False
     ) -> None:
         """Send a push, after the one before is finished.
 
@@ -157,8 +154,8 @@ def _raise(error: Exception) -> NoReturn:
 class OwnCopies:
     """Copies of gradients, which nobody changes while their push is in flight.
 
-    Copies take the memory of those before where they are alike, so the push before must
-    be finished.
+    Copies take the memory of those before where they are alike, so the push before must be
+    finished.
     """
 
     def __init__(self) -> None:

@@ -10,10 +10,7 @@ from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.push import Update
-from stratagem._parameter_server.variables.split_variable import (
-    SplitVariable,
-    rows_or_dense,
-)
+from stratagem._parameter_server.variables.split_variable import SplitVariable, rows_or_dense
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 from stratagem._ps_client.requests.updates import SentGradient, step
 from stratagem_proto.errors import InternalError
@@ -39,11 +36,7 @@ class ServerBatch:
         self._losses: dict[str, torch.Tensor] = {}
 
     def add(
-        self,
-        variable: str,
-        values: torch.Tensor,
-        group: int,
-        rows: torch.Tensor | None = None,
+        self, variable: str, values: torch.Tensor, group: int, rows: torch.Tensor | None = None
     ) -> None:
         """Take in a gradient, dense or of rows; otherwise as of `SentGradient`."""
         value: torch.Tensor | Encoded = values

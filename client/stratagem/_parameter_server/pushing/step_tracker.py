@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stratagem._parameter_server.consistencies import (
-    decoded_consistency,
-    encoded_consistency,
-)
+from stratagem._parameter_server.consistencies import decoded_consistency, encoded_consistency
 from stratagem.consistency import Async, Consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
@@ -52,14 +49,12 @@ class StepTracker:
 
     Args:
         declared: The consistency of optimizers that have none of their own.
-        worker: Its place among those that train, which is also the order of addition;
-            None for a task that trains nothing.
+        worker: Its place among those that train, which is also the order of addition; None for a
+            task that trains nothing.
         num_workers: How many there are.
     """
 
-    def __init__(
-        self, declared: Consistency, worker: int | None, num_workers: int
-    ) -> None:
+    def __init__(self, declared: Consistency, worker: int | None, num_workers: int) -> None:
         self._declared = declared
         self.worker = worker
         self.num_workers = num_workers
@@ -101,9 +96,7 @@ class StepTracker:
             for name in (self._steps if optimizers is None else optimizers)
         ]
 
-    def granted(
-        self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
-    ) -> list[StepPermit]:
+    def granted(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> list[StepPermit]:
         """Note and return the permits that have come."""
         permits = [_permit_of(grant) for grant in grants]
         for begin, permit in zip(begins, permits, strict=True):
@@ -134,8 +127,8 @@ class StepTracker:
     def leads(self) -> bool:
         """Return whether values may be read only once the permits are there.
 
-        So it is where the fast wait for the slow, where a step may be over without
-        this worker, and where nothing is known yet.
+        So it is where the fast wait for the slow, where a step may be over without this worker, and
+        where nothing is known yet.
         """
         return self.worker is not None and any(map(self._leads, self._steps.values()))
 

@@ -27,8 +27,8 @@ class KeyLimits:
 
     Attributes:
         admit_after: Number of updates of a key from which on it has a row.
-        max_idle: Number of writes of the table after which a row that they did not
-            touch goes; None for never.
+        max_idle: Number of writes of the table after which a row that they did not touch goes; None
+            for never.
         max_bytes: The most bytes on all servers together; None for no limit.
     """
 
@@ -89,8 +89,8 @@ class Vocabulary:
 class DynamicTable(TableVariable):
     """A table whose rows are any int64 keys.
 
-    torch has no sparse tensors of such size, so gradients go by the numbers that this
-    process gives to keys, for as long as there are gradients.
+    torch has no sparse tensors of such size, so gradients go by the numbers that this process gives
+    to keys, for as long as there are gradients.
     """
 
     @property
@@ -105,9 +105,7 @@ class DynamicTable(TableVariable):
     def _is_numbered(self) -> bool:
         """Whether there are gradients by the numbers of keys, or may be yet."""
         leaves = () if self._hosted is None else self._hosted.leaves
-        has_gradients = any(
-            [leaf.grad is not None and leaf.grad._nnz() for leaf in leaves]
-        )
+        has_gradients = any([leaf.grad is not None and leaf.grad._nnz() for leaf in leaves])
         return has_gradients or self._vocabulary.is_in_graphs
 
     def keys(self, limit: int) -> Iterator[torch.Tensor]:

@@ -14,8 +14,8 @@ from stratagem._parameter_server.tables.variable import TableVariable
 class HostedTable(HostedParameter):
     """A module's parameter whose values are read and written where they are.
 
-    There is no copy to be kept equal; each replica has a parameter of its own for the
-    sake of its gradient.
+    There is no copy to be kept equal; each replica has a parameter of its own for the sake of its
+    gradient.
 
     Args:
         table: The variable.
@@ -24,10 +24,7 @@ class HostedTable(HostedParameter):
     """
 
     def __init__(
-        self,
-        table: TableVariable,
-        parameter: TableParameter,
-        devices: Sequence[torch.device],
+        self, table: TableVariable, parameter: TableParameter, devices: Sequence[torch.device]
     ) -> None:
         parameter.source, parameter.initial = table, None
         others = [TableParameter.of(table, parameter) for _ in devices[1:]]

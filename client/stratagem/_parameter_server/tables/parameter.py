@@ -41,10 +41,10 @@ class RowSource(lookup.RowSource, Protocol):
 class TableParameter(Parameter):
     """A parameter of which nothing is here but its shape.
 
-    `F.embedding` and `F.embedding_bag` pull the rows that they need, wherever the
-    parameter is used with them. Any other use takes the whole value, which is read
-    for that if the table is small enough. What is written goes to the servers.
-    Gradients are here: `grad` is like that of `nn.Embedding(sparse=True)`.
+    `F.embedding` and `F.embedding_bag` pull the rows that they need, wherever the parameter is used
+    with them. Any other use takes the whole value, which is read for that if the table is small
+    enough. What is written goes to the servers. Gradients are here: `grad` is like that of
+    `nn.Embedding(sparse=True)`.
 
     Args:
         shape: Its shape.

@@ -18,19 +18,19 @@ from stratagem._parameter_server.tables.variable import TableVariable
 def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -> None:
     """Pull the rows of many lookups that are to come, by one request of each server.
 
-    A lookup takes a round trip to the servers. This takes one for all together, which
-    then find the rows here::
+    A lookup takes a round trip to the servers. This takes one for all together, which then find the
+    rows here::
 
         def forward(self, users, items):
             stratagem.nn.prefetch([(self.users, users), (self.items, items)])
             return (self.users(users) * self.items(items)).sum(1)
 
-    What is no table on servers is left out; outside of replicas, where nothing is kept,
-    it does nothing.
+    What is no table on servers is left out; outside of replicas, where nothing is kept, it does
+    nothing.
 
     Args:
-        lookups: What is looked up in, an embedding or its weight, and the rows or keys:
-            an integer tensor of any shape. A table may come several times.
+        lookups: What is looked up in, an embedding or its weight, and the rows or keys: an integer
+            tensor of any shape. A table may come several times.
 
     Raises:
         RowIndexError: There is no such row.

@@ -62,9 +62,7 @@ def pull_together(wanted: Wanted, training: bool) -> None:
         pull_missing(wanted, training)
 
 
-def _asked(
-    table: TableVariable, shares: list[Routed]
-) -> Iterator[tuple[TableShard, torch.Tensor]]:
+def _asked(table: TableVariable, shares: list[Routed]) -> Iterator[tuple[TableShard, torch.Tensor]]:
     for part, share in zip(table.parts, shares, strict=True):
         if len(share.rows):
             yield part, share.rows

@@ -39,8 +39,8 @@ class _Allocation:
 class AllocationRecorder(TorchFunctionMode):
     """Sends what modules allocate by `torch.empty` to the meta device if it is large.
 
-    What is then written to such a tensor is recorded in place of being done. It sees
-    the thread that entered it by `with`, outside of replicas.
+    What is then written to such a tensor is recorded in place of being done. It sees the thread
+    that entered it by `with`, outside of replicas.
 
     Args:
         above: The most bytes that still get memory.
@@ -168,9 +168,7 @@ def _writes(func: Any, args: Sequence[Any]) -> bool:
     return bool(written) and isinstance(args[0], torch.Tensor)
 
 
-def _arguments(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by name, defaults included."""
     schema = func._schema.arguments
     defaults = {one.name: one.default_value for one in schema}

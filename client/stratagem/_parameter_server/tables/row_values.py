@@ -14,9 +14,9 @@ from stratagem_proto.rows import summed
 class RowValues(torch.autograd.Function):
     """Rows that were pulled, as a function of the table's parameter.
 
-    Their gradient becomes a `torch.sparse_coo` one of the parameter, with one entry
-    for each entry of a sparse gradient, in its order: what torch itself makes of a
-    sparse lookup in a table of one's own.
+    Their gradient becomes a `torch.sparse_coo` one of the parameter, with one entry for each entry
+    of a sparse gradient, in its order: what torch itself makes of a sparse lookup in a table of
+    one's own.
     """
 
     @staticmethod
@@ -51,20 +51,16 @@ class WholeValue(torch.autograd.Function):
         return gradient.to(ctx.device), None
 
 
-def as_sparse(
-    rows: torch.Tensor, values: torch.Tensor, shape: torch.Size
-) -> torch.Tensor:
+def as_sparse(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Return the uncoalesced sparse tensor of some rows."""
-    return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), values, shape, check_invariants=False
-    )
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, check_invariants=False)
 
 
 def added_up(gradient: torch.Tensor) -> IndexedSlices:
     """Return a sparse gradient with each row once, ascending.
 
-    What there is for a row is added in its order, as in a dense gradient; torch's
-    `coalesce` keeps to none, and takes 1.28 ms for 20,000 rows, and this 0.16.
+    What there is for a row is added in its order, as in a dense gradient; torch's `coalesce` keeps
+    to none, and takes 1.28 ms for 20,000 rows, and this 0.16.
     """
     slices = IndexedSlices.from_sparse(gradient)
     if gradient.is_coalesced():

@@ -40,8 +40,8 @@ class TableShard(RemoteVariable):
         store: Where it is kept.
         place: Its server and its place in the order of creation.
         traits: What it is called and how it is meant to be used.
-        value: Its initial value, which is dropped once it is there; or a tensor
-            without values, of its shape and dtype.
+        value: Its initial value, which is dropped once it is there; or a tensor without values, of
+            its shape and dtype.
         owner: What it belongs to.
         lazy: What the server is to make instead of being sent the value.
     """
@@ -84,16 +84,12 @@ class TableShard(RemoteVariable):
         raise self._has_none()
 
     def reading(
-        self,
-        narrowed_to: torch.dtype | None = None,
-        into: torch.Tensor | None = None,
+        self, narrowed_to: torch.dtype | None = None, into: torch.Tensor | None = None
     ) -> Reading:
         raise self._has_none()
 
     def __repr__(self) -> str:
-        return (
-            f"<TableShard {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}>"
-        )
+        return f"<TableShard {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}>"
 
     def _has_none(self) -> InternalError:
         return InternalError(f"there is no copy of {self.name!r}, a part of a table")

@@ -20,28 +20,14 @@ from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.tables.dynamic import (
-    DynamicTable,
-    KeyLayout,
-    KeyLimits,
-)
+from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, KeyLimits
 from stratagem._parameter_server.tables.hosting import HostedTable
 from stratagem._parameter_server.tables.initial_rows import InitialRows
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.recording import (
-    AllocationRecorder,
-    current_recorder,
-)
+from stratagem._parameter_server.tables.recording import AllocationRecorder, current_recorder
 from stratagem._parameter_server.tables.shard import LazyRows, TableShard
-from stratagem._parameter_server.tables.variable import (
-    Loading,
-    TableAccess,
-    TableVariable,
-)
-from stratagem._parameter_server.variables.partitioning import (
-    Partitioning,
-    shard_name,
-)
+from stratagem._parameter_server.tables.variable import Loading, TableAccess, TableVariable
+from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import Owner, Shard
@@ -57,8 +43,8 @@ _LEAST_SHARD_BYTES = 256 << 10
 class Tables:
     """The tables of a strategy: parameters that are read and written by rows.
 
-    Tables are the parameters that are too large for this process, and the weights of
-    embeddings with sparse gradients.
+    Tables are the parameters that are too large for this process, and the weights of embeddings
+    with sparse gradients.
 
     Args:
         store: The variables on the servers.
@@ -85,9 +71,7 @@ class Tables:
         return iter(self._tables)
 
     @contextmanager
-    def scope(
-        self, resources: AbstractContextManager[object], meta_above: float
-    ) -> Iterator[None]:
+    def scope(self, resources: AbstractContextManager[object], meta_above: float) -> Iterator[None]:
         """Make tables of the parameters of more bytes that are built meanwhile.
 
         Args:
@@ -160,9 +144,7 @@ class Tables:
         """
         if not self._tables:
             return
-        stepped = step and {
-            one.name for group in step.groups for one in group.variables
-        }
+        stepped = step and {one.name for group in step.groups for one in group.variables}
         for table in self._tables:
             if stepped is None or table.name in stepped:
                 table.forget()
@@ -170,9 +152,7 @@ class Tables:
 
 def _is_sparse_weight(adoption: Adoption) -> bool:
     return any(
-        isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        and key == "weight"
-        and module.sparse
+        isinstance(module, nn.Embedding | nn.EmbeddingBag) and key == "weight" and module.sparse
         for module, key in adoption.owners
     )
 
@@ -241,9 +221,7 @@ class _Part(NamedTuple):
     spec: TableSpec | None
 
 
-def _parts(
-    layout: Layout, contents: torch.Tensor, limits: KeyLimits | None
-) -> list[_Part]:
+def _parts(layout: Layout, contents: torch.Tensor, limits: KeyLimits | None) -> list[_Part]:
     count = len(layout.sizes)
     specs = [limits.of_part(n, count) if limits else None for n in range(count)]
     if count == 1:

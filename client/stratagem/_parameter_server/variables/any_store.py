@@ -27,10 +27,7 @@ class AnyStore(Protocol):
     def write(self, writings: Mapping[Any, Writing]) -> dict[str, int]: ...
 
     def rows(
-        self,
-        variables: Sequence[Any],
-        rows: Sequence[torch.Tensor],
-        training: bool = False,
+        self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool = False
     ) -> list[torch.Tensor]: ...
 
     def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...

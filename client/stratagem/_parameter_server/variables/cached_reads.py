@@ -12,19 +12,17 @@ from stratagem_proto.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from stratagem._parameter_server.variables.variable import RemoteVariable
 
-_read: ContextVar[set[RemoteVariable] | None] = ContextVar(
-    "stratagem_cached_reads", default=None
-)
+_read: ContextVar[set[RemoteVariable] | None] = ContextVar("stratagem_cached_reads", default=None)
 
 
 @contextmanager
 def cache_variable_reads() -> Iterator[None]:
     """Scope in which each variable on a server is fetched once at most.
 
-    What is read of it first is what all later reads in the scope give, also those of
-    replicas, whatever is written to it meanwhile. Rows of tables are read anew. The
-    scope is one of this thread; of variables that another thread reads meanwhile, this
-    one sees what that has fetched. Variables in this process are not concerned::
+    What is read of it first is what all later reads in the scope give, also those of replicas,
+    whatever is written to it meanwhile. Rows of tables are read anew. The scope is one of this
+    thread; of variables that another thread reads meanwhile, this one sees what that has fetched.
+    Variables in this process are not concerned::
 
         with stratagem.experimental.cache_variable_reads():
             for batch in batches:

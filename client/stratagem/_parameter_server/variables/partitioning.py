@@ -56,8 +56,8 @@ class Partitioning:
         """Return which rows of a variable go to which shard.
 
         Raises:
-            InvalidArgumentError: The partitioner wants something else than to divide
-                the rows. Spec: PRT-2.
+            InvalidArgumentError: The partitioner wants something else than to divide the rows.
+                Spec: PRT-2.
         """
         if self._partitioner is None or not len(shape):
             return Layout.div(shape[0] if len(shape) else 1, 1)
@@ -76,9 +76,9 @@ class Partitioning:
         """Return the initial value of each shard; one where there are no shards.
 
         Args:
-            value: As for `Variable`. If it can be called, and dtype and shape are
-                given, it may take `shard_info`, or `partition_shape` and
-                `partition_offset`, and then makes each shard's value by itself.
+            value: As for `Variable`. If it can be called, and dtype and shape are given, it may
+                take `shard_info`, or `partition_shape` and `partition_offset`, and then makes each
+                shard's value by itself.
             dtype: Element type; by default that of the value.
             shape: Shape of the whole; by default that of the value.
 

@@ -30,8 +30,8 @@ class Demand:
     Attributes:
         nbytes: Its size.
         server: Where it has to go; None to have a server chosen.
-        grows: Whether its server stores only those rows of it that are written, so
-            that nobody knows how many of the bytes it will come to take.
+        grows: Whether its server stores only those rows of it that are written, so that nobody
+            knows how many of the bytes it will come to take.
     """
 
     nbytes: int
@@ -80,9 +80,9 @@ class RoundRobin(Placement):
 class Balanced(Placement):
     """Gives each variable to the server that has the fewest bytes of variables.
 
-    Of several such servers it is the first one. Those that grow are counted by what
-    they could become, and for themselves: a table of which hardly a row is written
-    would else keep all that is stored as a whole off its server.
+    Of several such servers it is the first one. Those that grow are counted by what they could
+    become, and for themselves: a table of which hardly a row is written would else keep all that is
+    stored as a whole off its server.
     """
 
     def __init__(self, servers: Sequence[int]) -> None:
@@ -98,10 +98,7 @@ class Balanced(Placement):
         return server
 
 
-PLACEMENTS: dict[str, type[Placement]] = {
-    "round_robin": RoundRobin,
-    "balanced": Balanced,
-}
+PLACEMENTS: dict[str, type[Placement]] = {"round_robin": RoundRobin, "balanced": Balanced}
 """The placements by the names that users give them."""
 
 

@@ -19,8 +19,8 @@ def index_rows(
 
     Args:
         shape: Shape of the whole tensor; it has one dimension at least.
-        index: As for NumPy: integers, slices with steps of either sign, `...`,
-            `None`, and boolean masks.
+        index: As for NumPy: integers, slices with steps of either sign, `...`, `None`, and boolean
+            masks.
         rows: Returns some rows, which are given in ascending order.
 
     Raises:
@@ -45,9 +45,7 @@ def index_rows(
 
 def _row(size: int, item: int) -> int:
     if not -size <= item < size:
-        raise RowIndexError(
-            f"index {item} of dimension 0 is out of bounds: there are {size} rows"
-        )
+        raise RowIndexError(f"index {item} of dimension 0 is out of bounds: there are {size} rows")
     return item % size
 
 

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 
 from stratagem._core.names import UniqueNames
-from stratagem._parameter_server.variables.partitioning import (
-    Partitioning,
-    shard_name,
-)
+from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import Shard
@@ -36,8 +33,7 @@ class ShardedCreation:
 
         Args:
             create_one: Creates a variable; takes `shard` as well, a `Shard`.
-            kwargs: The arguments of `Variable`, in `colocate_vars_with` also
-                `colocate_with`.
+            kwargs: The arguments of `Variable`, in `colocate_vars_with` also `colocate_with`.
         """
         whole = "colocate_with" in kwargs or kwargs.get("per_worker_variable")
         if whole or not self._partitioning.divides:
@@ -50,10 +46,7 @@ class ShardedCreation:
         return self._create_shards(create_one, values, kwargs)
 
     def _create_shards(
-        self,
-        create_one: Callable[..., Any],
-        values: Sequence[torch.Tensor],
-        kwargs: dict[str, Any],
+        self, create_one: Callable[..., Any], values: Sequence[torch.Tensor], kwargs: dict[str, Any]
     ) -> ShardedVariable:
         name = self._names.choose(kwargs.get("name") or "Variable")
         rows = Layout(tuple(len(value) for value in values)).shards

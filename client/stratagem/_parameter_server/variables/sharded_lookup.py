@@ -25,8 +25,8 @@ def embedding(
 ) -> torch.Tensor:
     """Return `torch.nn.functional.embedding(input, table, ...)`.
 
-    Where gradients are wanted every shard gets one, of `sparse` ones an empty one if
-    it has none of the rows.
+    Where gradients are wanted every shard gets one, of `sparse` ones an empty one if it has none of
+    the rows.
 
     Raises:
         InvalidTypeError: `input` is no tensor of integers.
@@ -79,9 +79,7 @@ def embedding_bag(
         found = (rows == padding_idx % table.shape[0]).nonzero()
         padding = int(found) if found.numel() else None
     values = embedding(rows, table, sparse=sparse)
-    return functional.embedding_bag(
-        places, values, offsets, padding_idx=padding, **options
-    )
+    return functional.embedding_bag(places, values, offsets, padding_idx=padding, **options)
 
 
 LOOKUPS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {

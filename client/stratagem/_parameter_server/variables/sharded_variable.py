@@ -19,11 +19,7 @@ from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.shard_indexing import index_rows
 from stratagem._parameter_server.variables.shards import Layout, merge
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    InvalidTypeError,
-    UnimplementedError,
-)
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyExtended
@@ -32,33 +28,30 @@ if TYPE_CHECKING:
 class ShardedVariable(Assignable, Operators):
     """Several variables, each of which has some rows of one larger variable.
 
-    A `ParameterServerStrategy` with a `variable_partitioner` makes one of each
-    `Variable(...)` that it divides. It is usable wherever torch takes a tensor, as
-    the concatenation of its shards. Gradients arrive at the shards: an optimizer takes
-    `[shard.value() for shard in v.variables]`. Rows are looked up by
-    `torch.nn.functional.embedding(ids, v)`.
+    A `ParameterServerStrategy` with a `variable_partitioner` makes one of each `Variable(...)` that
+    it divides. It is usable wherever torch takes a tensor, as the concatenation of its shards.
+    Gradients arrive at the shards: an optimizer takes `[shard.value() for shard in v.variables]`.
+    Rows are looked up by `torch.nn.functional.embedding(ids, v)`.
 
-    It is no `Variable`: `device`, `trainable` and the like are those of the shards.
-    Iteration gives the shards.
+    It is no `Variable`: `device`, `trainable` and the like are those of the shards. Iteration gives
+    the shards.
 
     Args:
-        variables: The shards in the order of their rows; of one dtype, and of one
-            shape but for dimension 0.
+        variables: The shards in the order of their rows; of one dtype, and of one shape but for
+            dimension 0.
         name: Its name.
 
     Raises:
         InvalidTypeError: `variables` is not a non-empty list or tuple of variables.
-        InvalidArgumentError: They differ in dtype or row shape, or have no rows, or
-            one is a shard of what a strategy divided.
+        InvalidArgumentError: They differ in dtype or row shape, or have no rows, or one is a shard
+            of what a strategy divided.
 
     Spec: SHV-1 to SHV-16.
     """
 
     __module__ = "stratagem"
 
-    def __init__(
-        self, variables: Sequence[Variable], name: str = "ShardedVariable"
-    ) -> None:
+    def __init__(self, variables: Sequence[Variable], name: str = "ShardedVariable") -> None:
         _require_shards(variables)
         self._variables = tuple(variables)
         self._name = name
@@ -121,8 +114,8 @@ class ShardedVariable(Assignable, Operators):
             indices: Integers, of any shape.
 
         Returns:
-            A tensor of that shape and of the shape of a row. It is differentiable
-            with respect to the shards.
+            A tensor of that shape and of the shape of a row. It is differentiable with respect to
+            the shards.
 
         Raises:
             InvalidTypeError: They are no integers.
@@ -222,9 +215,7 @@ def _require_shards(variables: Any) -> None:
         raise InvalidArgumentError(
             "`variables` of a ShardedVariable have rows, but one is a scalar"
         )
-    _require_same(
-        "shape except for the first axis", [tuple(v.shape[1:]) for v in variables]
-    )
+    _require_same("shape except for the first axis", [tuple(v.shape[1:]) for v in variables])
     for variable in variables:
         if variable._shard_of is not None:
             raise InvalidArgumentError(

@@ -41,8 +41,8 @@ class Routed(NamedTuple):
     Attributes:
         positions: Where in the list they stand, ascending; int64 tensor of shape [n].
         rows: Where in the shard they are; int64 tensor of shape [n].
-        start: Where the first one stands if they are a run that follows on that of the
-            shard before; None if they are not.
+        start: Where the first one stands if they are a run that follows on that of the shard
+            before; None if they are not.
     """
 
     positions: torch.Tensor
@@ -121,10 +121,7 @@ class Layout:
         counts = torch.bincount(owners, minlength=len(shards)).tolist()
         rows = rows[order]
         shares = zip(order.split(counts), rows.split(counts), shards, strict=True)
-        return [
-            Routed(positions, share - shard.offset)
-            for positions, share, shard in shares
-        ]
+        return [Routed(positions, share - shard.offset) for positions, share, shard in shares]
 
     def _require_rows(self, rows: torch.Tensor) -> None:
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.total:

@@ -82,9 +82,9 @@ class SplitVariable(Variable):
         """Return the gradient of each part.
 
         Args:
-            gradient: That of the whole, dense or `torch.sparse_coo`. Of a sparse one
-                each part gets a share, an empty one if there are none of its rows, so
-                that all parts count the same steps.
+            gradient: That of the whole, dense or `torch.sparse_coo`. Of a sparse one each part gets
+                a share, an empty one if there are none of its rows, so that all parts count the
+                same steps.
         """
         whole = rows_or_dense(gradient)
         if isinstance(whole, IndexedSlices):
@@ -99,8 +99,8 @@ def joined_slots(
 
     Args:
         variable: The variable.
-        slots: Its state for each part. What is not of the shape of the variable, such
-            as a count of steps, is equal for all parts.
+        slots: Its state for each part. What is not of the shape of the variable, such as a count of
+            steps, is equal for all parts.
     """
     parts = parts_of(variable)
     first = slots[parts[0]]

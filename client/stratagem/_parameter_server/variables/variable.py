@@ -94,10 +94,9 @@ NO_OWNER = Owner()
 class RemoteVariable(Variable):
     """The client's end of a variable on a server.
 
-    It keeps a copy of the value, its leaf of autograd. In a replica the copy is as
-    of the start of the step, so that forward and backward see one value; anywhere
-    else each look at the value fetches it, if it has changed. Writes are carried out
-    by the server, each as a whole.
+    It keeps a copy of the value, its leaf of autograd. In a replica the copy is as of the start of
+    the step, so that forward and backward see one value; anywhere else each look at the value
+    fetches it, if it has changed. Writes are carried out by the server, each as a whole.
 
     Args:
         store: Where it is kept.
@@ -158,9 +157,7 @@ class RemoteVariable(Variable):
             name=self.name,
             tensor=self._tensor_spec,
             trainable=self.trainable,
-            synchronization=Synchronization.Value(
-                f"SYNCHRONIZATION_{self.synchronization.name}"
-            ),
+            synchronization=Synchronization.Value(f"SYNCHRONIZATION_{self.synchronization.name}"),
             aggregation=Aggregation.Value(f"AGGREGATION_{self.aggregation.name}"),
             kind=VARIABLE_KIND_MODEL,
             device=self.device_name,
@@ -230,15 +227,13 @@ class RemoteVariable(Variable):
         self._own_leaf = hosted.parameter  # the other copy is not needed
 
     def reading(
-        self,
-        narrowed_to: torch.dtype | None = None,
-        into: torch.Tensor | None = None,
+        self, narrowed_to: torch.dtype | None = None, into: torch.Tensor | None = None
     ) -> Reading:
         """What to read to make the copy fresh.
 
         Args:
-            narrowed_to: What newer values may be rounded to; None for not at all, so
-                that a copy that is rounded is replaced, too.
+            narrowed_to: What newer values may be rounded to; None for not at all, so that a copy
+                that is rounded is replaced, too.
             into: What receives the value; by default the copy.
         """
         is_enough = narrowed_to is not None or not self._is_rounded
@@ -289,9 +284,7 @@ Copies: TypeAlias = Mapping[int, Sequence[RemoteVariable]]
 """Variables of which there are copies in this process, by server."""
 
 
-def by_server(
-    variables: Iterable[RemoteVariable],
-) -> dict[int, list[RemoteVariable]]:
+def by_server(variables: Iterable[RemoteVariable]) -> dict[int, list[RemoteVariable]]:
     """Return the variables of each server, in their order."""
     groups: dict[int, list[RemoteVariable]] = defaultdict(list)
     for variable in variables:

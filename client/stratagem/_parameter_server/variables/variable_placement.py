@@ -21,8 +21,8 @@ class VariablePlacement:
         dtype: The type of its elements.
         server: The task that hosts it, as in "/job:ps/task:0".
         nbytes: Size of its value in bytes.
-        slot_of: For the state of an optimizer, the name of the variable that it
-            belongs to; else "".
+        slot_of: For the state of an optimizer, the name of the variable that it belongs to; else
+            "".
     """
 
     __module__ = "stratagem"
@@ -35,9 +35,7 @@ class VariablePlacement:
     slot_of: str = ""
 
 
-def placements(
-    listing: Mapping[str, Sequence[VariableSpec]],
-) -> list[VariablePlacement]:
+def placements(listing: Mapping[str, Sequence[VariableSpec]]) -> list[VariablePlacement]:
     """Return an entry for each variable of each task, in their order."""
     return [
         VariablePlacement(

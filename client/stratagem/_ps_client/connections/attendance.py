@@ -22,9 +22,8 @@ _PAUSE_SECONDS = 0.5
 class SessionAttendance:
     """Attends one session at a time. Thread-safe.
 
-    The system closes the connections of a process that ends, however it ends. The call
-    has one to itself: a thread of gRPC's looks after it, which would come in between
-    the calls of others.
+    The system closes the connections of a process that ends, however it ends. The call has one to
+    itself: a thread of gRPC's looks after it, which would come in between the calls of others.
     """
 
     def __init__(self) -> None:

@@ -29,11 +29,7 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem._ps_client.transports.call import Style
 from stratagem_proto import tracing
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.v1.session_pb2 import (
-    HeartbeatResponse,
-    OpenSessionResponse,
-    RequestKey,
-)
+from stratagem_proto.v1.session_pb2 import HeartbeatResponse, OpenSessionResponse, RequestKey
 from stratagem_proto.wire.channel import Deadlines
 
 _LOG = logging.getLogger("stratagem")
@@ -44,14 +40,14 @@ _FAREWELL_SECONDS = 1.0
 class Connection:
     """All dealings of this process with one server. Thread-safe.
 
-    Nothing is sent before the first request. Mutations are numbered and go one at a
-    time, except for those that are pipelined; other requests may overlap them.
+    Nothing is sent before the first request. Mutations are numbered and go one at a time, except
+    for those that are pipelined; other requests may overlap them.
 
     Attributes:
         route: The way to the server.
         deadlines: How long its calls may take.
-        needs_all: Whether this process cannot go on without what the server had
-            applied, whatever its identity says.
+        needs_all: Whether this process cannot go on without what the server had applied, whatever
+            its identity says.
     """
 
     def __init__(
@@ -71,8 +67,7 @@ class Connection:
             identity: What to tell it about this process.
             deadlines: How long its calls may take.
             steps: The steps of this process; none if not given.
-            locate: Says where the server is now, "" if that is not known; by default
-                where it was.
+            locate: Says where the server is now, "" if that is not known; by default where it was.
         """
         self.route = ServerRoute(task, address, locate)
         self.peer = self.route.peer
@@ -107,8 +102,8 @@ class Connection:
     def expect(self, run: bytes) -> None:
         """Take the server for lost if another run of it opens the first session.
 
-        Who learns of variables from another process could not tell otherwise whether
-        the server has been restarted since.
+        Who learns of variables from another process could not tell otherwise whether the server has
+        been restarted since.
         """
         self._expected = run
 
@@ -144,9 +139,7 @@ class Connection:
         """Let others change the server after this thread was interrupted in that."""
         self._mutations.release_interrupted()
 
-    def start(
-        self, request: Request[Result], style: Style = Style.SENT
-    ) -> Pending[Result]:
+    def start(self, request: Request[Result], style: Style = Style.SENT) -> Pending[Result]:
         """Send a request. Wait while another mutation is under way, if it is one.
 
         Args:
@@ -166,9 +159,7 @@ class Connection:
         permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
-            pending = self._sent(
-                request, self._next_key(session), style, permit.release
-            )
+            pending = self._sent(request, self._next_key(session), style, permit.release)
         except BaseException:
             permit.revoke()
             raise

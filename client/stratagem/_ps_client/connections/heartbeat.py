@@ -17,8 +17,8 @@ from stratagem_proto.protocol import PING_SECONDS
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
 
-# Less than a ping waits for its answer, by which servers tell a process that ended from
-# one that is silent.
+# Less than a ping waits for its answer, by which servers tell a process that ended from one that is
+# silent.
 _LONGEST_SECONDS = PING_SECONDS * 0.6
 
 # A program that trains sends its next request sooner, and tells by that.
@@ -28,8 +28,8 @@ _IDLE_SECONDS = 0.025
 class Heartbeat:
     """The thread that renews the leases of a group's sessions, and attends them.
 
-    It also tells a server which step was the last when nothing else is sent, so that a
-    checkpoint need not wait for the next one.
+    It also tells a server which step was the last when nothing else is sent, so that a checkpoint
+    need not wait for the next one.
 
     Attributes:
         idle: Called when a step has ended and none begins soon.

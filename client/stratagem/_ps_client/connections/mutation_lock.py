@@ -1,8 +1,8 @@
 """The lock under which one request at a time changes a server.
 
-Ctrl-C may come between any two instructions, also between those that would take a lock
-and those that would see it released. So an object stands for holding the lock, and
-dropping that object releases it.
+Ctrl-C may come between any two instructions, also between those that would take a lock and those
+that would see it released. So an object stands for holding the lock, and dropping that object
+releases it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class MutationLock:
     def release_interrupted(self) -> None:
         """Revoke the permit that the calling thread still holds, if it holds one.
 
-        The thread was interrupted while it held the permit: the traceback keeps the
-        permit for as long as the exception is handled or kept.
+        The thread was interrupted while it held the permit: the traceback keeps the permit for as
+        long as the exception is handled or kept.
         """
         last = self.last()
         if last is not None and last.thread == get_ident():

@@ -94,19 +94,18 @@ class Pending(Generic[Result]):
     def result(self) -> Result:
         """Wait for the result.
 
-        The request is repeated where connections fail, or, not before it says, where
-        the server has no room for it at the moment.
+        The request is repeated where connections fail, or, not before it says, where the server has
+        no room for it at the moment.
 
         Raises:
             StratagemError: The server's answer.
-            ResourceExhaustedError: The request is larger than the server allows, or
-                there was no room for as long as requests are repeated.
-            UnavailableError: It could not be reached for as long as requests are
-                repeated; of a mutation it is then unknown whether it was applied.
+            ResourceExhaustedError: The request is larger than the server allows, or there was no
+                room for as long as requests are repeated.
+            UnavailableError: It could not be reached for as long as requests are repeated; of a
+                mutation it is then unknown whether it was applied.
             DeadlineExceededError: It was reached, but did not answer in that time.
             CancelledError: The connection was closed meanwhile.
-            AbortedError: It is a mutation, and the server ended twice while it was
-                under way.
+            AbortedError: It is a mutation, and the server ended twice while it was under way.
         """
         if self._on_outcome is None:
             # A part of the answer may be lost with whom it was read by.
@@ -236,8 +235,7 @@ class Pending(Generic[Result]):
         if isinstance(error, DeadlineExceededError):
             cls = DeadlineExceededError
         return cls(
-            f"{tried}. Check that the server runs and that its address is "
-            f"right{self._doubt}"
+            f"{tried}. Check that the server runs and that its address is right{self._doubt}"
         )
 
     @property

@@ -27,8 +27,8 @@ class ServerRoute:
     Args:
         task: Index of the server in the ps job.
         address: Its "host:port".
-        locate: Returns where the server is now, "" if that is not known; by default
-            the server stays where it was.
+        locate: Returns where the server is now, "" if that is not known; by default the server
+            stays where it was.
 
     Attributes:
         peer: The server and its first address, as errors and the log call it.
@@ -36,9 +36,7 @@ class ServerRoute:
         closed: Set once nothing can be sent any more.
     """
 
-    def __init__(
-        self, task: int, address: str, locate: Callable[[], str] | None = None
-    ) -> None:
+    def __init__(self, task: int, address: str, locate: Callable[[], str] | None = None) -> None:
         self._task = f"/job:ps/task:{task}"
         self.peer = f"{self._task} at {address}"
         self.meter = TrafficMeter()
@@ -84,10 +82,7 @@ class ServerRoute:
             self._transport = ServerTransport(address)
 
     def attempt(
-        self,
-        request: Request[Result],
-        deadlines: Deadlines,
-        style: Style = Style.SENT,
+        self, request: Request[Result], deadlines: Deadlines, style: Style = Style.SENT
     ) -> Attempt:
         """Send a stamped request once.
 

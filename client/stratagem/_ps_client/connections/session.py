@@ -34,8 +34,8 @@ class Identity:
         index: Its index within the job.
         token: The secret of the cluster.
         client: Random bytes that name it in all its sessions; empty if it has but one.
-        outlives_servers: Whether it goes on with a server that restarts and restores a
-            checkpoint, without what was applied since.
+        outlives_servers: Whether it goes on with a server that restarts and restores a checkpoint,
+            without what was applied since.
     """
 
     role: Role.ValueType
@@ -81,13 +81,11 @@ class ServerSession:
         finished, report = steps.tell()
         return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
-    def next_key(
-        self, steps: StepCount, closure: ClosureKey | None = None
-    ) -> RequestKey:
+    def next_key(self, steps: StepCount, closure: ClosureKey | None = None) -> RequestKey:
         """Number the next mutation, for who has the turn.
 
-        The outcome of the one before is known by then, unless it was `pipelined`; the
-        keys after it say so for ever.
+        The outcome of the one before is known by then, unless it was `pipelined`; the keys after it
+        say so for ever.
 
         Args:
             steps: Of this process.
@@ -142,17 +140,15 @@ def opening(
 ) -> Request[OpenSessionResponse]:
     """Return the handshake of a new session, or of one that the server may have ended.
 
-    Another run of the server does not take it on, unless it restored a checkpoint
-    and the identity outlives servers.
+    Another run of the server does not take it on, unless it restored a checkpoint and the identity
+    outlives servers.
 
     Args:
         identity: Who opens it.
         session: The one that may have been ended; None for a new one.
         run: The run of the server that a new one is meant for; empty for any.
     """
-    identifier = (
-        session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
-    )
+    identifier = session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     message = handshake(identity, identifier)
     message.incarnation = session.incarnation if session else run
     message.outlives_servers = identity.outlives_servers
@@ -162,9 +158,7 @@ def opening(
 def heartbeat(session: ServerSession, steps: StepCount) -> Request[HeartbeatResponse]:
     """Return what renews the lease of a session, and tells its last finished step."""
     finished, report = steps.tell()
-    message = HeartbeatRequest(
-        session_id=session.identifier, finished=finished, report=report
-    )
+    message = HeartbeatRequest(session_id=session.identifier, finished=finished, report=report)
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 
 

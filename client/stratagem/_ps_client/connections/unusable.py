@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stratagem_proto.errors import (
-    CancelledError,
-    ForkedProcessError,
-    SessionLostError,
-)
+from stratagem_proto.errors import CancelledError, ForkedProcessError, SessionLostError
 
 
 def closed(peer: str) -> CancelledError:

@@ -121,9 +121,7 @@ def stage_variables(
         data=wanted.data,
         closures=wanted.closures,
     )
-    return Request(
-        "StageVariables", message, sole(pb.StageVariablesResponse), wait=wait
-    )
+    return Request("StageVariables", message, sole(pb.StageVariablesResponse), wait=wait)
 
 
 def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:

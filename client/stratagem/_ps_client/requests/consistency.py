@@ -51,9 +51,7 @@ def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
     return list(sole(DescribeConsistencyResponse)(responses).groups)
 
 
-def barrier(
-    name: str, generation: int, num_tasks: int, wait: float
-) -> Request[BarrierResponse]:
+def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[BarrierResponse]:
     """Return the request that ends once all tasks have sent it.
 
     Args:

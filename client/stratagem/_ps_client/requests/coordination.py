@@ -54,9 +54,7 @@ def draw_batch(opened: DataPass, num_batches: int) -> Request[int | None]:
         opened: The pass.
         num_batches: How many batches the data have here.
     """
-    message = DrawBatchRequest(
-        ledger=opened.ledger, number=opened.number, num_batches=num_batches
-    )
+    message = DrawBatchRequest(ledger=opened.ledger, number=opened.number, num_batches=num_batches)
     return Request("DrawBatch", message, _drawn)
 
 

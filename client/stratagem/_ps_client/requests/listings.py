@@ -11,16 +11,11 @@ from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind
-from stratagem_proto.v1.variable_requests_pb2 import (
-    ListVariablesRequest,
-    ListVariablesResponse,
-)
+from stratagem_proto.v1.variable_requests_pb2 import ListVariablesRequest, ListVariablesResponse
 from stratagem_proto.wire.tensors import int64_vector
 
 
-def list_variables(
-    kinds: Sequence[VariableKind.ValueType] = (),
-) -> Request[list[VariableInfo]]:
+def list_variables(kinds: Sequence[VariableKind.ValueType] = ()) -> Request[list[VariableInfo]]:
     """Return the request for variables of these kinds, or all, by their creation."""
     return Request("ListVariables", ListVariablesRequest(kinds=kinds), _listed)
 
@@ -42,9 +37,7 @@ class KeyPage:
     is_last: bool
 
 
-def list_keys(
-    table: str, after: int | None, limit: int, snapshot: bytes = b""
-) -> Request[KeyPage]:
+def list_keys(table: str, after: int | None, limit: int, snapshot: bytes = b"") -> Request[KeyPage]:
     """Return the request for the smallest keys of a table that follow on one.
 
     Args:

@@ -23,8 +23,8 @@ class Reading(NamedTuple):
 
     Attributes:
         variable: Its name.
-        into: Receives the value; of the variable's dtype and of the shape of what is
-            read. It keeps its memory, and counts as written for autograd.
+        into: Receives the value; of the variable's dtype and of the shape of what is read. It keeps
+            its memory, and counts as written for autograd.
         newer_than: Leave `into` as it is if the version is still this one.
         rows: Indices of the rows to read, int64; None for the whole variable.
         narrowed_to: What elements are rounded to on their way; None for not at all.

@@ -21,19 +21,10 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     ReadValue,
     StepMark,
 )
-from stratagem_proto.v1.tensor_pb2 import (
-    ENCODING_KIND_NARROWED,
-    Encoding,
-    TensorSpec,
-)
+from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
 from stratagem_proto.wire.codec import Assembler
 from stratagem_proto.wire.contents import all_of
-from stratagem_proto.wire.frames import (
-    Frame,
-    Header,
-    decode_frame,
-    take_header,
-)
+from stratagem_proto.wire.frames import Frame, Header, decode_frame, take_header
 from stratagem_proto.wire.placed import (
     SegmentLayout,
     announced,
@@ -41,12 +32,7 @@ from stratagem_proto.wire.placed import (
     kinds_of,
     layout_of,
 )
-from stratagem_proto.wire.tensors import (
-    allocate,
-    decode_dtype,
-    encode_dtype,
-    spec_of,
-)
+from stratagem_proto.wire.tensors import allocate, decode_dtype, encode_dtype, spec_of
 
 
 def read(
@@ -70,9 +56,7 @@ def read(
     Returns:
         A request whose result are the versions read, one for each reading.
     """
-    message = ReadRequest(
-        after=after, wait_seconds=wait, snapshot=snapshot, begins=begins
-    )
+    message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot, begins=begins)
     layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "Read",
@@ -87,9 +71,7 @@ def read(
 
 
 def _receiver(
-    readings: Sequence[Reading],
-    layout: SegmentLayout,
-    told: Callable[[ReadHeader], None],
+    readings: Sequence[Reading], layout: SegmentLayout, told: Callable[[ReadHeader], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
         header, versions = filled(readings, layout, responses, ReadHeader, _itself)
@@ -140,9 +122,7 @@ def filled(
         targets = _targets(readings, contents)
         layout = layout_of(kinds_described(contents.tensors))
     seen = [first]
-    if responses.segment is None or not _taken(
-        targets, layout, chunks, seen, responses
-    ):
+    if responses.segment is None or not _taken(targets, layout, chunks, seen, responses):
         frames = _decoded(seen, responses, header_type)
         _assemble(targets, _contents(values).tensors, frames)
     return header, versions
@@ -158,9 +138,7 @@ def _contents(values: ReadHeader) -> ReadContents:
     try:
         return ReadContents.FromString(values.contents)
     except DecodeError as error:
-        raise MalformedStreamError(
-            f"what came of a read is no ReadContents: {error}"
-        ) from error
+        raise MalformedStreamError(f"what came of a read is no ReadContents: {error}") from error
 
 
 def _taken(
@@ -216,9 +194,7 @@ def _decoded(
 
 
 def _assemble(
-    targets: Sequence[torch.Tensor],
-    sent: Sequence[TensorSpec],
-    frames: Iterable[Frame[Any]],
+    targets: Sequence[torch.Tensor], sent: Sequence[TensorSpec], frames: Iterable[Frame[Any]]
 ) -> None:
     landings = list(map(_landing, targets, sent))
     assembler = Assembler(sent, landings)
@@ -246,9 +222,7 @@ def _targets(readings: Sequence[Reading], contents: ReadContents) -> list[torch.
 
 def _require_one_each(readings: Sequence[Reading], number: int, what: str) -> None:
     if number != len(readings):
-        raise MalformedStreamError(
-            f"{number} {what} came where {len(readings)} were asked for"
-        )
+        raise MalformedStreamError(f"{number} {what} came where {len(readings)} were asked for")
 
 
 def _require_same(reading: Reading, contents: ReadContents, value: ReadValue) -> None:

@@ -14,21 +14,11 @@ from google.protobuf.message import Message
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, UPLOAD_CHUNK_BYTES
-from stratagem_proto.v1 import (
-    checkpoint_pb2,
-    closure_pb2,
-    draws_pb2,
-    parameter_server_pb2,
-)
+from stratagem_proto.v1 import checkpoint_pb2, closure_pb2, draws_pb2, parameter_server_pb2
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
-from stratagem_proto.wire.placed import (
-    SegmentLayout,
-    encode_placed,
-    kinds_of,
-    layout_of,
-)
+from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
 from stratagem_proto.wire.segment import Segment
 
 
@@ -54,9 +44,7 @@ def _mutates(method: MethodDescriptor) -> bool:
 
 # By name; the services have no method in common.
 _METHODS: Mapping[str, _Method] = {
-    name: _Method(
-        f"/{service.full_name}/{name}", method.client_streaming, _mutates(method)
-    )
+    name: _Method(f"/{service.full_name}/{name}", method.client_streaming, _mutates(method))
     for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
@@ -76,14 +64,11 @@ class Request(Generic[Result]):
     Attributes:
         method: Name of the RPC.
         message: The header of a stream, or the whole request.
-        receive: Makes the result of the encoded responses; called once for each
-            attempt.
-        tensors: What the stream carries. They must not change before the request
-            ends.
+        receive: Makes the result of the encoded responses; called once for each attempt.
+        tensors: What the stream carries. They must not change before the request ends.
         rest: More fields of the message, encoded.
         response_nbytes: Tensor bytes that may come back.
-        response_room: Bytes of shared memory that these take; 0 if they do not go
-            there.
+        response_room: Bytes of shared memory that these take; 0 if they do not go there.
         derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
         layout: That of the tensors, if it is known.
@@ -200,8 +185,7 @@ class Request(Generic[Result]):
         """Return the messages to send; a small request is a single one.
 
         Args:
-            segment: Memory shared with the server for its tensors; None if there is
-                none.
+            segment: Memory shared with the server for its tensors; None if there is none.
         """
         if not _METHODS[self.method].uploads:
             if self.response_room:

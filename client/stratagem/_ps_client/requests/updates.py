@@ -68,8 +68,8 @@ class Limits:
 
     Attributes:
         of_sum: The limits.
-        nonfinite_variable: Name of a variable of any server because of whose gradient
-            here the step is dropped or fails; "" if there is none.
+        nonfinite_variable: Name of a variable of any server because of whose gradient here the step
+            is dropped or fails; "" if there is none.
     """
 
     of_sum: GradientLimits
@@ -86,17 +86,17 @@ def step(
     """Return the request that steps an optimizer over variables.
 
     Args:
-        program: The optimizer, with the hyperparameters of this step; or the part of
-            an `UpdateHeader` that says so, encoded.
+        program: The optimizer, with the hyperparameters of this step; or the part of an
+            `UpdateHeader` that says so, encoded.
         gradients: One for each variable to step.
-        contribution: Present when the gradients are this worker's part of a
-            synchronous step, which the server only keeps until `commit`.
+        contribution: Present when the gradients are this worker's part of a synchronous step, which
+            the server only keeps until `commit`.
         limits: What becomes of a contribution.
         backward: Present when earlier gradients were sent by `keep`.
 
     Returns:
-        A request whose result are the variables' versions after it, in the order of
-        the gradients; nothing for a contribution.
+        A request whose result are the variables' versions after it, in the order of the gradients;
+        nothing for a contribution.
     """
     header = UpdateHeader(
         contribution=contribution,
@@ -148,9 +148,7 @@ def dense_step(
     return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 
 
-def keep(
-    backward: BackwardPass, gradients: Sequence[SentGradient]
-) -> Request[list[int]]:
+def keep(backward: BackwardPass, gradients: Sequence[SentGradient]) -> Request[list[int]]:
     """Return the request that has a server keep gradients until their step comes.
 
     Args:
@@ -172,16 +170,12 @@ def _with_gradients(
         tensors.append(cast(torch.Tensor, value))
         if rows is not None:
             tensors.append(rows)
-    named = tuple(
-        [(variable, group, rows is None) for variable, _, group, rows in gradients]
-    )
+    named = tuple([(variable, group, rows is None) for variable, _, group, rows in gradients])
     rest += _kept_described(named, kinds_of(tensors))
     return Request("Update", header, _updated, tensors, rest)
 
 
-def _described(
-    gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]
-) -> bytes:
+def _described(gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]) -> bytes:
     """Return the part of an `UpdateHeader` that says of which variables gradients are.
 
     Args:
@@ -210,12 +204,7 @@ def _with_encoded(
     header.gradients.extend(refs)
     header.tensors.extend(attachments.specs)
     return Request(
-        "Update",
-        header,
-        _updated,
-        attachments.tensors,
-        rest,
-        derived_nbytes=total_nbytes(derived),
+        "Update", header, _updated, attachments.tensors, rest, derived_nbytes=total_nbytes(derived)
     )
 
 
@@ -264,14 +253,10 @@ def run(
         A request whose result is what came of it.
     """
     header = UpdateHeader(
-        program=UpdateProgram(graph=program),
-        bindings=bindings,
-        tensors=attachments.specs,
+        program=UpdateProgram(graph=program), bindings=bindings, tensors=attachments.specs
     )
     method, response = (
-        ("UpdateNonSlot", UpdateNonSlotResponse)
-        if non_slot
-        else ("Update", UpdateResponse)
+        ("UpdateNonSlot", UpdateNonSlotResponse) if non_slot else ("Update", UpdateResponse)
     )
     return Request(method, header, partial(_ran, response), tensors=attachments.tensors)
 
@@ -279,24 +264,18 @@ def run(
 def commit(mark: StepMark) -> Request[CommitContributionResponse]:
     """Return the request that makes this worker's staged part of a step count."""
     return Request(
-        "CommitContribution",
-        CommitContributionRequest(step=mark),
-        sole(CommitContributionResponse),
+        "CommitContribution", CommitContributionRequest(step=mark), sole(CommitContributionResponse)
     )
 
 
-def closed_steps(
-    mark: StepMark, wait: float = 0.0
-) -> Request[Mapping[int, ClosedStep]]:
+def closed_steps(mark: StepMark, wait: float = 0.0) -> Request[Mapping[int, ClosedStep]]:
     """Return the request for what a server has of the norm of closed steps, by number.
 
     Args:
         mark: The last step of interest.
         wait: For how long to wait until it is closed, in seconds.
     """
-    message = ListClosedStepsRequest(
-        group=mark.group, step=mark.step, wait_seconds=wait
-    )
+    message = ListClosedStepsRequest(group=mark.group, step=mark.step, wait_seconds=wait)
     return Request("ListClosedSteps", message, _listed, wait=wait)
 
 

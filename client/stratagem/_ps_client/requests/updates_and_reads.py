@@ -14,11 +14,7 @@ from stratagem._ps_client.requests.reads import filled
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
-from stratagem_proto.v1.parameter_server_pb2 import (
-    ReadHeader,
-    UpdateAndReadHeader,
-    UpdateHeader,
-)
+from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, UpdateAndReadHeader, UpdateHeader
 from stratagem_proto.wire.placed import SegmentLayout
 
 
@@ -64,9 +60,7 @@ def and_read(
     )
 
 
-def _answer(
-    readings: Sequence[Reading], layout: SegmentLayout, responses: Responses
-) -> Answer:
+def _answer(readings: Sequence[Reading], layout: SegmentLayout, responses: Responses) -> Answer:
     header, versions = filled(readings, layout, responses, UpdateAndReadHeader, _values)
     return Answer(versions, list(header.grants))
 

@@ -47,9 +47,7 @@ def create(
 ) -> Request[CreateVariablesResponse]:
     """Return the request that creates variables with initial values; all or none."""
     header = CreateVariablesHeader(variables=specs)
-    return Request(
-        "CreateVariables", header, sole(CreateVariablesResponse), tensors=values
-    )
+    return Request("CreateVariables", header, sole(CreateVariablesResponse), tensors=values)
 
 
 def assign(writings: Sequence[Writing]) -> Request[list[int]]:

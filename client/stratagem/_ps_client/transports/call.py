@@ -17,8 +17,8 @@ class Style(Enum):
     Attributes:
         SENT: At once; whenever it suits.
         AWAITED: As late as when its one response is asked for, which is soon.
-        PIPELINED: When it is pushed on, a single message, by one thread at a time; its
-            one response after those of all that were pipelined before.
+        PIPELINED: When it is pushed on, a single message, by one thread at a time; its one response
+            after those of all that were pipelined before.
     """
 
     SENT = "sent"
@@ -31,15 +31,13 @@ class Call(NamedTuple):
 
     Attributes:
         path: The method, as gRPC names it.
-        encode: Gives the encoded requests; those of a call with a segment may name
-            places in it.
+        encode: Gives the encoded requests; those of a call with a segment may name places in it.
         timeout: Seconds in which the last response must have come.
-        uploads: Whether there may be more than one request; then there is one response,
-            unless it downloads, too.
+        uploads: Whether there may be more than one request; then there is one response, unless it
+            downloads, too.
         downloads: Whether there may be more than one response.
         style: When it is sent, and its responses are asked for.
-        room: Bytes of a segment that the tensors of the call would take; 0 if they are
-            better sent.
+        room: Bytes of a segment that the tensors of the call would take; 0 if they are better sent.
     """
 
     path: str
@@ -62,14 +60,12 @@ class Responses(Iterator[bytes]):
     """The messages of an answer.
 
     Attributes:
-        segment: What they may name places in, until another one than the last is asked
-            for; None if there is nothing.
+        segment: What they may name places in, until another one than the last is asked for; None if
+            there is nothing.
         received: Told how many bytes each message has, and how many it names there.
     """
 
-    def __init__(
-        self, messages: Iterator[bytes], segment: Segment | None = None
-    ) -> None:
+    def __init__(self, messages: Iterator[bytes], segment: Segment | None = None) -> None:
         self._messages, self.segment = messages, segment
         self.received: Callable[[int], None] = _uncounted
 
@@ -90,8 +86,7 @@ def _nothing() -> None:
 class Attempt(NamedTuple):
     """A call on its way.
 
-    Failures are raised as `grpc.RpcError`s where the responses are asked for, as
-    gRPC itself does.
+    Failures are raised as `grpc.RpcError`s where the responses are asked for, as gRPC itself does.
 
     Attributes:
         responses: What is answered, as it comes.

@@ -8,19 +8,8 @@ from functools import partial
 
 import grpc
 
-from stratagem._core.interruption import (
-    abandonable,
-    is_interruptible,
-    uninterrupted,
-)
-from stratagem._ps_client.transports.call import (
-    Attempt,
-    Call,
-    Cancellable,
-    Responses,
-    Style,
-    once,
-)
+from stratagem._core.interruption import abandonable, is_interruptible, uninterrupted
+from stratagem._ps_client.transports.call import Attempt, Call, Cancellable, Responses, Style, once
 from stratagem_proto.memory import keep_freed_memory
 from stratagem_proto.wire.channel import open_channel
 
@@ -67,8 +56,7 @@ class GrpcTransport:
     def _send(self, call: Call) -> Attempt:
         if call.uploads:
             return self._upload(call)
-        # A stream of one message is a unary call on the wire, which needs no thread to
-        # feed it.
+        # A stream of one message is a unary call on the wire, which needs no thread to feed it.
         (message,) = call.encode(None)
         if call.style is Style.AWAITED and not is_interruptible():
             return self._exchange(call, message)
@@ -78,8 +66,8 @@ class GrpcTransport:
         return _attempt(answer, iter(answer))
 
     def _exchange(self, call: Call, message: bytes) -> Attempt:
-        # The thread is woken once, and not for each part of the answer, which matters
-        # most on a busy machine.
+        # The thread is woken once, and not for each part of the answer, which matters most on a
+        # busy machine.
         method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         method = self._open().unary_unary(call.path)
         answer = once(partial(method, message, timeout=call.timeout))

@@ -16,11 +16,11 @@ from stratagem_proto.sockets.frames import FrameKind, SocketFrame, parts
 class Pipeline:
     """Sends calls of one message, whose answers are asked for in the same order.
 
-    Calls are kept until they are pushed on, which comes before their answers are asked
-    for. Those that follow each other closely are then sent, and read, at once.
+    Calls are kept until they are pushed on, which comes before their answers are asked for. Those
+    that follow each other closely are then sent, and read, at once.
 
-    One thread at a time sends or pushes, and one at a time receives. Where one call
-    fails to come through, or is given up, so do all that are under way.
+    One thread at a time sends or pushes, and one at a time receives. Where one call fails to come
+    through, or is given up, so do all that are under way.
 
     Args:
         endpoint: Where the server takes frames.
@@ -43,9 +43,7 @@ class Pipeline:
         except OSError as error:
             self._fail(error)
         (message,) = call.encode(None)
-        self._kept += parts(
-            FrameKind.CALL, message, is_last=True, path=call.path.encode()
-        )
+        self._kept += parts(FrameKind.CALL, message, is_last=True, path=call.path.encode())
         turn = _Turn(self)
         return Attempt(Responses(turn.responses()), turn, self.push)
 

@@ -55,9 +55,7 @@ class ServerTransport:
             try:
                 sockets.connect()
             except (OSError, MalformedStreamError) as error:
-                _LOG.debug(
-                    "%s is not called by %s: %s", self.address, endpoint.way, error
-                )
+                _LOG.debug("%s is not called by %s: %s", self.address, endpoint.way, error)
             else:
                 self._sockets = sockets
                 if self._closed:

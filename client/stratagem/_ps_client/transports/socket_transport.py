@@ -22,8 +22,8 @@ from stratagem_proto.wire.segment import Segment, grown
 class SocketTransport:
     """Calls a server over sockets. Thread-safe.
 
-    Each call has a connection for itself, which its thread writes and reads; only those
-    that are pipelined share one.
+    Each call has a connection for itself, which its thread writes and reads; only those that are
+    pipelined share one.
 
     Args:
         endpoint: Where the server takes them.
@@ -52,8 +52,8 @@ class SocketTransport:
         """Begin a call.
 
         Raises:
-            OSError: The transport is closed, or the server does not answer there any
-                more; nothing was sent.
+            OSError: The transport is closed, or the server does not answer there any more; nothing
+                was sent.
             MalformedStreamError: Somebody else answers there; nothing was sent.
         """
         if self._closed:

@@ -1,9 +1,9 @@
 """Classes that travel by value, and whose they are where they arrive.
 
-cloudpickle has one class for an identity in a process, and sets its attributes again
-whenever a pickle of it is read. So a program whose worker server is in its own process
-would get the methods of the worker, with the worker's strategy in their globals; and
-one that reads a result would get copies of its own methods, with copies of globals.
+cloudpickle has one class for an identity in a process, and sets its attributes again whenever a
+pickle of it is read. So a program whose worker server is in its own process would get the methods
+of the worker, with the worker's strategy in their globals; and one that reads a result would get
+copies of its own methods, with copies of globals.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _MAKING = RLock()
 class ProgramClasses(Classes):
     """The classes of the program, which stay as they are while one value is read.
 
-    To be closed when that is read: until then, a class may not have its attributes yet,
-    and other threads wait for it.
+    To be closed when that is read: until then, a class may not have its attributes yet, and other
+    threads wait for it.
     """
 
     def __init__(self) -> None:

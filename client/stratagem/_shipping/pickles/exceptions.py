@@ -11,8 +11,8 @@ def dump_exception(error: BaseException) -> bytes:
     """Return the pickle of an exception, which can be read again.
 
     Raises:
-        Exception: What came of pickling it, or of reading the pickle: exceptions exist
-            that are pickled well and cannot be read.
+        Exception: What came of pickling it, or of reading the pickle: exceptions exist that are
+            pickled well and cannot be read.
     """
     pickled: bytes = cloudpickle.dumps(error)
     ClassUnpickler(pickled, SessionClasses()).load()

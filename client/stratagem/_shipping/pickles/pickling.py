@@ -44,8 +44,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
             self.clear_memo()
 
     def reducer_override(self, value: Any) -> Any:
-        # What cloudpickle itself calls to read a pickle; it would look for each of
-        # these in its module.
+        # What cloudpickle itself calls to read a pickle; it would look for each of these in its
+        # module.
         if getattr(value, "__module__", None) == cloudpickle.__name__:
             return NotImplemented
         handle = self._name(value)
@@ -62,9 +62,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
 
 
 @lru_cache(maxsize=1024)
-def _submodules(
-    code: CodeType, packages: tuple[ModuleType, ...], loaded: int
-) -> list[ModuleType]:
+def _submodules(code: CodeType, packages: tuple[ModuleType, ...], loaded: int) -> list[ModuleType]:
     """Return the submodules of packages that code may use.
 
     Args:
@@ -81,8 +79,8 @@ def _submodules_used(code: CodeType, used: Iterable[object]) -> list[ModuleType]
     return _submodules(code, packages, len(sys.modules)) if packages else []
 
 
-# What cloudpickle makes of a function, but for its longest part: to look through all
-# that is loaded for submodules that the function may need.
+# What cloudpickle makes of a function, but for its longest part: to look through all that is loaded
+# for submodules that the function may need.
 _state_of = FunctionType(
     cloudpickle._function_getstate.__code__,
     {**vars(cloudpickle), "_find_imported_submodules": _submodules_used},
@@ -103,9 +101,7 @@ class Unpickler(ClassUnpickler):
         classes: Those that there are.
     """
 
-    def __init__(
-        self, payload: bytes, find: Callable[[int], Any], classes: Classes
-    ) -> None:
+    def __init__(self, payload: bytes, find: Callable[[int], Any], classes: Classes) -> None:
         super().__init__(payload, classes)
         self._find = find
 

@@ -27,8 +27,8 @@ def is_plain(value: object) -> bool:
 def reduced(tensor: Tensor) -> Reduced:
     """Return what pickle is to make of a dense tensor: its elements alone.
 
-    torch would pickle all of the storage of a view. One on a GPU comes to the current
-    GPU of the other side, or to the CPU where there is none.
+    torch would pickle all of the storage of a view. One on a GPU comes to the current GPU of the
+    other side, or to the CPU where there is none.
     """
     shape, device = tuple(tensor.shape), tensor.device.type
     content = bytearray(as_bytes(tensor))
@@ -36,11 +36,7 @@ def reduced(tensor: Tensor) -> Reduced:
 
 
 def _rebuilt(
-    content: bytearray,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    requires_grad: bool,
-    device: str,
+    content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
 ) -> Tensor:
     # torch takes no empty buffers.
     flat = torch.frombuffer(content or bytearray(dtype.itemsize), dtype=dtype)

@@ -16,10 +16,10 @@ class WorkerTask:
 
     Attributes:
         index: Its index in the job "worker".
-        token: The secret of the cluster, which does not travel with objects; None for
-            that of the environment.
-        address: Where the coordinator reaches it, "host:port"; "" for the address that
-            the cluster has for it.
+        token: The secret of the cluster, which does not travel with objects; None for that of the
+            environment.
+        address: Where the coordinator reaches it, "host:port"; "" for the address that the cluster
+            has for it.
     """
 
     index: int
@@ -44,10 +44,9 @@ class Change(NamedTuple):
 class ObjectKind(ABC):
     """How objects of one kind are taken apart, and made elsewhere.
 
-    The coordinator calls `subject` for each object that it meets, and `essence` once
-    for each subject. A worker calls `make` once. What `essence` returns is pickled as
-    closures are, so that objects in it that stay on workers are only named; `make` gets
-    it with such objects in place.
+    The coordinator calls `subject` for each object that it meets, and `essence` once for each
+    subject. A worker calls `make` once. What `essence` returns is pickled as closures are, so that
+    objects in it that stay on workers are only named; `make` gets it with such objects in place.
 
     Attributes:
         name: Its name in definitions.
@@ -97,8 +96,8 @@ class SessionKind(ObjectKind):
 class ChangingKind(ObjectKind):
     """A kind whose objects change on the coordinator while they live.
 
-    The coordinator calls `state` whenever a subject travels; a worker calls `update`
-    after `make`, and whenever the state is another. It is pickled as `essence` is.
+    The coordinator calls `state` whenever a subject travels; a worker calls `update` after `make`,
+    and whenever the state is another. It is pickled as `essence` is.
     """
 
     def stamp(self, subject: Any) -> object:
@@ -122,8 +121,8 @@ class ChangingKind(ObjectKind):
 class RemoteObject(ABC):
     """Stands for what a worker keeps under a handle: a result, or its own part.
 
-    A closure that has one gets what the worker that runs it keeps. Whoever sends the
-    closure sees to it that the worker has it.
+    A closure that has one gets what the worker that runs it keeps. Whoever sends the closure sees
+    to it that the worker has it.
     """
 
     @abstractmethod

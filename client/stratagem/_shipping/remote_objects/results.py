@@ -21,8 +21,8 @@ from stratagem._strategies.strategy import Strategy
 def dump_result(value: object) -> bytes:
     """Return the payload of what a closure returned.
 
-    Tensors come to the CPU of the other side, without what autograd knows. Variables
-    and parameters become tensors of the values that they have now.
+    Tensors come to the CPU of the other side, without what autograd knows. Variables and parameters
+    become tensors of the values that they have now.
 
     Raises:
         InvalidTypeError: Something in it cannot be pickled.

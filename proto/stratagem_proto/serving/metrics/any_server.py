@@ -16,14 +16,9 @@ _METHOD = ("method",)
 
 def of_any_server(status: GetStatusResponse, families: Families) -> Iterator[Metric]:
     """Yield the families of a server that do not depend on its kind."""
-    yield families.number(
-        "uptime_seconds", "Time since the server started.", status.uptime_seconds
-    )
+    yield families.number("uptime_seconds", "Time since the server started.", status.uptime_seconds)
     yield families.gauge(
-        "sessions",
-        "Clients with an open session.",
-        _by_role(status).items(),
-        ("role",),
+        "sessions", "Clients with an open session.", _by_role(status).items(), ("role",)
     )
     yield from _requests(status, families)
 
@@ -31,8 +26,7 @@ def of_any_server(status: GetStatusResponse, families: Families) -> Iterator[Met
 def _by_role(status: GetStatusResponse) -> dict[tuple[str], int]:
     roles = Counter(session.role for session in status.sessions)
     return {
-        (Role.Name(role).removeprefix("ROLE_").lower(),): number
-        for role, number in roles.items()
+        (Role.Name(role).removeprefix("ROLE_").lower(),): number for role, number in roles.items()
     }
 
 

@@ -50,9 +50,7 @@ class MetricsEndpoint:
         registry.register(_Status(ask))
         host, _, port = bind.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(
-                int(port), host.strip("[]"), registry
-            )
+            self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
         except OSError as error:
             raise cannot_listen(bind) from error
         self.address = f"{host}:{self._server.server_port}"

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from stratagem_proto.v1.status_pb2 import Distribution
@@ -34,11 +30,7 @@ class Families:
         self._server = server
 
     def gauge(
-        self,
-        name: str,
-        what: str,
-        samples: Iterable[tuple[Labels, float]],
-        labels: Labels = (),
+        self, name: str, what: str, samples: Iterable[tuple[Labels, float]], labels: Labels = ()
     ) -> Metric:
         """Return what goes up and down."""
         family = GaugeMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
@@ -51,11 +43,7 @@ class Families:
         return self.gauge(name, what, [] if value is None else [((), value)])
 
     def counter(
-        self,
-        name: str,
-        what: str,
-        samples: Iterable[tuple[Labels, float]],
-        labels: Labels = (),
+        self, name: str, what: str, samples: Iterable[tuple[Labels, float]], labels: Labels = ()
     ) -> Metric:
         """Return what only goes up, until the server is started again."""
         family = CounterMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
@@ -94,8 +82,6 @@ class Families:
         return family
 
 
-def _cumulated(
-    bounds: Sequence[float], counts: Sequence[int]
-) -> Iterator[tuple[str, int]]:
+def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> Iterator[tuple[str, int]]:
     names = [*(f"{bound:.6g}" for bound in bounds), "+Inf"]
     return zip(names, accumulate(counts), strict=bool(counts))

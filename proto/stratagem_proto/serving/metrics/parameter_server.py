@@ -122,9 +122,7 @@ def _clocks(status: Status) -> Iterator[tuple[Labels, WorkerClock]]:
 
 def _checkpoints(status: CheckpointStatus, families: Families) -> Iterator[Metric]:
     known = status if status.HasField("age_seconds") else None
-    yield families.counter(
-        "checkpoints", "Parts of checkpoints written.", [((), status.saves)]
-    )
+    yield families.counter("checkpoints", "Parts of checkpoints written.", [((), status.saves)])
     yield families.counter(
         "checkpoint_failures",
         "Parts of checkpoints that could not be written.",

@@ -80,20 +80,16 @@ class TcpEndpoint:
 
 
 def endpoints(
-    told: FrameSockets,
-    address: str,
-    setting: str,
-    stall_seconds: float = STALL_SECONDS,
+    told: FrameSockets, address: str, setting: str, stall_seconds: float = STALL_SECONDS
 ) -> Iterator[Endpoint]:
     """Yield where to try to connect, the best one first.
 
     Args:
         told: What the server says of its sockets.
-        address: The "host:port" by which it was called. At another port than its own
-            there is a proxy, which is not to be passed by.
+        address: The "host:port" by which it was called. At another port than its own there is a
+            proxy, which is not to be passed by.
         setting: The transport that this process may use.
-        stall_seconds: For how long the server's host may take nothing, where it is
-            another one.
+        stall_seconds: For how long the server's host may take nothing, where it is another one.
     """
     host, _, port = address.rpartition(":")
     # Anybody could prove to know a secret that is none.

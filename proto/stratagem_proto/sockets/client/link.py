@@ -20,12 +20,7 @@ from stratagem_proto.sockets.frames import (
     parts,
     prefix,
 )
-from stratagem_proto.sockets.greeting import (
-    HELLO_BYTES,
-    NONCE_BYTES,
-    Proofs,
-    drawn_nonce,
-)
+from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES, Proofs, drawn_nonce
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment, create
 
@@ -94,9 +89,7 @@ class SocketLink:
         if not seconds or not allowed or not seconds <= allowed < seconds * _LENIENCE:
             self._socket.settimeout(seconds)
 
-    def send(
-        self, kind: FrameKind, message: bytes, is_last: bool, path: bytes = b""
-    ) -> None:
+    def send(self, kind: FrameKind, message: bytes, is_last: bool, path: bytes = b"") -> None:
         """Send a frame.
 
         Raises:
@@ -133,8 +126,8 @@ class SocketLink:
         """Share memory of that many bytes with the server, in place of what there was.
 
         Returns:
-            Whether there is so much, and the server takes it. If the server does not,
-            nothing is shared any more.
+            Whether there is so much, and the server takes it. If the server does not, nothing is
+            shared any more.
 
         Raises:
             OSError: The connection broke, or it took too long.
@@ -179,8 +172,8 @@ class SocketLink:
         """Return the next frame; raise as `frames`.
 
         Args:
-            deadline: When all of it must have come, of `time.monotonic`; if not given,
-                what was allowed counts for each step.
+            deadline: When all of it must have come, of `time.monotonic`; if not given, what was
+                allowed counts for each step.
         """
         while not self._arrived:
             # Again, or a frame that comes by the byte would never be late.

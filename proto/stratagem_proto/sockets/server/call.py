@@ -28,9 +28,7 @@ class _Details(NamedTuple):
     invocation_metadata: tuple[()] = ()
 
 
-def find_handler(
-    services: Sequence[grpc.GenericRpcHandler], path: bytes
-) -> Handler | None:
+def find_handler(services: Sequence[grpc.GenericRpcHandler], path: bytes) -> Handler | None:
     """Return what answers the calls of a path, if anything does."""
     details: Any = _Details(path.decode(errors="replace"))
     return next(filter(None, (each.service(details) for each in services)), None)
@@ -101,8 +99,8 @@ class SocketCall:
     def _hold_back(self, response: bytes) -> None:
         """Keep a response until it is known whether it is the last.
 
-        That spares the client to wait for a frame that says only this. What is in
-        memory can be read while the handler waits for more, though.
+        That spares the client to wait for a frame that says only this. What is in memory can be
+        read while the handler waits for more, though.
         """
         self._held = response
         if self.segment is not None:

@@ -46,8 +46,8 @@ class IncomingMessages:
     def divert(self, take: Take) -> None:
         """Give messages to a function as they come, from now on; not who iterates.
 
-        That one is woken at the end, or by what the function raises. To be woken for
-        each message takes two rounds of the event loop.
+        That one is woken at the end, or by what the function raises. To be woken for each message
+        takes two rounds of the event loop.
         """
         self._taker = take
 
@@ -72,8 +72,8 @@ class IncomingMessages:
     def close(self) -> None:
         """Cancel who iterates, as nothing comes any more.
 
-        To cancel their task is not enough: Python 3.11 forgets that where a message has
-        come at the same time, and they would wait for the next one.
+        To cancel their task is not enough: Python 3.11 forgets that where a message has come at the
+        same time, and they would wait for the next one.
         """
         self._failure = asyncio.CancelledError()
         self._wake()

@@ -21,8 +21,8 @@ from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
 # After a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0
 
-# More at once have not said yet who they are only where somebody wants the file
-# descriptors; who does say so has done within a round trip.
+# More at once have not said yet who they are only where somebody wants the file descriptors; who
+# does say so has done within a round trip.
 _MOST_STRANGERS = 512
 
 
@@ -49,8 +49,8 @@ class SocketListener:
             services: What answers the calls.
             listening: The sockets, which are closed when this stops.
             reserve: The budget of the memory that clients share.
-            patience: Seconds that a client may take to send the next message of a call,
-                or to read more of the answer; None for any time.
+            patience: Seconds that a client may take to send the next message of a call, or to read
+                more of the answer; None for any time.
         """
         self.told = listening.told
         self.scratch = bytearray(SCRATCH_BYTES)
@@ -97,9 +97,7 @@ class SocketListener:
         self._peers.add(peer)
         self._strangers[peer] = None
         if len(self._strangers) > _MOST_STRANGERS:
-            next(iter(self._strangers)).refuse(
-                "too many connections have not proved themselves"
-            )
+            next(iter(self._strangers)).refuse("too many connections have not proved themselves")
 
     def admitted(self, peer: Peer) -> None:
         """Take note that a peer is known to be a client."""

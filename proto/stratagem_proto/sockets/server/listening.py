@@ -56,8 +56,8 @@ def listen(address: str, transport: str, data_port: int = 0) -> Listening:
 
 
 def _listen_here(listening: Listening, opened: ExitStack) -> None:
-    # An abstract name: nothing is left of a server that is killed, and processes in
-    # other network namespaces do not see it.
+    # An abstract name: nothing is left of a server that is killed, and processes in other network
+    # namespaces do not see it.
     name = b"stratagem-" + secrets.token_hex(16).encode()
     try:
         listening.sockets.append(opened.enter_context(unix_socket(name)))
@@ -67,9 +67,7 @@ def _listen_here(listening: Listening, opened: ExitStack) -> None:
         listening.told.name = name
 
 
-def _listen_for_others(
-    listening: Listening, opened: ExitStack, host: str, port: int
-) -> None:
+def _listen_for_others(listening: Listening, opened: ExitStack, host: str, port: int) -> None:
     try:
         sock = opened.enter_context(tcp_socket(host, port))
     except OSError as error:
@@ -101,15 +99,11 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     Raises:
         OSError: The port is taken, or the host is not this machine.
     """
-    found = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, bind = found[0]
     # As gRPC, which takes calls to any address of either family there.
     both = bind[0] == "::" and socket.has_dualstack_ipv6()
-    listening = socket.create_server(
-        bind[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both
-    )
+    listening = socket.create_server(bind[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     listening.setblocking(False)
     return listening
 

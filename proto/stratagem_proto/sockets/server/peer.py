@@ -10,26 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stratagem_proto.eager import begin
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    MalformedStreamError,
-    StratagemError,
-)
+from stratagem_proto.errors import DeadlineExceededError, MalformedStreamError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import hang_up
-from stratagem_proto.sockets.frames import (
-    WINDOW_BYTES,
-    FrameKind,
-    FrameReader,
-    SocketFrame,
-)
+from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, FrameReader, SocketFrame
 from stratagem_proto.sockets.greeting import HELLO_BYTES, Greeting
 from stratagem_proto.sockets.server.call import SocketCall
 from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
-from stratagem_proto.sockets.server.peer_memory import (
-    ANCILLARY_BYTES,
-    PeerMemory,
-)
+from stratagem_proto.sockets.server.peer_memory import ANCILLARY_BYTES, PeerMemory
 from stratagem_proto.sockets.server.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import to_record
@@ -120,9 +108,7 @@ class Peer:
         elif frame.kind == FrameKind.SEGMENT and self._whole and self._call is None:
             self._share()
         else:
-            raise MalformedStreamError(
-                f"a frame of kind {frame.kind} came where none may come"
-            )
+            raise MalformedStreamError(f"a frame of kind {frame.kind} came where none may come")
 
     def _begin(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last

@@ -11,8 +11,8 @@ from typing import Protocol
 from stratagem_proto.errors import MalformedStreamError, ResourceExhaustedError
 from stratagem_proto.wire.segment import Segment, attach, size_of
 
-# Of one descriptor, or two where that is aligned to eight bytes; the system closes
-# those for which there is no room.
+# Of one descriptor, or two where that is aligned to eight bytes; the system closes those for which
+# there is no room.
 ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 

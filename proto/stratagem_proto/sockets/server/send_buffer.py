@@ -18,8 +18,7 @@ class SendBuffer:
 
     Args:
         sock: The socket.
-        patience: Seconds in which the other end must read some of what waits; None for
-            any time.
+        patience: Seconds in which the other end must read some of what waits; None for any time.
     """
 
     def __init__(self, sock: socket.socket, patience: float | None) -> None:
@@ -82,8 +81,8 @@ class SendBuffer:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # The client is gone. Who reads learns of it, too. Other threads come here
-            # only while nothing waits, and then this touches nothing of the loop's.
+            # The client is gone. Who reads learns of it, too. Other threads come here only while
+            # nothing waits, and then this touches nothing of the loop's.
             self.close()
             return 0
 
@@ -111,8 +110,7 @@ class SendBuffer:
             except asyncio.TimeoutError as error:
                 self._break_off()
                 raise DeadlineExceededError(
-                    f"the client has read nothing for {self._patience:g} s; repeat the "
-                    "request"
+                    f"the client has read nothing for {self._patience:g} s; repeat the request"
                 ) from error
 
     def _break_off(self) -> None:
