@@ -11,7 +11,7 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
-from stratagem._ps_client.requests.writes import Writing, assign, create
+from stratagem._ps_client.requests.variables import Writing, assign, create
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
 )

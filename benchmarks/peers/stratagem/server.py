@@ -9,7 +9,7 @@ import torch
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import writes
+from stratagem._ps_client.requests import variables
 from stratagem_deploy import LocalCluster
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.update_programs import encode_group
@@ -39,7 +39,7 @@ def created(servers: ServerGroup, values: Mapping[str, torch.Tensor]) -> None:
         VariableSpec(name=name, tensor=spec_of(value), trainable=True, kind=VARIABLE_KIND_MODEL)
         for name, value in values.items()
     ]
-    servers.call(0, writes.create(specs, [*values.values()]))
+    servers.call(0, variables.create(specs, [*values.values()]))
 
 
 def program(optimizer: torch.optim.Optimizer) -> bytes:

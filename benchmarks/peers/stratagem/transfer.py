@@ -16,7 +16,7 @@ from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from benchmarks.peers.transfer import Transfers
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import reading, reads, updates, writes
+from stratagem._ps_client.requests import reading, reads, updates, variables
 
 
 class Variable:
@@ -41,7 +41,7 @@ class Variable:
 
     def close(self) -> None:
         """Frees the server's memory."""
-        self._servers.call(0, writes.delete([self._name]))
+        self._servers.call(0, variables.delete([self._name]))
 
 
 @contextmanager

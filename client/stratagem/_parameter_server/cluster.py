@@ -17,7 +17,7 @@ from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
 from stratagem._parameter_server.consistencies import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
-from stratagem._ps_client.requests.consistency import barrier, change, describe
+from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
 from stratagem.consistency import Consistency, ConsistencyReport
 

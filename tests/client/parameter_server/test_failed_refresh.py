@@ -10,7 +10,7 @@ from stratagem import VariableNotFoundError
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
-from stratagem._ps_client.requests.writes import Writing, assign, delete
+from stratagem._ps_client.requests.variables import Writing, assign, delete
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 from tests.client.clusters import running
 

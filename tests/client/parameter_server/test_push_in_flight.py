@@ -13,7 +13,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.requests import updates_and_reads
+from stratagem._ps_client.requests import reads
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
@@ -138,16 +138,16 @@ def test_a_push_goes_on_after_who_waited_was_interrupted_in_its_answer(
     strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted: list[bytes] = []
-    takes_in = updates_and_reads._answer
+    takes_in = reads._answer
 
-    def interrupted_once(*args: Any) -> updates_and_reads.Answer:
+    def interrupted_once(*args: Any) -> reads.Answer:
         if not interrupted:
             *_, responses = args
             interrupted.append(next(responses))
             raise KeyboardInterrupt
         return takes_in(*args)
 
-    monkeypatch.setattr(updates_and_reads, "_answer", interrupted_once)
+    monkeypatch.setattr(reads, "_answer", interrupted_once)
     training, taken = Counting(strategy), 0
     for _ in range(STEPS):
         with suppress(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.requests.consistency import barrier
+from stratagem._ps_client.requests.coordination import barrier
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import (

@@ -9,11 +9,10 @@ import torch
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.consistency import barrier
-from stratagem._ps_client.requests.listings import list_variables
+from stratagem._ps_client.requests.coordination import barrier
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
-from stratagem._ps_client.requests.writes import Writing, assign, create
+from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
 from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.places import ServerPlace

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.requests.writes import Writing, assign
+from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import (
     ForkedProcessError,
 )

@@ -7,8 +7,8 @@ import torch
 
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reading import Reading, following
-from stratagem._ps_client.requests.updates_and_reads import and_read
-from stratagem._ps_client.requests.writes import delete
+from stratagem._ps_client.requests.reads import and_read
+from stratagem._ps_client.requests.variables import delete
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import connected, make

@@ -13,7 +13,7 @@ import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.requests.writes import Writing, assign
+from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_worker.server import WorkerServer

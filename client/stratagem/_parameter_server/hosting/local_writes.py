@@ -8,7 +8,7 @@ from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._ps_client.requests.writes import Writing
+from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 

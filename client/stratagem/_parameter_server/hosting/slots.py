@@ -9,9 +9,8 @@ import torch
 
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._ps_client.requests.listings import list_variables
 from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.writes import create, delete
+from stratagem._ps_client.requests.variables import create, delete, list_variables
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
 from stratagem_proto.wire.tensors import allocate, spec_of
 

@@ -21,11 +21,16 @@ from stratagem._parameter_server.pushing.step_tracker import StepPermit, StepTra
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.consistency import begin
-from stratagem._ps_client.requests.listings import list_keys, list_variables
+from stratagem._ps_client.requests.coordination import begin
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.requests.writes import Writing, assign, create
+from stratagem._ps_client.requests.variables import (
+    Writing,
+    assign,
+    create,
+    list_keys,
+    list_variables,
+)
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo

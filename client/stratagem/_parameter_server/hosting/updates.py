@@ -13,7 +13,7 @@ from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import remote_of
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.requests.writes import Attachments
+from stratagem._ps_client.requests.variables import Attachments
 from stratagem._tracing.recording import Source
 from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem_proto.v1.update_program_pb2 import GraphInput, InputBinding

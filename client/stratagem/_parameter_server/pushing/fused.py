@@ -12,7 +12,7 @@ from stratagem._parameter_server.pushing.pulls import Pulls
 from stratagem._parameter_server.pushing.push import PullMode, Push, Pushing, RunSoFar, Way, way_of
 from stratagem._parameter_server.pushing.push_in_flight import OwnCopies, PushInFlight
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem._ps_client.requests.updates_and_reads import Answer
+from stratagem._ps_client.requests.reads import Answer
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 
 # What takes longer to send than another thread takes to begin, is sent by that one.

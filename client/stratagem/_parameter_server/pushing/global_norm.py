@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.consistency import describe
+from stratagem._ps_client.requests.coordination import describe
 from stratagem._ps_client.requests.updates import closed_steps, finish_step
 from stratagem_proto.v1.closed_step_pb2 import ClosedStep, GlobalNorm
 from stratagem_proto.v1.parameter_server_pb2 import StepMark

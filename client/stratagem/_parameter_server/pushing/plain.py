@@ -19,8 +19,8 @@ from stratagem._ps_client.requests.reading import (
     ReadsAfterUpdate,
     following,
 )
+from stratagem._ps_client.requests.reads import Answer, and_read
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.requests.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 
 

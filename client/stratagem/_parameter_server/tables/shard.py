@@ -12,7 +12,7 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._parameter_server.variables.placement import Place
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
 from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.writes import Writing
+from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.writes import Writing
+from stratagem._ps_client.requests.variables import Writing
 
 
 class AnyStore(Protocol):

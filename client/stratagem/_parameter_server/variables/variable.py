@@ -18,7 +18,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._parameter_server.variables.shards import Rows
 from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.writes import Writing
+from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,

@@ -11,14 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._ps_client.connections import unusable
-from stratagem._ps_client.connections.attendance import SessionAttendance
 from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.connections.route import ServerRoute
+from stratagem._ps_client.connections.route import ServerRoute, forked_error, restarted_error
 from stratagem._ps_client.connections.session import (
     Identity,
     ServerSession,
+    SessionAttendance,
     farewell,
     heartbeat,
     opened,
@@ -306,6 +305,6 @@ class Connection:
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:
-            raise unusable.forked(self.peer, self._process)
+            raise forked_error(self.peer, self._process)
         if self._restarted:
-            raise unusable.restarted(self.peer)
+            raise restarted_error(self.peer)

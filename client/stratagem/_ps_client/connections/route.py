@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 
-from stratagem._ps_client.connections import unusable
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem_proto.errors import CancelledError, ForkedProcessError, SessionLostError
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import Deadlines
@@ -120,7 +121,7 @@ class ServerRoute:
     def require_open(self) -> None:
         """Raise `CancelledError` if somebody has closed the route."""
         if self.closed.is_set():
-            raise unusable.closed(self.peer)
+            raise closed_error(self.peer)
 
     def trim(self) -> None:
         """Free shared memory that was not used since the last call."""
@@ -132,3 +133,27 @@ class ServerRoute:
         with self._moving:
             for transport in (*self._retired, self._transport):
                 transport.close()
+
+
+def closed_error(peer: str) -> CancelledError:
+    """Return the error of a connection that somebody has closed."""
+    return CancelledError(f"the connection to {peer} is closed; make a new strategy")
+
+
+def forked_error(peer: str, process: int) -> ForkedProcessError:
+    """Return the error of a connection that this process got by a fork."""
+    return ForkedProcessError(
+        f"the connection to {peer} belongs to process {process}, "
+        f"but process {os.getpid()} was forked from it and uses it; gRPC does "
+        "not survive a fork. Keep strategies and variables out of the child, "
+        "or start it otherwise, for instance by DataLoader(multiprocessing_"
+        'context="forkserver")'
+    )
+
+
+def restarted_error(peer: str) -> SessionLostError:
+    """Return the error of a connection whose server has lost its memory."""
+    return SessionLostError(
+        f"{peer} was restarted, and the variables that it hosted are "
+        "gone. Start the program again, or restore a checkpoint"
+    )

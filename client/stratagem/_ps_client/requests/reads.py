@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from google.protobuf.message import DecodeError
 
-from stratagem._ps_client.requests.reading import Reading, asked
+from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate, asked
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.v1.consistency_pb2 import StepBegin
+from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadContents,
     ReadHeader,
     ReadRequest,
     ReadValue,
     StepMark,
+    UpdateAndReadHeader,
+    UpdateHeader,
 )
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
 from stratagem_proto.wire.codec import Assembler
@@ -266,3 +270,54 @@ def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> 
         else:
             with torch.no_grad():
                 target.copy_(landing)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        versions: Of what was read, one for each reading.
+        grants: Permits for the steps that were begun; none if one has to wait.
+    """
+
+    versions: Sequence[int]
+    grants: Sequence[StepGrant]
+
+
+def and_read(
+    update: Request[list[int]],
+    then: ReadsAfterUpdate,
+    begins: Sequence[StepBegin],
+    tensors: Sequence[torch.Tensor] | None = None,
+) -> Request[Answer]:
+    """Return the request that runs an update program, then fills the readings' tensors.
+
+    Args:
+        update: The request that only runs the program; not to be used any more.
+        then: What to read of the server.
+        begins: Steps to ask permits for, if that needs no waiting.
+        tensors: What to send in place of the tensors of the update.
+    """
+    message = cast("UpdateHeader", update.message)
+    message.then.begins.extend(begins)
+    return Request(
+        "UpdateAndRead",
+        message,
+        partial(_answer, then.readings, then.layout),
+        update.tensors if tensors is None else tensors,
+        update.rest + then.encoded,
+        then.layout.nbytes,
+        then.layout.room,
+        update.derived_nbytes,
+        layout=update.layout,
+    )
+
+
+def _answer(readings: Sequence[Reading], layout: SegmentLayout, responses: Responses) -> Answer:
+    header, versions = filled(readings, layout, responses, UpdateAndReadHeader, _values)
+    return Answer(versions, list(header.grants))
+
+
+def _values(header: UpdateAndReadHeader) -> ReadHeader:
+    return header.values

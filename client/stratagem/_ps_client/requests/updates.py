@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 
 from stratagem._ps_client.requests.request import Request, sole
-from stratagem._ps_client.requests.writes import Attachments
+from stratagem._ps_client.requests.variables import Attachments
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.graph_outputs import decode_output
 from stratagem_proto.programs.update_programs import encode_limits
@@ -167,7 +167,7 @@ def _with_gradients(
         return _with_encoded(header, gradients, rest)
     tensors = []
     for _, value, _, rows in gradients:
-        tensors.append(cast(torch.Tensor, value))
+        tensors.append(cast("torch.Tensor", value))
         if rows is not None:
             tensors.append(rows)
     named = tuple([(variable, group, rows is None) for variable, _, group, rows in gradients])
