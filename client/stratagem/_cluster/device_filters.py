@@ -1,11 +1,15 @@
-"""Which remote devices each task of a cluster sees."""
+"""Device filters, and which parameter servers they leave each task of a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from stratagem_proto.errors import InvalidTypeError
+from stratagem._cluster.membership import Membership
+from stratagem._core.device_names import DeviceName
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import cluster_pb2 as pb
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class ClusterDeviceFilters:
@@ -56,3 +60,109 @@ class ClusterDeviceFilters:
                 for job, tasks in self._filters.items()
             ]
         )
+
+
+@dataclass(frozen=True)
+class TaskView:
+    """What a task sees of its cluster. Spec: FIL-2, FIL-3.
+
+    Attributes:
+        task: Its name, as in "/job:worker/task:0".
+        filters: Lists of partial device names. A remote device has to match one name of each list
+            that is not empty.
+    """
+
+    task: str
+    filters: tuple[Sequence[str], ...]
+
+    def hiding(self, device: str) -> Sequence[str]:
+        """Return the list of filters that hides a device, an empty one if none does.
+
+        Raises:
+            InvalidArgumentError: A filter is no partial device name.
+        """
+        name = DeviceName.parse(device)
+        if _matches(self.task, name):
+            return ()
+        for names in self.filters:
+            if names and not any(_matches(each, name) for each in names):
+                return names
+        return ()
+
+
+def _matches(partial: str, name: DeviceName) -> bool:
+    return DeviceName.parse(partial).completed_by(name) == name
+
+
+@dataclass(frozen=True)
+class VisibleServers:
+    """The parameter servers as one task sees them.
+
+    Attributes:
+        used: Indices of those that variables are placed on, in turn: those that the task that
+            creates them sees.
+        hidden: Why this task may not call a server, by its index.
+    """
+
+    used: tuple[int, ...]
+    hidden: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def called(self) -> tuple[int, ...]:
+        """The servers that are used, and not hidden from this task."""
+        return tuple(task for task in self.used if task not in self.hidden)
+
+
+def visible_servers(
+    member: Membership, filters: ClusterDeviceFilters | None, session: ConfigProto | None
+) -> VisibleServers:
+    """Return what filters leave of the parameter servers.
+
+    Args:
+        member: The task that is to use them.
+        filters: Filters of each task of the cluster.
+        session: The configuration of the session that every task opens.
+
+    Raises:
+        InvalidArgumentError: A filter is no partial device name, or the task that creates variables
+            sees no server.
+    """
+    names = [f"/job:ps/replica:0/task:{task}" for task in range(member.num_servers)]
+    if member.task_type == "ps":
+        return VisibleServers(
+            tuple(range(len(names))), dict.fromkeys(range(len(names)), _no_worker(member))
+        )
+    creator, own = (
+        _view(*task, filters, session)
+        for task in (member.creator, (member.task_type, member.task_id))
+    )
+    used = tuple(i for i, name in enumerate(names) if not creator.hiding(name))
+    if not used:
+        raise InvalidArgumentError(
+            f"the device filters {list(creator.hiding(names[0]))} hide all parameter "
+            f"servers from {creator.task}, which creates variables; add '/job:ps'"
+        )
+    hidden = {i: _hidden(own, i, name) for i, name in enumerate(names) if own.hiding(name)}
+    return VisibleServers(used, hidden)
+
+
+def _view(
+    job: str, index: int, filters: ClusterDeviceFilters | None, session: ConfigProto | None
+) -> TaskView:
+    of_cluster = filters.of(job, index) if filters else ()
+    of_session = tuple(session.device_filters) if session else ()
+    return TaskView(f"/job:{job}/task:{index}", (of_cluster, of_session))
+
+
+def _hidden(view: TaskView, server: int, name: str) -> str:
+    return (
+        f"/job:ps/task:{server} is invisible to {view.task}: its device filters "
+        f"{list(view.hiding(name))} hide it; add '/job:ps/task:{server}' to them"
+    )
+
+
+def _no_worker(member: Membership) -> str:
+    return (
+        f"{member.name} is a parameter server and runs no strategy; start it by "
+        "`stratagem ps` or `stratagem.Server`"
+    )

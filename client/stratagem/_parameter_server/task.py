@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stratagem._cluster.device_filters import visible_servers
 from stratagem._cluster.membership import Membership
-from stratagem._cluster.visibility import visible_servers
 from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakMethod
 
-from stratagem._cluster.visibility import VisibleServers
+from stratagem._cluster.device_filters import VisibleServers
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.heartbeat import Heartbeat
 from stratagem._ps_client.connections.pending import Pending

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem._cluster.kubernetes_api import KubernetesExecutableLocation
-from stratagem.cluster_resolver._base import ClusterResolver
+from stratagem._cluster.pods import KubernetesExecutableLocation
+from stratagem.cluster_resolver._base import ClusterResolver, SimpleClusterResolver
 from stratagem.cluster_resolver._kubernetes import KubernetesClusterResolver
-from stratagem.cluster_resolver._simple import SimpleClusterResolver
 from stratagem.cluster_resolver._slurm import SlurmClusterResolver
 from stratagem.cluster_resolver._tf_config import TFConfigClusterResolver
 from stratagem.cluster_resolver._tpu import TPUClusterResolver

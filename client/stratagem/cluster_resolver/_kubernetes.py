@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem._cluster.kubernetes_api import KubernetesApi, KubernetesExecutableLocation, list_pods
-from stratagem._cluster.pods import Pod, address_kind, numbered
+from stratagem._cluster.pods import (
+    KubernetesExecutableLocation,
+    Pod,
+    address_kind,
+    core_api,
+    list_pods,
+    numbered,
+)
 from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver._base import ClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
@@ -68,7 +74,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._namespace = namespace
         self._host_of = address_kind(address)
         self._pod_name = pod_name
-        self._api = override_client or _configured(executable_location)
+        self._api = override_client or core_api(executable_location)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster of the pods that run now.
@@ -135,12 +141,3 @@ class KubernetesClusterResolver(ClusterResolver):
             f"pod {self._pod_name!r} is in no job: none of the label selectors "
             f"{dict(self._selectors)} finds it"
         )
-
-
-def _configured(location: KubernetesExecutableLocation) -> Any:
-    if not isinstance(location, KubernetesExecutableLocation):
-        raise InvalidArgumentError(
-            "The executable location provided is invalid: it is a "
-            f"KubernetesExecutableLocation, not {location!r}"
-        )
-    return KubernetesApi(location).pods

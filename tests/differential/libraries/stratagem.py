@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
 import stratagem
-from stratagem._cluster import roles, slurm
+from stratagem._cluster import roles
 from stratagem._core import device_names
 from stratagem._core.contexts import context
 from stratagem._core.values import regroup
 from stratagem._core.variables.creators import creator_scope
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
+from stratagem.cluster_resolver import _slurm
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.differential.library import Names, filters_by_task
@@ -37,7 +38,7 @@ class Stratagem:
         self.contrib: Any = stratagem.contrib
         self.roles: Any = roles
         self.devices: Any = device_names
-        self.slurm: Any = slurm
+        self.slurm: Any = _slurm
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return torch.tensor(value, dtype=self.dtype(dtype))

@@ -16,7 +16,7 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
-from stratagem._cluster.visibility import TaskView
+from stratagem._cluster.device_filters import TaskView
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_psserver.server import ParameterServer
 from tests.client.clusters import running

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stratagem._cluster.slurm import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster_resolver import SlurmClusterResolver
+from stratagem.cluster_resolver._slurm import expand_hostlist, expand_tasks_per_node
 
 STEP = {
     "PROCID": "3",
