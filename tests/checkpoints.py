@@ -18,7 +18,7 @@ from stratagem_proto.checkpoint.folder import (
 )
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable, companion
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -105,7 +105,7 @@ def stored_table(
         found.append(
             [
                 (Content(spec, rows=value), part[keys]),
-                (Content(beside(spec.name, KEYS, len(keys))), keys),
+                (Content(companion(spec.name, KEYS, len(keys))), keys),
                 (Content(state, rows=StoredRows(count=len(keys))), 2 * part[keys]),
             ]
         )

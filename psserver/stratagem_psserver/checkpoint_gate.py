@@ -1,6 +1,7 @@
-"""One moment on all servers: which steps of which clients may go on.
+"""The gate that holds steps back while all servers take a checkpoint at the same cut.
 
-Pure: the time comes in as an argument, in seconds of a monotonic clock.
+A cut is a moment at which no step is under way on any server. This module is pure: time is an
+argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from google.protobuf.message import DecodeError
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
 from stratagem_proto.v1.session_pb2 import WorkerReport
 
-# Steps that wait for longer are let go; who takes the cut tries again later.
+# Held steps go on after this time; the client that takes the cut then tries again.
 HOLD_SECONDS = 2.0
 
-# What those wait for who look at the steps of clients.
+# The subject of waits for the steps of clients.
 STEPS = "steps"
 
 
 @dataclass
 class Progress:
-    """How far a client has come.
+    """The steps that a client has begun and finished.
 
     Attributes:
-        label: The client, for messages.
+        label: The client's name, for messages.
         begun: The last step of which a request was admitted.
-        finished: The last step that the client has said to be over.
-        report: What it has said with that.
+        finished: The last step that the client has reported as finished.
+        report: The `WorkerReport` that came with it: what the worker needs to go on after that
+            step.
     """
 
     label: str
@@ -47,12 +49,12 @@ class _Hold:
 
 @dataclass
 class CheckpointGate:
-    """Admits requests by the steps that they are parts of.
+    """Admits requests according to the steps that they belong to.
 
-    While a cut is taken, only steps that had begun before go on, on whichever server.
+    While a cut is taken, only requests of steps go on that had begun before on some server.
 
     Attributes:
-        applying: How many admitted requests have not ended.
+        applying: The number of admitted requests that have not ended.
     """
 
     applying: int = 0
@@ -62,7 +64,7 @@ class CheckpointGate:
     _over: set[bytes] = field(default_factory=set)
 
     def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
-        """Return whether a request may go on; then `end_request` must follow."""
+        """Return whether a request is admitted; if so, `end_request` must follow."""
         hold = self._holding(now)
         if hold is not None and not 0 < step <= hold.begun.get(client, 0):
             return False
@@ -73,19 +75,19 @@ class CheckpointGate:
         return True
 
     def end_request(self) -> None:
-        """Note the end of a request that was admitted."""
+        """Note that an admitted request has ended."""
         self.applying -= 1
 
     def remaining(self, now: float) -> float:
-        """Seconds until what is held now is let go by itself."""
+        """Return the seconds until the present hold ends by itself; 0 if there is none."""
         hold = self._holding(now)
         return hold.until - now if hold is not None else 0.0
 
     def finish(self, client: bytes, label: str, step: int, report: bytes) -> None:
-        """Note what a client has finished, and what it says about that.
+        """Note the last step that a client has finished, and its report.
 
         Raises:
-            InvalidArgumentError: What it says could be in no checkpoint.
+            InvalidArgumentError: A checkpoint could not contain the report; see `check_report`.
         """
         progress = self._clients.get(client)
         if report and (progress is None or report != progress.report):
@@ -96,19 +98,24 @@ class CheckpointGate:
             progress.finished, progress.report = step, report
 
     def forget(self, client: bytes, is_task: bool) -> None:
-        """Note that a client is gone; nothing more will come of its steps.
+        """Note that a client is gone and sends no more requests.
 
         Args:
-            client: Who.
-            is_task: Whether it is a task of the cluster, which may come back for what it has
-                reported. Of others there are as many as open sessions.
+            client: The client.
+            is_task: Whether it is a task of the cluster. Its last report is kept, since the task
+                may come back; other clients are too many for that.
         """
         progress = self._clients.pop(client, None)
         if is_task and progress is not None and progress.report:
             self._left[progress.label] = progress
 
     def hold(self, cut: bytes, begun: Mapping[bytes, int], now: float) -> None:
-        """Begin a cut, or learn of steps that have begun on other servers.
+        """Begin a cut, or add steps that have begun on other servers.
+
+        Args:
+            cut: Identifies the cut.
+            begun: By client: the last step that it has begun on another server.
+            now: The time.
 
         Raises:
             AbortedError: Another cut is being taken, or this one took too long.
@@ -132,7 +139,7 @@ class CheckpointGate:
             )
 
     def holds(self, cut: bytes, now: float) -> bool:
-        """Return whether a cut is being taken."""
+        """Return whether this cut is being taken."""
         hold = self._holding(now)
         return hold is not None and hold.cut == cut
 
@@ -142,11 +149,11 @@ class CheckpointGate:
             self._end()
 
     def progress(self) -> Mapping[bytes, Progress]:
-        """Return how far each client has come."""
+        """Return the progress of each client."""
         return self._clients
 
     def left(self) -> Collection[Progress]:
-        """Of each task whose client is gone, what that one reported last."""
+        """Return the last reports of tasks whose clients are gone."""
         return self._left.values()
 
     def _holding(self, now: float) -> _Hold | None:
@@ -156,25 +163,24 @@ class CheckpointGate:
 
     def _end(self) -> None:
         assert self._hold is not None
-        # Late messages of a cut that is over must not begin it anew. Only the last one can have
-        # any.
+        # A late message must not begin this cut again. Messages of earlier cuts have all come.
         self._over = {self._hold.cut}
         self._hold = None
 
 
-# Clients send 60 kB for each of two steps at most.
+# Clients send at most 60 kB for each of two steps.
 _MOST_BYTES = 256 << 10
 
 
 def check_report(label: str, report: bytes) -> None:
-    """Check what a client reports as it arrives, before a save meets it.
+    """Check a client's report when it arrives, since a checkpoint would contain it.
 
     Args:
-        label: The client, for messages.
+        label: The client's name, for messages.
         report: A serialised WorkerReport.
 
     Raises:
-        InvalidArgumentError: It is none, has no JSON objects, or is too long.
+        InvalidArgumentError: It is too long, malformed, or one of its states is not a JSON object.
     """
     if len(report) > _MOST_BYTES:
         raise InvalidArgumentError(
@@ -185,9 +191,9 @@ def check_report(label: str, report: bytes) -> None:
         states = [json.loads(each.content) for each in WorkerReport.FromString(report).states]
     except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(
-            f"{label} reports what is no JSON, so that no checkpoint could have it: {error}"
+            f"{label} reports a state that is not JSON, which no checkpoint can contain: {error}"
         ) from error
     if not all(isinstance(state, dict) for state in states):
         raise InvalidArgumentError(
-            f"{label} reports JSON that is no object of states by their names"
+            f"{label} reports a state that is not a JSON object of values by name"
         )

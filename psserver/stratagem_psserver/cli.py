@@ -7,7 +7,7 @@ import typer
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.serving import command_line
 from stratagem_psserver.options import ServerOptions
-from stratagem_psserver.process import keep_what_is_loaded
+from stratagem_psserver.process import exempt_loaded_objects
 from stratagem_psserver.server import ParameterServer
 
 app = typer.Typer(add_completion=False)
@@ -16,16 +16,16 @@ app = typer.Typer(add_completion=False)
 def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
     """Host variables and update them for the workers of a cluster.
 
-    A flag counts before its environment variable, this before the task that TF_CONFIG says this is,
-    and this before the table ps of the file.
+    Where several sources give a setting, the first of these counts: its flag, its environment
+    variable, the task in TF_CONFIG, the table ps of the configuration file.
 
-    SIGTERM and Ctrl-C let what runs end, for at most --drain-seconds.
+    After SIGTERM or Ctrl-C the server finishes the calls that run, for at most --drain-seconds.
 
-    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an address, a
-    checkpoint that cannot be.
+    The exit code is 0 after SIGTERM or Ctrl-C, and 2 if the server could not start because of a
+    setting, an address or a checkpoint.
     """
     server = ParameterServer(options.settings())
-    keep_what_is_loaded()
+    exempt_loaded_objects()
     command_line.serve(server, options, as_json)
 
 

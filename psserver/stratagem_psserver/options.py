@@ -1,4 +1,4 @@
-"""What a parameter-server process can be told from outside."""
+"""The options of a parameter-server process: flags, environment variables, configuration file."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ class ServerOptions(ServingOptions):
 
     job: Job = Field("ps", description="Job name of this task.")
     reconnect_seconds: float = Field(
-        5.0, ge=0.1, description="Seconds that a client has to reconnect when cut off."
+        5.0, ge=0.1, description="Seconds that a client has to reconnect after a lost connection."
     )
     staged_bytes: int | None = Field(
-        None, ge=1, description="Most bytes that requests may take; by default half of the memory."
+        None,
+        ge=1,
+        description="Most bytes that requests may take; the default is half of the memory.",
     )
     variable_bytes: int | None = Field(
         None,
         ge=1,
-        description="Most bytes that variables and their state may take; by default "
-        "there is no limit.",
+        description="Most bytes that variables and the state of their optimizers may take; the "
+        "default is no limit.",
     )
     restore: Path | None = Field(
-        None, description="Folder of checkpoints; start from the latest, if there is one."
+        None, description="Folder of checkpoints; the server restores the latest one, if any."
     )
 
     def settings(self) -> ServerSettings:
-        """They as a server takes them."""
+        """Return these options as the settings of a server."""
         given = self.serving()
         staged_bytes = self.staged_bytes or half_of_memory()
         restore = str(self.restore or "")

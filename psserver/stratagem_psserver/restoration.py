@@ -1,4 +1,4 @@
-"""What is read for a restoration, kept until it takes place, and who heard of it."""
+"""Restorations: what was read for one until it takes place, and which were announced."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from stratagem_psserver.variables.restoring import Restored
 
 @dataclass(frozen=True)
 class Accounts:
-    """What was accounted for at the moment of a checkpoint.
+    """The ledgers of data and of scheduled functions at the moment of a checkpoint.
 
-    Functions that had not ended then have other coordinators here: some have ended since under
-    their own names, by which nothing of them is applied any more.
+    The functions that had not ended then get new coordinator names. Some have ended since under
+    their old names, by which nothing of them is applied any more.
 
     Attributes:
-        data: The ledgers of data, which nobody reads yet; None to keep those there are.
-        closures: Functions that had not ended, and what was applied of them.
+        data: The ledgers of data; None to keep the server's present ones.
+        closures: By new coordinator name: the functions that had not ended, and their mutations.
     """
 
     data: Sequence[DataLedger] | None
     closures: Mapping[bytes, Space]
 
     def replace(self, data: DataLedgers, closures: ClosureLedger) -> None:
-        """Put them in place of what a server has."""
+        """Replace a server's ledgers by these."""
         if self.data is not None:
             data.replace(self.data)
         closures.adopt(self.closures)
 
 
 def read_accounts(request: StageVariablesRequest, task: int) -> Accounts:
-    """Read what a request asks for.
+    """Read the ledgers that a request asks for.
 
     Args:
         request: What to read, and where.
-        task: The server's.
+        task: The index of the server's task.
 
     Raises:
         NotFoundError: There is no checkpoint.
@@ -58,12 +58,12 @@ def read_accounts(request: StageVariablesRequest, task: int) -> Accounts:
     closures = {renamed(name): one for name, one in spaces_of(own.get("closures", ()))}
     data = _ledgers(servers.values()) if request.data else None
     for ledger in data or ():
-        ledger.give_up(renamed, again=request.closures)
+        ledger.leave_to_next(renamed, again=request.closures)
     return Accounts(data, closures)
 
 
 def _ledgers(parts: Collection[Mapping[str, Any]]) -> Sequence[DataLedger] | None:
-    """The ledgers, which one server kept; None if it is not said whether there are."""
+    """Return the ledgers of the server that kept them; None if the checkpoint has no such entry."""
     known = [part["data"] for part in parts if "data" in part]
     ledgers = [ledger for facts in known for ledger in ledgers_from_json(facts)]
     return ledgers if known else None
@@ -74,11 +74,11 @@ def _renamed(restoration: bytes, space: bytes) -> bytes:
 
 
 class StagedVariables(NamedTuple):
-    """What was read.
+    """What was read for a restoration.
 
     Attributes:
-        variables: What variables get.
-        accounts: What is accounted for then.
+        variables: The values of variables.
+        accounts: The ledgers of data and of scheduled functions.
     """
 
     variables: Sequence[Restored]
@@ -86,10 +86,10 @@ class StagedVariables(NamedTuple):
 
 
 class Staging:
-    """What sessions have staged, at most one restoration each.
+    """The restorations that sessions have staged, at most one each.
 
     Args:
-        label: The server, for messages.
+        label: The server's name, for messages.
     """
 
     def __init__(self, label: str) -> None:
@@ -97,14 +97,14 @@ class Staging:
         self._staged: dict[bytes, tuple[bytes, StagedVariables]] = {}
 
     def keep(self, session_id: bytes, restoration: bytes, staged: StagedVariables) -> None:
-        """Keep what was read, in place of what the session had staged before."""
+        """Keep what was read; it replaces what the session had staged before."""
         self._staged[session_id] = restoration, staged
 
     def take(self, session_id: bytes, restoration: bytes) -> StagedVariables:
-        """Return what a session has staged, which is then forgotten here.
+        """Remove and return what a session has staged.
 
         Raises:
-            FailedPreconditionError: It is not that restoration.
+            FailedPreconditionError: The session has not staged that restoration.
         """
         known, staged = self._staged.pop(session_id, (b"", None))
         if staged is None or known != restoration:
@@ -114,19 +114,19 @@ class Staging:
         return staged
 
     def forget(self, session_id: bytes) -> None:
-        """Give up what a session has staged, if anything."""
+        """Drop what a session has staged, if anything."""
         self._staged.pop(session_id, None)
 
 
 _MOST_CHARACTERS = 1 << 20
-"""The oldest are forgotten beyond that; each but the last one."""
+"""The limit of all identities together, beyond which the oldest are dropped. The last one stays."""
 
 
 class Announcements:
-    """Announced restorations, in their order.
+    """The announced restorations, in their order.
 
-    Those that a checkpoint has count again once the session that made them is back: a program that
-    is started anew as a whole restores before its workers go on.
+    Announcements from a checkpoint count again once the session that made them is resumed. A
+    program that is started again as a whole makes new ones before its workers go on.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Announcements:
         self._awaited: list[tuple[str, bytes]] = []
 
     def add(self, identity: str, session_id: bytes) -> None:
-        """Note that a session has had a checkpoint restored."""
+        """Note that a session has restored a checkpoint."""
         self._made.append((identity, session_id))
         while len(self._made) > 1 and self._characters > _MOST_CHARACTERS:
             del self._made[0]
@@ -144,7 +144,7 @@ class Announcements:
         return sum(len(identity) for identity, _ in self._made)
 
     def session_opened(self, session_id: bytes) -> None:
-        """Note a session, which may be one of before."""
+        """Note that a session is open, which may be one of a checkpoint."""
         back = [one for one in self._awaited if one[1] == session_id]
         if back:
             self._awaited = [one for one in self._awaited if one[1] != session_id]
@@ -152,14 +152,14 @@ class Announcements:
 
     @property
     def identities(self) -> Sequence[str]:
-        """What was announced."""
+        """The identities of the announced restorations."""
         return [identity for identity, _ in self._made]
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return all that there is, for JSON."""
+        """Return all announcements, as JSON."""
         known = self._awaited + self._made
         return [(identity, session_id.hex()) for identity, session_id in known]
 
     def restore(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Go on from the facts of a checkpoint."""
+        """Restore the announcements of a checkpoint."""
         self._awaited = [(one, bytes.fromhex(session)) for one, session in facts]

@@ -26,16 +26,16 @@ from stratagem_psserver.servicer import (
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
-# Sessions are looked at this often within the shortest time in which they end, and what is kept for
-# them within a lease.
+# The number of checks for ended leases within the shortest time in which a session can end, and of
+# checks for unused memory within a lease.
 _CHECKS = 4
 
 
 class ParameterServer(RpcServer):
     """One parameter server, in this process.
 
-    Its start raises, besides what that of any server does, `DataLossError` where the checkpoint to
-    begin with is damaged.
+    Its `start` raises the errors of `RpcServer.start`, and `DataLossError` if the checkpoint to
+    restore is damaged.
     """
 
     service = SERVICE

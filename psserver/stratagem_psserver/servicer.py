@@ -1,8 +1,8 @@
 """The service as gRPC sees it: each method's handler by its name.
 
-The handlers take and give bytes. What is decoded here fails inside the border, so that a malformed
-message gets a status of ours, and streams are read frame by frame without the copies of the
-generated classes.
+The handlers take bytes and return bytes. Messages are decoded inside the RPC boundary, so that a
+malformed one is answered with a status of the project's errors. Streams are read frame by frame,
+which avoids the copies that the generated classes make.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Handlers = Mapping[str, Handler]
 
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the parameter-server service over some state."""
-    methods = Methods(_border(state))
+    """Return the handler of the parameter-server service."""
+    methods = Methods(_rpc_boundary(state))
     handlers = {
         **_session_methods(methods, SessionRpcs(state)),
         **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
@@ -69,13 +69,13 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _border(state: ServerState) -> RpcBoundary:
+def _rpc_boundary(state: ServerState) -> RpcBoundary:
     return RpcBoundary(state.settings.label, state.figures)
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
-    """Return the checkpoint service over some state."""
-    unary = Methods(_border(state)).unary
+    """Return the handler of the checkpoint service."""
+    unary = Methods(_rpc_boundary(state)).unary
     rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
     handlers = {
         "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
@@ -92,15 +92,15 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
 
 
 def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the closure service over some state."""
-    unary, rpcs = Methods(_border(state)).unary, ClosureRpcs(state)
+    """Return the handler of the closure service."""
+    unary, rpcs = Methods(_rpc_boundary(state)).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
     return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
 
 
 def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the data service over some state."""
-    unary, rpcs = Methods(_border(state)).unary, DrawRpcs(state)
+    """Return the handler of the data service."""
+    unary, rpcs = Methods(_rpc_boundary(state)).unary, DrawRpcs(state)
     handlers = {
         "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
         "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
@@ -165,25 +165,25 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
 class Methods:
     """Makes handlers of the four shapes that the service has."""
 
-    def __init__(self, border: RpcBoundary) -> None:
-        self._border = border
+    def __init__(self, rpc_boundary: RpcBoundary) -> None:
+        self._rpc_boundary = rpc_boundary
 
     def unary(
         self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
     ) -> Handler:
-        """A message in, a message out."""
-        return unary_handler(self._border, request_type, method)
+        """Return the handler of an RPC that takes a message and returns one."""
+        return unary_handler(self._rpc_boundary, request_type, method)
 
     def staged(
         self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
     ) -> Handler:
-        """A stream of frames in, a message out."""
+        """Return the handler of an RPC that takes a stream of frames and returns a message."""
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
-            async with self._border.crossing(context, header_type.__name__):
+            async with self._rpc_boundary.crossing(context, header_type.__name__):
                 stream = RequestStream(messages, header_type, shared_memory(context))
                 header = await stream.header()
-                with self._border.span(header):
+                with self._rpc_boundary.span(header):
                     return (await method(header, stream)).SerializeToString()
 
         return grpc.stream_unary_rpc_method_handler(handle)
@@ -193,14 +193,14 @@ class Methods:
         header_type: type[Header],
         method: Callable[[Header, Chunks, Segment | None], Awaitable[Frames]],
     ) -> Handler:
-        """A stream of frames in, another one out."""
+        """Return the handler of an RPC that takes a stream of frames and returns another one."""
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            async with self._border.crossing(context, header_type.__name__):
+            async with self._rpc_boundary.crossing(context, header_type.__name__):
                 segment = shared_memory(context)
                 stream = RequestStream(messages, header_type, segment)
                 header = await stream.header()
-                with self._border.span(header):
+                with self._rpc_boundary.span(header):
                     frames = await method(header, stream, segment)
                 if isinstance(frames, bytes):
                     yield frames
@@ -215,13 +215,13 @@ class Methods:
         request_type: type[Request],
         method: Callable[[Request, Segment | None], AsyncIterator[bytes]],
     ) -> Handler:
-        """A message in, a stream of frames out."""
+        """Return the handler of an RPC that takes a message and returns a stream of frames."""
 
         async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
-            async with self._border.crossing(context, request_type.__name__):
+            async with self._rpc_boundary.crossing(context, request_type.__name__):
                 request, segment = request_type.FromString(data), shared_memory(context)
-                # Who asks goes on in between: it is nobody's present span.
-                with self._border.span(request, current=False):
+                # The caller runs between two frames, so this must not be its current span.
+                with self._rpc_boundary.span(request, current=False):
                     async for frame in method(request, segment):
                         yield frame
 

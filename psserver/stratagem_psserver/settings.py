@@ -1,4 +1,4 @@
-"""How one parameter-server process is set up."""
+"""The settings of one parameter server."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class ServerSettings(ServingSettings):
     """Settings of a parameter server.
 
     Attributes:
-        reconnect_seconds: Time after which the session of a client ends whose connection was
-            closed, as the system does when a process ends, unless it is heard of again before. Not
-            longer than the lease.
-        staged_bytes: Most bytes that requests may occupy before they are applied or while they are
-            sent; memory of large ones that is kept for the next counts until others need its bytes.
-            Memory that clients of the same host share with the server may take a quarter as much
-            besides; what does not fit is sent.
+        reconnect_seconds: Seconds that a client has to reconnect after its connection was closed,
+            as the system does when a process ends; then its session ends. A larger value than the
+            lease counts as the lease.
+        staged_bytes: Most bytes that requests and answers may occupy until they are applied or
+            sent. Memory of large requests that is kept for later ones counts, until other requests
+            need the bytes. The memory that clients of the same host share with the server has a
+            separate limit of a quarter as much; tensors that do not fit into it are sent.
         variable_bytes: Most bytes that variables may take, with the state of optimizers and the
-            index of tables; None for no limit. What snapshots keep, and the copy by which a table
-            grows, is not counted.
-        restore: Folder of checkpoints whose latest this run of the server begins with, if there is
-            one; "" to begin with nothing.
+            indices of tables; None for no limit. The copies that snapshots keep, and the temporary
+            copy by which a table grows, do not count.
+        restore: Folder of checkpoints, whose latest one the server restores when it starts, if
+            there is any; "" to restore none.
     """
 
     job: str = "ps"

@@ -1,4 +1,4 @@
-"""All that a server process holds, wired together."""
+"""The state of a server process: all its parts, wired together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
-from stratagem_psserver.compute import Compute
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
@@ -26,6 +25,7 @@ from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
+from stratagem_psserver.process import Compute
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
@@ -36,15 +36,15 @@ from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting import Attendance, Waits
 
-# What clients share may take this part of what requests may, besides.
+# The shared memory of clients has a budget of its own: the budget for requests divided by this.
 _SHARED_PART = 4
 
 
 class ServerState:
-    """The pure core of a server and what guards it.
+    """The pure parts of a server, and the locks and waits around them.
 
-    Only the event loop adds, removes or looks up variables and sessions; other threads only change
-    tensors, under the locks of their variables.
+    Only the event loop adds, removes or looks up variables and sessions. Other threads only change
+    tensors, while the event loop holds the locks of their variables.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -71,7 +71,7 @@ class ServerState:
         self.compute = Compute()
         self.gate = CheckpointGate()
         self.snapshots = Snapshots()
-        self.held = HeldSnapshots(self.snapshots, self.store.room)
+        self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
         self.staging = Staging(settings.label)
         self.closures = ClosureLedger()
         turns = ClosureTurns(self.closures, self.waits)
@@ -87,21 +87,19 @@ class ServerState:
         self.rounds.reclaim()
 
     def session(self, session_id: bytes) -> Session:
-        """Return the session of that id, with its lease renewed.
+        """Renew the lease of an open session and return the session.
 
         Raises:
-            SessionLostError: It is not open.
+            SessionLostError: No session with that id is open.
         """
         return self.ledger.session(session_id, time.monotonic())
 
     def finished(self, session_id: bytes, step: int, report: bytes) -> Session:
-        """Note the last step that a client has finished.
-
-        Returns:
-            Its session, as of `session`.
+        """Note the last step that a client has finished, and return its session.
 
         Raises:
-            SessionLostError: Its session is not open.
+            SessionLostError: No session with that id is open.
+            InvalidArgumentError: The report is not valid.
         """
         session = self.session(session_id)
         self.gate.finish(session.client, session.label, step, report)
@@ -120,13 +118,13 @@ class ServerState:
         return session
 
     def close_session(self, session_id: bytes) -> None:
-        """End a session at its client's wish."""
+        """End a session as its client requests."""
         session = self.ledger.close(session_id)
         if session is not None:
             self._ended(session, f"{session.label} left", left=True)
 
     def trim(self) -> None:
-        """Give memory back that no upload has used since the last call."""
+        """Release memory that no upload has used since the last call."""
         self.mutations.uploads.trim()
 
     def end_leases(self) -> list[Session]:
@@ -148,42 +146,42 @@ class ServerState:
         self.clocks_changed(self.clocks.session_ended(session.id, why))
 
     def groups_changed(self, groups: Iterable[str]) -> None:
-        """Let those who wait for a step of these groups look again."""
+        """Check the conditions of requests that wait for a step of these groups."""
         for group in groups:
             self.waits.changed(("group", group))
 
     def clocks_changed(self, groups: Iterable[str]) -> None:
-        """Let those who wait to begin a step of these groups look again."""
+        """Check the conditions of requests that wait to begin a step of these groups."""
         for group in groups:
             self.waits.changed(("clock", group))
 
     def variables(self, session_id: bytes, snapshot: bytes) -> VariableStore | HeldSnapshot:
-        """Return the variables as they are, or as a session's snapshot has them.
+        """Return the present variables, or those of a session's snapshot if one is named.
 
         Raises:
-            FailedPreconditionError: It has no such snapshot.
+            FailedPreconditionError: The session has no such snapshot.
         """
         return self.held.of(session_id, snapshot) if snapshot else self.store
 
     def locked(self, names: Iterable[str]) -> Holding:
-        """Hold the locks of variables; slots share those of their owners."""
+        """Return a context that holds the locks of variables; a slot has the lock of its owner."""
         return self.locked_owners(partial(self.store.owners, list(names)))
 
     def locked_owners(self, owners: Callable[[], list[str]]) -> Holding:
-        """As `locked`, of what has the owners that `VariableStore.owners` says."""
+        """Return a context that holds the locks of these owners; see `VariableStore.owners`."""
         return self.locks.holding(owners)
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Hold locks as `locked`, of variables that are then changed in place."""
+        """Return a context in which variables may be changed in place; it holds their locks."""
         return self.changing_owners(partial(self.store.owners, list(names)))
 
     def changing_owners(self, owners: Callable[[], list[str]]) -> AbstractAsyncContextManager[None]:
-        """As `changing`, of what has the owners that `VariableStore.owners` says."""
+        """Return the context of `changing` for these owners; see `VariableStore.owners`."""
         return _Changing(self, owners)
 
 
 class _Changing:
-    """A change of variables in place; see `ServerState.changing`."""
+    """The context in which variables are changed in place; see `ServerState.changing`."""
 
     def __init__(self, state: ServerState, owners: Callable[[], list[str]]) -> None:
         self._state, self._owners = state, owners
@@ -193,7 +191,7 @@ class _Changing:
         await self._locks.acquire()
         try:
             if shared := self._state.snapshots.shared(self._touched()):
-                await self._part_from_snapshots(shared)
+                await self._separate_from_snapshots(shared)
         except BaseException:
             self._locks.release()
             raise
@@ -205,11 +203,11 @@ class _Changing:
         finally:
             self._locks.release()
 
-    async def _part_from_snapshots(self, shared: list[Variable]) -> None:
+    async def _separate_from_snapshots(self, shared: list[Variable]) -> None:
         nbytes = sum(variable.value.nbytes for variable in shared)
-        parting = partial(self._state.snapshots.part, shared)
+        separating = partial(self._state.snapshots.separate, shared)
         try:
-            await self._state.compute.run(parting, nbytes)
+            await self._state.compute.run(separating, nbytes)
         finally:
             self._state.store.changed()
 

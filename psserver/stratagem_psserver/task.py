@@ -8,10 +8,10 @@ from stratagem_psserver.settings import ServerSettings
 
 
 def task_server(settings: TaskSettings) -> TaskServer:
-    """Return a server of the ps job; it has not started.
+    """Return a server of the job ps, which has not started.
 
     Raises:
-        InvalidArgumentError: The address is none, or other machines could reach it without
+        InvalidArgumentError: The address is not valid, or other machines could reach it without
             `insecure` or without a token.
     """
     return ParameterServer(

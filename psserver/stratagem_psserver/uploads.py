@@ -1,4 +1,4 @@
-"""Requests that carry tensors, and the memory in which these arrive."""
+"""Streams of requests that contain tensors, and the memory into which the tensors are received."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from stratagem_psserver.limits.budget import Reservation
 
 
 class RequestStream(Generic[Header]):
-    """Iterates over the chunks of a request, those of one message at a time.
+    """An iterator over the chunks of a request, which yields those of one message at a time.
 
     Args:
-        messages: As they arrive.
-        header_type: Of the header, which comes with the first one; take that before the chunks.
-        segment: Memory that the client shares, if it does.
+        messages: The messages as they arrive.
+        header_type: The class of the header, which is in the first message. Call `header` before
+            the iteration.
+        segment: The memory that the client shares, if any.
 
     Attributes:
-        segment: The same.
-        text: The header with its tag and size, as it came; empty before that.
+        segment: As the argument.
+        text: The serialised header with its tag and size; empty until `header` was called.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class RequestStream(Generic[Header]):
         self.segment = segment
         self.text = b""
         self._header_type = header_type
-        # What came with the header.
+        # The rest of the message that contained the header.
         self._first: memoryview | None = None
 
     async def header(self) -> Header:
-        """Return what is asked.
+        """Return the header of the request.
 
         Raises:
-            MalformedStreamError: The first message has no header, or not at first.
+            MalformedStreamError: The first message does not begin with a header.
         """
         async for data in self._messages:
             begun = take_header(data, self._header_type)
@@ -60,10 +61,10 @@ class RequestStream(Generic[Header]):
         )
 
     def found(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
-        """Return all tensors, if the first message says that they are in shared memory.
+        """Return all tensors if the first message says that they are in shared memory, else None.
 
         Args:
-            layout: Where they are then. None is returned if they are anywhere else.
+            layout: The layout that they must have there; None is returned for any other.
         """
         if self.segment is None or self._first is None:
             return None
@@ -74,7 +75,7 @@ class RequestStream(Generic[Header]):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known that no more chunks come."""
+        """Whether the stream is known to have no more chunks."""
         return self._first is None and is_over(self._messages)
 
     def __aiter__(self) -> RequestStream[Header]:
@@ -91,19 +92,19 @@ class RequestStream(Generic[Header]):
         return decode_frame(data, self._header_type, self.segment)
 
 
-# The allocator keeps smaller buffers itself. Larger ones go back to the system, and to get them
-# from there again takes several times as long as to copy them.
+# The allocator keeps smaller buffers. It returns larger ones to the system, and getting those again
+# takes several times as long as copying them.
 _LEAST_BYTES = 32 << 20
 
 
 @dataclass(eq=False)
 class Upload:
-    """Where the tensors of one request arrive.
+    """The memory into which the tensors of one request are received.
 
     Attributes:
-        specs: Their descriptions.
+        specs: The descriptions of the tensors.
         nbytes: Their size.
-        memory: Once they have some of their own; None before.
+        memory: The tensors; None until they are allocated.
     """
 
     specs: Sequence[TensorSpec]
@@ -111,7 +112,7 @@ class Upload:
     memory: list[torch.Tensor] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Memory for them, made if there was none to be had."""
+        """Return the tensors, which are allocated on the first call."""
         if self.memory is None:
             self.memory = list(map(allocate, self.specs))
         return self.memory
@@ -125,17 +126,17 @@ class _Kept:
 
 
 class UploadMemory:
-    """Keeps memory of uploads, for as long as its bytes of the budget are free."""
+    """Memory of past uploads, which is kept while nothing else needs its bytes of the budget."""
 
     def __init__(self) -> None:
         self._all: list[_Kept] = []
 
     def take(self, specs: Sequence[TensorSpec], nbytes: int) -> Upload:
-        """Return where to put tensors: memory of some like them, if there is any.
+        """Return memory for tensors, if possible that of an earlier upload with the same specs.
 
-        Its bytes are those of the caller then, who has not reserved them yet.
+        Its reservation is released; the caller reserves the bytes again.
         """
-        # The one that was used last, so that others get idle.
+        # The memory that was used last is taken first, so that the other becomes idle.
         for kept in reversed(self._all) if nbytes >= _LEAST_BYTES else ():
             if kept.upload.specs == specs:
                 self._all.remove(kept)
@@ -144,24 +145,25 @@ class UploadMemory:
         return Upload(specs, nbytes)
 
     def keep(self, upload: Upload, reservation: Reservation) -> None:
-        """Keep the memory of an upload of which nothing is needed any more.
+        """Keep the memory of an upload whose tensors are no longer needed.
 
         Args:
-            upload: It.
-            reservation: Its bytes, which are taken over if they are kept.
+            upload: The upload.
+            reservation: Its bytes of the budget, which this object takes over if it keeps the
+                memory.
         """
         if upload.nbytes >= _LEAST_BYTES and upload.memory is not None:
             self._all.append(_Kept(upload, reservation.hand_over()))
 
     def trim(self) -> None:
-        """Give back what was not used since it was trimmed last."""
+        """Release the memory that was not used since the last call."""
         for kept in list(self._all):
             if kept.is_idle:
                 self._drop(kept)
             kept.is_idle = True
 
     def clear(self) -> None:
-        """Give all of it back."""
+        """Release all memory."""
         for kept in list(self._all):
             self._drop(kept)
 

@@ -1,4 +1,4 @@
-"""Waiting without a thread for something that other requests bring about."""
+"""Conditions that requests wait for on the event loop, until other requests bring them about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Waits:
-    """Requests that wait, by what they wait for."""
+    """The requests that wait, by the subject of their condition."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
@@ -33,13 +33,12 @@ class Waits:
         """Wait until a condition has an outcome.
 
         Args:
-            subject: What the condition looks at; `changed` must be called with it.
-            met: Returns the outcome, or None as long as there is none. What it raises ends the
-                wait.
-            seconds: Longest wait.
+            subject: Identifies what the condition depends on. Whoever changes it calls `changed`.
+            met: Returns the outcome, or None while there is none. An exception ends the wait.
+            seconds: The longest wait.
 
         Returns:
-            The outcome, or None if the time was not enough.
+            The outcome; None if there was none in time.
         """
         outcome = met()
         if outcome is None and seconds > 0:
@@ -58,7 +57,7 @@ class Waits:
             self._waited[reason].observe(time.monotonic() - began)
 
     def report(self) -> Iterator[WaitStatus]:
-        """Who waits and has waited, by what for."""
+        """Yield the number of present waits and the durations of past ones, for each reason."""
         for reason, number in sorted(self._present.items()):
             seconds = self._waited[reason].message()
             yield WaitStatus(reason=reason, waiting=number, seconds=seconds)
@@ -82,7 +81,7 @@ class Waits:
                 del self._waiting[subject]
 
     def changed(self, subject: Hashable) -> None:
-        """Let those who wait for that subject look again."""
+        """Check the conditions of all requests that wait for this subject."""
         for change in self._waiting.pop(subject, ()):
             if not change.done():
                 change.set_result(None)
@@ -94,26 +93,26 @@ class Waits:
             self.changed(subject)
 
 
-# What subjects are about whose first word does not say it.
+# By first word of a subject: the reason of its waits, where that is another word.
 _REASONS = {"group": "step", "closure": "turn", STEPS: "checkpoint"}
 
 
 def _reason(subject: Hashable) -> str:
-    """Return what a wait is for, as the contract says it."""
+    """Return the reason of a wait, by its name in `WaitStatus`."""
     word = subject[0] if isinstance(subject, tuple) else subject
-    # The request after another one of its session waits for the session itself.
+    # Subjects that are bytes are ids of sessions, whose requests wait for their turn.
     return _REASONS.get(word, word) if isinstance(word, str) else "turn"
 
 
 class Attendance:
-    """The calls of clients that attend their sessions; on the event loop."""
+    """The calls by which clients attend their sessions; used on the event loop."""
 
     def __init__(self) -> None:
         self._ends: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
         self._closed = False
 
     async def until_end(self, session_id: bytes) -> None:
-        """Wait until a session ends, or the server does."""
+        """Wait until a session ends or the server shuts down."""
         if self._closed:
             return
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -132,7 +131,7 @@ class Attendance:
                 end.set_result(None)
 
     def close(self) -> None:
-        """End all calls, also those to come."""
+        """End all calls, present and future."""
         self._closed = True
         for session_id in [*self._ends]:
             self.session_ended(session_id)
@@ -142,7 +141,7 @@ _MOST = 10
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names one after the other, or the first of them and how many follow."""
+    """Return the names separated by commas; of many, the first ones and the number of others."""
     rest = len(names) - _MOST
     more = f" and {rest} more" if rest > 0 else ""
     return ", ".join(names[:_MOST]) + more

@@ -71,7 +71,7 @@ class Server:
     def commit(self, session: bytes, mark: StepMark) -> bool:
         """Returns whether the contribution counts."""
         if self.rounds.is_late(session, mark):
-            self.clocks.dropped(GROUP, session)
+            self.clocks.count_dropped(GROUP, session)
             return False
         parts = self.rounds.commit(session, "a worker", mark)
         for part in parts:

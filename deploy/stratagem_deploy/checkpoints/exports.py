@@ -11,7 +11,7 @@ import torch
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside, undivided
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable, companion, undivided
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -57,7 +57,7 @@ def _tensors(checkpoint: Checkpoint, whole: Whole, stored_rows: bool) -> Iterato
     if stored_rows and isinstance(whole, WholeTable):
         rows = StoredRows(count=whole.count)
         yield Content(undivided(whole), rows=rows), partial(whole.runs, checkpoint)
-        keys = Content(beside(whole.name, KEYS, whole.count))
+        keys = Content(companion(whole.name, KEYS, whole.count))
         yield keys, partial(whole.keys, checkpoint)
     else:
         content = _content(whole.name, whole.tensor)

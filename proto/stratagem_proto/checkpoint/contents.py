@@ -12,7 +12,7 @@ from stratagem_proto.checkpoint.tables import (
     SIGHTS,
     TOUCHED,
     TablePart,
-    is_beside,
+    is_companion,
     table_of,
 )
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
@@ -32,7 +32,7 @@ def wholes_of(index: Index) -> dict[str, Whole]:
     owners = _owners(index)
     shards: dict[str, list[TensorEntry]] = defaultdict(list)
     for name, entry in index.tensors.items():
-        if not is_beside(name, index.tensors):
+        if not is_companion(name, index.tensors):
             shards[whole_name(entry.spec, owners.get(name))].append(entry)
     return {
         name: _table(name, group, index)
@@ -47,12 +47,12 @@ def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
     parts = []
     for entry in entries:
         table = tensors.get(entry.spec.slot_of, entry)
-        beside = {
+        companions = {
             what: tensors[table.name + what]
             for what in (KEYS, TOUCHED, SEEN, SIGHTS)
             if table.name + what in tensors
         }
-        parts.append(TablePart(entry, table, beside))
+        parts.append(TablePart(entry, table, companions))
     slot_of = whole_name(parts[0].table.spec) if parts[0].entry.spec.slot_of else ""
     return table_of(name, slot_of, parts)
 

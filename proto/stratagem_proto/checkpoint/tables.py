@@ -19,24 +19,27 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import allocate, as_bytes, encode_dtype, nbytes_of
 
 KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
-"""What the names of the tensors beside a table end with; see `StoredRows`."""
+"""The endings of the names of a table's companion tensors; see `StoredRows`."""
 
 MOST_DENSE_BYTES = 4 << 30
-"""A larger table is not read whole, with the rows that were never written."""
+"""A larger table is not read as one dense tensor that includes the rows nobody has written."""
 
-_BESIDE = re.compile(r"\[(keys|touched|seen|sights)\]\Z")
+_COMPANION = re.compile(r"\[(keys|touched|seen|sights)\]\Z")
 _RUN_BYTES = 4 << 20
 
 
-def beside(table: str, what: str, count: int) -> VariableSpec:
-    """Return the description of one of the tensors beside a table."""
+def companion(table: str, what: str, count: int) -> VariableSpec:
+    """Return the description of one of a table's companion tensors.
+
+    These are the keys of its rows and what else a table needs beside its values.
+    """
     tensor = TensorSpec(dtype=encode_dtype(torch.int64), shape=[count])
     return VariableSpec(name=table + what, tensor=tensor)
 
 
-def is_beside(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
-    """Return whether a tensor belongs to a table among these."""
-    table = tensors.get(_BESIDE.sub("", name))
+def is_companion(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
+    """Return whether a tensor is a companion of a table among these."""
+    table = tensors.get(_COMPANION.sub("", name))
     return table is not None and table.rows is not None and table.name != name
 
 
@@ -47,12 +50,12 @@ class TablePart:
     Attributes:
         entry: Where the rows are.
         table: Where those of the table itself are.
-        beside: Where the tensors beside the table are, by what their names end with.
+        companions: Where the companion tensors are, by the endings of their names.
     """
 
     entry: TensorEntry
     table: TensorEntry
-    beside: Mapping[str, TensorEntry]
+    companions: Mapping[str, TensorEntry]
 
     @property
     def row(self) -> int:
@@ -79,12 +82,12 @@ class TablePart:
 
     def keys(self, checkpoint: Checkpoint) -> torch.Tensor:
         """Return the keys of its rows; row numbers of a table that is not dynamic."""
-        return checkpoint.tensor(self.beside[KEYS]) + self.row
+        return checkpoint.tensor(self.companions[KEYS]) + self.row
 
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
-        """Return a tensor beside the table; zeros for touches that nobody needs."""
-        if what in self.beside:
-            return checkpoint.tensor(self.beside[what])
+        """Return a companion tensor; zeros if the table does not record touches."""
+        if what in self.companions:
+            return checkpoint.tensor(self.companions[what])
         return torch.zeros(self.count if what == TOUCHED else 0, dtype=torch.int64)
 
     def runs(

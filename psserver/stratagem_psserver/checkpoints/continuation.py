@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.tables import is_beside
+from stratagem_proto.checkpoint.tables import is_companion
 from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
@@ -109,7 +109,7 @@ def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> 
     mine = [
         entry
         for name, entry in tensors.items()
-        if entry.file == part and not is_beside(name, tensors)
+        if entry.file == part and not is_companion(name, tensors)
     ]
     wholes = wholes_of(checkpoint.index)
     for entry in mine:

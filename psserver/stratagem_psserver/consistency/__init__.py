@@ -1,1 +1,1 @@
-"""Who waits for whom, and until when."""
+"""Which workers wait for which others: steps by consistency mode, and barriers."""

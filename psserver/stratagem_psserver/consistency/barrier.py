@@ -1,4 +1,4 @@
-"""Named barriers: tasks wait until a given number of them have come."""
+"""Named barriers: tasks wait until a given number of them have arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
 from stratagem_psserver.waiting import listed
 
-# Passages that some tasks wait for, and passages that are remembered.
+# The most passages that tasks wait for, and the most that are remembered.
 MAX_GATHERINGS = 10_000
 MAX_PASSED = 100_000
 
@@ -21,8 +21,8 @@ class _Gathering:
     """The next passage of a barrier.
 
     Attributes:
-        num_tasks: How many tasks must come.
-        arrived: Session and generation of those that have, by task.
+        num_tasks: The number of tasks that must arrive.
+        arrived: The session and the generation of each task that has arrived.
     """
 
     num_tasks: int
@@ -31,11 +31,12 @@ class _Gathering:
 
 @dataclass(frozen=True)
 class _Passage:
-    """How far a session has come at a barrier.
+    """The latest passage of a session through a barrier.
 
     Attributes:
-        generation: How often it had passed before.
-        number: How often those had who passed with it and have been there longest.
+        generation: How often the session's program had passed the barrier before.
+        number: The same of the task that has passed it most often, among those that passed
+            together. It numbers the passages of the barrier.
     """
 
     generation: int
@@ -45,33 +46,35 @@ class _Passage:
 class Barriers:
     """The barriers of a server.
 
-    Call `arrive` for each request, then look at `is_passed`. To arrive again, after a reply was
-    lost, changes nothing. As nobody passes without all others, those who wait at a barrier wait for
-    the same passage, however often each has passed before: a program that is started again alone
-    meets the others where they wait. Where none of them waits it goes through the passages that are
-    behind them all, since they will not come there again.
+    Call `arrive` for each request, then poll `is_passed`. A request may be repeated when its reply
+    was lost.
+
+    No task passes without all others, so all tasks that wait at a barrier wait for the same
+    passage, however often each program has passed it before: a program that was started again
+    alone meets the others where they wait. If none of them waits, it passes alone through the
+    passages that all others have passed, since they will not arrive there again.
     """
 
     def __init__(self) -> None:
         self._gatherings: dict[str, _Gathering] = {}
         # The latest passage of each session, by barrier.
         self._passed: OrderedDict[tuple[str, bytes], _Passage] = OrderedDict()
-        # The sessions in which tasks came last, while they are open.
+        # The open session by which each task arrived last.
         self._sessions: dict[str, bytes] = {}
-        # The same as of a checkpoint: they count once they are opened again.
+        # Tasks by session, from a checkpoint; a session counts once it is opened again.
         self._awaited: dict[bytes, str] = {}
 
     def arrive(
         self, name: str, generation: int, num_tasks: int, task: str, session_id: bytes
     ) -> None:
-        """Counts a task in; the last one opens the barrier.
+        """Note that a task has arrived; the last task opens the barrier.
 
         Args:
-            name: Of the barrier.
-            generation: How often this task's program has passed it before.
-            num_tasks: How many tasks must come.
-            task: The one that comes. A new session of a task takes its place.
-            session_id: Its session.
+            name: The barrier.
+            generation: How often the task's program has passed the barrier before.
+            num_tasks: The number of tasks that must arrive.
+            task: The task that arrives. A new session of a task replaces its earlier one.
+            session_id: The session of the task.
 
         Raises:
             InvalidArgumentError: Another task waits for another number of tasks.
@@ -108,7 +111,7 @@ class Barriers:
         return gathering
 
     def _is_behind(self, name: str, task: str) -> bool:
-        """Whether a task waits alone where all others have been."""
+        """Return whether a task waits alone for a passage that all others have passed."""
         gathering = self._gatherings[name]
         number = self._number(name, *gathering.arrived[task])
         others = (one for key, one in self._sessions.items() if key != task)
@@ -131,18 +134,18 @@ class Barriers:
             self._passed.popitem(last=False)
 
     def is_passed(self, name: str, generation: int, session_id: bytes) -> bool | None:
-        """True once the passage of that session is complete, else None."""
+        """Return True once that session has passed, else None."""
         last = self._passed.get((name, session_id))
         return (last is not None and last.generation >= generation) or None
 
     def session_opened(self, session_id: bytes) -> None:
-        """Takes note of a session, which may be one that was known before."""
+        """Note that a session is open, which may be one of a checkpoint."""
         task = self._awaited.pop(session_id, None)
         if task is not None:
             self._sessions.setdefault(task, session_id)
 
     def facts(self, sessions: Iterable[bytes]) -> dict[str, Any]:
-        """What some sessions have passed, for JSON."""
+        """Return what some sessions have passed, as JSON."""
         known = {*sessions}
         return {
             "passed": [
@@ -154,7 +157,7 @@ class Barriers:
         }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Goes on from the facts of a checkpoint."""
+        """Restore the facts of a checkpoint."""
         for name, session, generation, number in facts.get("passed", ()):
             key = name, bytes.fromhex(session)
             self._passed[key] = _Passage(generation, number)
@@ -162,12 +165,12 @@ class Barriers:
         self._awaited = {bytes.fromhex(one): task for task, one in tasks.items()}
 
     def arrived(self, name: str) -> list[str]:
-        """The tasks that wait."""
+        """Return the tasks that wait at a barrier."""
         gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []
 
     def session_ended(self, session_id: bytes) -> None:
-        """Takes back where a session waits. What it has passed stays passed."""
+        """Withdraw a session from where it waits; what it has passed stays recorded."""
         for task in [key for key, one in self._sessions.items() if one == session_id]:
             del self._sessions[task]
         for name, gathering in list(self._gatherings.items()):

@@ -1,4 +1,4 @@
-"""How far the workers of one group are."""
+"""The clocks of the workers of one group: which steps they have finished."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, 
 
 @dataclass
 class Clock:
-    """How far one worker is.
+    """The clock of one worker.
 
     Attributes:
         session_id: Its present or last session.
         task: Its name, for messages.
-        finished: The last step that it has finished or left out.
-        taken_before: Steps that all had taken when it was given its step; None if its updates
-            cannot be stale, or it has none under way.
-        dropped: Contributions that came too late.
-        staleness: Updates by the bit length of their staleness.
-        gone: How its session ended, as a clause; empty while it is there.
+        finished: The last step that it has finished or skipped.
+        taken_before: The group's `taken` at the time of its latest permit; None if its updates
+            cannot be stale, or it has no step under way.
+        dropped: The number of its contributions that came too late.
+        staleness: A histogram of its updates by the bit length of their staleness.
+        gone: How its session ended, as a clause; empty while the session is open.
     """
 
     session_id: bytes
@@ -35,6 +35,7 @@ class Clock:
     gone: str = ""
 
     def count_stale(self, taken: int) -> None:
+        """Add the update of a finished step to the histogram of staleness."""
         if self.taken_before is None:
             return
         bucket = (taken - self.taken_before).bit_length()
@@ -43,7 +44,7 @@ class Clock:
         self.taken_before = None
 
     def described(self, number: int) -> WorkerClock:
-        """How programs are told of it."""
+        """Return the message that describes it."""
         return WorkerClock(
             worker=number,
             task=self.task,
@@ -59,13 +60,13 @@ class ClockGroup:
     """The clocks of one group.
 
     Attributes:
-        declared: The rule that programs begin with.
+        declared: The rule that the programs began with.
         schedule: The rule of each step.
-        num_workers: As the latest worker said.
-        workers: Those that have begun a step, by number.
-        begun: The last step that any of them began.
-        taken: How many steps all of them have finished together.
-        slowest: The last step that everyone there has finished.
+        num_workers: The number of workers, according to the latest request.
+        workers: The workers that have begun a step, by number.
+        begun: The last step that any worker has begun.
+        taken: The sum of the steps that all workers have finished.
+        slowest: The last step that every present worker has finished.
     """
 
     declared: StepRule
@@ -77,25 +78,30 @@ class ClockGroup:
     slowest: int = 0
 
     def present(self) -> list[Clock]:
+        """Return the workers whose sessions are open."""
         return [worker for worker in self.workers.values() if not worker.gone]
 
     def recount(self) -> None:
-        """Finds the slowest again. Who has never come is at the start."""
+        """Compute `slowest` again; a worker that has never arrived has finished no step."""
         if len(self.workers) < self.num_workers:
             self.slowest = 0
             return
         present = [worker.finished for worker in self.present()]
         self.slowest = min(present, default=self.slowest)
-        # Who comes back may owe the others a synchronous step.
+        # A worker that comes back may still have to contribute to a synchronous step.
         everyone = [worker.finished for worker in self.workers.values()]
         self.schedule.forget(min(everyone))
 
     def is_ahead(self, finished: int, phase: Phase) -> bool:
-        """Whether a worker is too far ahead of the slowest, who begins the phase."""
+        """Return whether a worker is too far ahead to begin a step of a phase.
+
+        Steps before the phase do not count: the slowest worker is taken to be at least at its
+        start.
+        """
         return phase.rule.holds_back(finished - max(self.slowest, phase.start - 1))
 
-    def seat(self, number: int, session_id: bytes, task: str, closed: int) -> None:
-        """Takes in a worker that comes, or comes back, unless it is there.
+    def add_worker(self, number: int, session_id: bytes, task: str, closed: int) -> None:
+        """Add a worker that arrives or comes back, unless it is present.
 
         Args:
             number: The worker.
@@ -113,7 +119,7 @@ class ClockGroup:
         )
 
     def is_as_before(self, begin: StepBegin, session_id: bytes) -> bool:
-        """Whether a worker says of itself and the group what was checked already."""
+        """Return whether a worker is present and its request repeats settings already checked."""
         known = self.workers.get(begin.worker)
         return (
             known is not None
@@ -123,11 +129,11 @@ class ClockGroup:
             and begin.declared == self.declared.message
         )
 
-    def take_in(self, begin: StepBegin) -> bool:
-        """Takes note of what a worker has finished.
+    def note_finished(self, begin: StepBegin) -> bool:
+        """Note which step a worker has finished.
 
         Returns:
-            Whether others of the group may have leave now.
+            Whether other workers may get a permit now.
         """
         before = self.slowest, self.schedule.newest
         self._advance(begin.worker, begin.finished)
@@ -135,7 +141,7 @@ class ClockGroup:
         return before != (self.slowest, self.schedule.newest)
 
     def _advance(self, number: int, finished: int) -> None:
-        """Brings a worker's clock to what it says that it has finished."""
+        """Set a worker's clock to the step that it says it has finished."""
         worker = self.workers[number]
         if finished > worker.finished:
             worker.finished = finished
@@ -144,7 +150,7 @@ class ClockGroup:
         worker.finished = self.schedule.following(worker.finished, 0) - 1
 
     def described(self, name: str) -> GroupConsistency:
-        """How programs are told of it, under its name."""
+        """Return the message that describes the group of that name."""
         newest = self.schedule.newest
         clocks = [clock.described(n) for n, clock in sorted(self.workers.items())]
         return GroupConsistency(
@@ -152,7 +158,7 @@ class ClockGroup:
         )
 
     def facts(self) -> dict[str, Any]:
-        """It as JSON has it."""
+        """Return the group as JSON."""
         workers = {
             number: [worker.task, worker.finished, worker.dropped, worker.staleness]
             for number, worker in self.workers.items()
@@ -169,7 +175,7 @@ class ClockGroup:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> ClockGroup:
-        """The group of which a server that was restarted knows this."""
+        """Return a group from the facts of a server that was restarted."""
         schedule = Schedule.of_facts(facts["phases"])
         group = cls(from_json(facts["declared"]), schedule, facts["num_workers"])
         for number, (task, finished, dropped, staleness) in facts["workers"].items():

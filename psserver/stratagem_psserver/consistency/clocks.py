@@ -1,13 +1,12 @@
-"""How far the workers of each group are, and who has to wait for the others.
+"""The clocks of all groups, and the permits for the steps of their workers.
 
-Only the first server of a cluster is asked. A worker says which step it has finished and gets leave
-to take the next one: which step that is, and with what consistency. It is here that the workers
-agree on both, since a change of consistency begins with the step after the last that any of them
-began.
+Only the first server of a cluster keeps clocks. A worker says which step it has finished and gets a
+permit for the next one, which contains the step's number and its consistency. All workers agree on
+both, because a change of consistency begins after the last step that any worker has begun.
 
-When a session ends, its worker is gone: it holds nobody back any more. One that comes again goes on
-level with the slowest of those that are there, or where it was if that is further. A server that
-restarts goes on with the clocks of its checkpoint, and all workers are gone until they come again.
+When its session ends, a worker is gone and holds back nobody. When it comes back it goes on at the
+step of the slowest present worker, or at its own step if that is later. A server that restarts
+restores the clocks from its checkpoint, with all workers gone until they come back.
 """
 
 from __future__ import annotations
@@ -29,43 +28,43 @@ from stratagem_psserver.waiting import listed
 class Clocks:
     """The clocks of all groups.
 
-    Call `arrive` when a worker begins a step, then look at `grant` until it is given.
+    Call `arrive` when a worker wants to begin a step, then poll `grant` until it returns a permit.
     """
 
     def __init__(self) -> None:
         self._groups: dict[str, ClockGroup] = {}
 
     def arrive(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
-        """Takes note of what a worker has finished.
+        """Note that a worker wants to begin a step, and which step it has finished.
 
         Args:
-            begin: What it says.
+            begin: The worker's request.
             session_id: Its session.
             task: Its name.
             closed: The newest synchronous step that takes no more contributions.
 
         Returns:
-            Whether others of the group may have leave now.
+            Whether other workers of the group may get a permit now.
 
         Raises:
-            InvalidArgumentError: The worker or its consistency contradicts the others'.
+            InvalidArgumentError: The request contradicts those of other workers.
             FailedPreconditionError: There are too many groups.
         """
         group = self._groups.get(begin.group)
         if group is None or not group.is_as_before(begin, session_id):
-            return self._settle_in(begin, session_id, task, closed)
-        return group.take_in(begin)
+            return self._register(begin, session_id, task, closed)
+        return group.note_finished(begin)
 
-    def _settle_in(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
+    def _register(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
         check_name(begin.group, "group")
         _check_numbers(begin, task)
         group = self._known_group(begin)
         before = group.slowest, group.schedule.newest
-        _check_place(group, begin, task)
+        _check_number_is_free(group, begin, task)
         _declare(group, begin, task)
         group.num_workers = begin.num_workers
-        group.seat(begin.worker, session_id, task, closed)
-        group.take_in(begin)
+        group.add_worker(begin.worker, session_id, task, closed)
+        group.note_finished(begin)
         return before != (group.slowest, group.schedule.newest)
 
     def _known_group(self, begin: StepBegin) -> ClockGroup:
@@ -82,7 +81,7 @@ class Clocks:
         return group
 
     def grant(self, name: str, number: int, closed: int) -> StepGrant | None:
-        """Leave for a worker's next step, None as long as it has to wait.
+        """Return the permit for a worker's next step; None while it has to wait.
 
         Args:
             name: The group.
@@ -102,23 +101,23 @@ class Clocks:
             group.recount()
         return StepGrant(step=step, consistency=phase.rule.message)
 
-    def holding(self, name: str, number: int) -> str:
-        """Who keeps a worker waiting, for a message."""
+    def explain_wait(self, name: str, number: int) -> str:
+        """Return a clause that says for which workers a worker waits."""
         group = self._groups[name]
         slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
         if unseen := [n for n in range(group.num_workers) if n not in group.workers]:
             slow = [f"worker {each}" for each in unseen]
         return (
-            f"{group.workers[number].task} is {group.workers[number].finished} steps "
-            f"far, {listed(slow)} {group.slowest}"
+            f"{group.workers[number].task} has finished {group.workers[number].finished} steps, "
+            f"but {listed(slow)} only {group.slowest}"
         )
 
     def change(self, name: str, consistency: Consistency) -> int:
-        """Changes a group's consistency; returns the first step for which it holds.
+        """Change a group's consistency and return the first step that has it.
 
         Raises:
             NotFoundError: No worker has begun a step of the group.
-            InvalidArgumentError: The workers cannot have that consistency.
+            InvalidArgumentError: It needs more workers than the group has.
         """
         group = self._groups.get(name)
         if group is None:
@@ -130,14 +129,14 @@ class Clocks:
         rule.check(group.num_workers)
         return group.schedule.change(rule, group.begun)
 
-    def dropped(self, name: str, session_id: bytes) -> None:
-        """Counts a contribution that came too late."""
+    def count_dropped(self, name: str, session_id: bytes) -> None:
+        """Count a contribution of a worker that came too late."""
         group = self._groups.get(name)
         for worker in group.workers.values() if group else ():
             worker.dropped += worker.session_id == session_id
 
     def session_ended(self, session_id: bytes, why: str) -> list[str]:
-        """Lets a worker go; returns the groups where others may have leave now."""
+        """Note that a worker is gone; return the groups where others may get a permit now."""
         touched = []
         for name, group in self._groups.items():
             for worker in group.workers.values():
@@ -148,20 +147,26 @@ class Clocks:
         return touched
 
     def facts(self) -> dict[str, Any]:
-        """What another run of the server needs to go on, as JSON has it."""
+        """Return all clocks as JSON."""
         return {name: group.facts() for name, group in self._groups.items()}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Goes on with the clocks of an earlier run, whose workers are yet to come."""
+        """Restore the clocks of an earlier run; all workers are gone until they come back."""
         self._groups = {name: ClockGroup.of_facts(item) for name, item in facts.items()}
 
     def report(self) -> Iterable[GroupConsistency]:
-        """Describes all groups."""
+        """Return messages that describe all groups."""
         return [group.described(name) for name, group in self._groups.items()]
 
 
 def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
-    """Compares what a program begins with to what the others' did."""
+    """Check that a program begins with the same consistency as those of the present workers.
+
+    If no other worker is present, the consistency becomes that of the group.
+
+    Raises:
+        InvalidArgumentError: It is another one.
+    """
     declared = rule_of(begin.declared)
     for number, other in group.workers.items():
         if number != begin.worker and not other.gone:
@@ -173,7 +178,7 @@ def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
                 )
             return
     if declared != group.declared:
-        # A program may be started again with other settings.
+        # The program was started again with other settings.
         group.declared = declared
         group.schedule.change(declared, group.begun)
 
@@ -188,7 +193,7 @@ def _check_numbers(begin: StepBegin, task: str) -> None:
     rule_of(begin.declared).check(begin.num_workers)
 
 
-def _check_place(group: ClockGroup, begin: StepBegin, task: str) -> None:
+def _check_number_is_free(group: ClockGroup, begin: StepBegin, task: str) -> None:
     holder = group.workers.get(begin.worker)
     if holder is not None and not holder.gone and holder.task != task:
         raise FailedPreconditionError(

@@ -13,62 +13,61 @@ from stratagem_proto.v1.consistency_pb2 import Consistency
 
 @dataclass(frozen=True)
 class StepRule:
-    """Who waits for whom, and which steps a worker leaves out.
+    """The rule of a consistency: when workers wait, and which steps they skip.
 
-    What is not overridden is as for updates that are applied when they come, for which nobody
-    waits.
+    The methods of this class are those of asynchronous updates, for which nobody waits.
 
     Attributes:
-        message: The consistency, as it travels.
+        message: The consistency as a message.
     """
 
     message: Consistency
 
     closes_steps: ClassVar[bool] = False
-    """Whether workers contribute to one update, which is closed once it is applied."""
+    """Whether workers contribute to one update per step, which then takes no more contributions."""
 
     @property
     def described(self) -> str:
-        """It, for messages: "async", "bounded(2)", "sync"."""
+        """The name of the consistency for messages: "async", "bounded(2)", "sync"."""
         return name_of(self.message)
 
     def check(self, num_workers: int) -> None:
-        """Check that so many workers can have it.
+        """Check that so many workers are enough.
 
         Raises:
-            InvalidArgumentError: Its steps need more.
+            InvalidArgumentError: The steps need the contributions of more workers.
         """
 
     def holds_back(self, ahead: int) -> bool:
-        """Return whether a worker has to wait that is so many steps ahead."""
+        """Return whether a worker that is so many steps ahead of the slowest has to wait."""
         return False
 
-    def last_left_out(self, closed: int, otherwise: int) -> int:
-        """Return the last step that a worker leaves out.
+    def last_skipped(self, closed: int, otherwise: int) -> int:
+        """Return the last step that a worker skips.
 
         Args:
             closed: The newest step that takes no more contributions.
-            otherwise: The last one that is over for other reasons.
+            otherwise: The last step to skip if steps do not close.
         """
         return otherwise
 
     def regained(self, finished: int, closed: int, start: int) -> int:
-        """Return the last step that counts of a worker that was started again.
+        """Return the last step that a worker need not repeat after it was started again.
 
         Args:
-            finished: The last one that it had finished.
-            closed: As in `last_left_out`.
+            finished: The last step that it had finished.
+            closed: The newest step that takes no more contributions.
             start: The first step that has this consistency.
         """
         return finished
 
 
 class AsyncRule(StepRule):
-    """Updates are applied when they come, and nobody waits."""
+    """Updates are applied when they arrive, and nobody waits."""
 
 
 class BoundedRule(StepRule):
-    """Updates are applied when they come, and the fast wait for the slow."""
+    """Updates are applied when they arrive, and fast workers wait for slow ones."""
 
     @property
     def described(self) -> str:
@@ -79,7 +78,7 @@ class BoundedRule(StepRule):
 
 
 class SyncRule(StepRule):
-    """All workers, or enough of them, contribute to one update."""
+    """All workers, or enough of them, contribute to one update per step."""
 
     closes_steps = True
 
@@ -91,11 +90,11 @@ class SyncRule(StepRule):
     def check(self, num_workers: int) -> None:
         check_contributors(self.message.replicas_to_aggregate, num_workers)
 
-    def last_left_out(self, closed: int, otherwise: int) -> int:
+    def last_skipped(self, closed: int, otherwise: int) -> int:
         return closed
 
     def regained(self, finished: int, closed: int, start: int) -> int:
-        # A contribution that did not count yet may be lost.
+        # Contributions to steps that are not closed may be lost.
         return min(finished, max(closed, start - 1))
 
 
@@ -107,9 +106,9 @@ _RULES: Mapping[str, type[StepRule]] = {
 
 
 def rule_of(message: Consistency) -> StepRule:
-    """Return what a consistency means.
+    """Return the rule of a consistency.
 
     Raises:
-        InvalidArgumentError: It has no mode that is known here.
+        InvalidArgumentError: Its mode is unknown.
     """
     return _RULES[name_of(message)](message)

@@ -1,4 +1,4 @@
-"""Which consistency holds for which steps of a group."""
+"""The consistency of each step of a group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stratagem_psserver.consistency.rules import StepRule, rule_of
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of one consistency, up to the start of the next phase."""
+    """Consecutive steps of one consistency, up to the start of the next phase."""
 
     start: int
     rule: StepRule
 
 
 class Schedule:
-    """The phases of a group, one after the other.
+    """The phases of a group, in their order.
 
-    A step has one consistency, whichever worker takes it, because a change begins with a step that
-    nobody has begun.
+    A step has the same consistency for all workers, because a change begins with a step that no
+    worker has begun.
     """
 
     def __init__(self, rule: StepRule) -> None:
@@ -32,14 +32,14 @@ class Schedule:
 
     @classmethod
     def of_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
-        """The schedule that has said so."""
+        """Return the schedule from what `facts` returned."""
         phases = [Phase(start, from_json(item)) for start, item in facts]
         schedule = cls(phases[0].rule)
         schedule._phases = phases
         return schedule
 
     def facts(self) -> list[tuple[int, dict[str, Any]]]:
-        """The phases, as JSON has them."""
+        """Return the phases as JSON."""
         return [(phase.start, to_json(phase.rule)) for phase in self._phases]
 
     @property
@@ -47,7 +47,7 @@ class Schedule:
         return self._phases[-1]
 
     def at(self, step: int) -> Phase:
-        """The phase of a step."""
+        """Return the phase of a step."""
         return self._phases[self._index(step)]
 
     def _index(self, step: int) -> int:
@@ -57,34 +57,33 @@ class Schedule:
         return later
 
     def following(self, finished: int, closed: int, level: int = 0) -> int:
-        """The step that a worker takes next.
+        """Return the step that a worker takes next.
+
+        The worker skips synchronous steps that are closed. It also skips steps of other modes whose
+        phase is over, and those up to `level`.
 
         Args:
-            finished: The last one that it has finished or left out.
+            finished: The last step that it has finished or skipped.
             closed: The newest synchronous step that takes no more contributions.
-            level: The last one to leave out among those that are not synchronous.
-
-        Returns:
-            The next step, unless it is synchronous and closed, or not synchronous and up to `level`
-            or of a phase that is over: then the first after those.
+            level: The last step to skip if it is not synchronous.
         """
-        while (last := self._last_left_out(finished + 1, closed, level)) > finished:
+        while (last := self._last_skipped(finished + 1, closed, level)) > finished:
             finished = last
         return finished + 1
 
-    def _last_left_out(self, step: int, closed: int, level: int) -> int:
+    def _last_skipped(self, step: int, closed: int, level: int) -> int:
         index = self._index(step)
         later = self._phases[index + 1 : index + 2]
         otherwise = later[0].start - 1 if later else level
-        return self._phases[index].rule.last_left_out(closed, otherwise)
+        return self._phases[index].rule.last_skipped(closed, otherwise)
 
     def regained(self, finished: int, closed: int, level: int) -> int:
-        """The last step that a worker does not repeat that was started again.
+        """Return the last step that a worker need not repeat after it was started again.
 
-        It may have lost a synchronous contribution that did not count yet.
+        Its contribution to a synchronous step that is not closed may be lost.
 
         Args:
-            finished: The last one that it had finished.
+            finished: The last step that it had finished.
             closed: As in `following`.
             level: As in `following`.
         """
@@ -93,10 +92,10 @@ class Schedule:
         return self.following(finished, closed, level) - 1
 
     def change(self, rule: StepRule, begun: int) -> int:
-        """Begin a phase after all steps that were begun.
+        """Begin a phase after the last step that was begun.
 
         Returns:
-            Its first step; that of the newest phase if it has this rule.
+            The first step of the phase; if the newest phase has this rule already, its first step.
         """
         if self.newest.rule == rule:
             return self.newest.start
@@ -108,15 +107,15 @@ class Schedule:
         return self.newest.start
 
     def forget(self, finished: int) -> None:
-        """Drops the phases that are over for all workers."""
+        """Drop the phases that are over for all workers."""
         del self._phases[: self._index(finished + 1)]
 
 
 def to_json(rule: StepRule) -> dict[str, Any]:
-    """Return a rule as JSON has it."""
+    """Return a rule as JSON."""
     return MessageToDict(rule.message, preserving_proto_field_name=True)
 
 
 def from_json(item: dict[str, Any]) -> StepRule:
-    """Return the rule that became that in JSON."""
+    """Return the rule from what `to_json` returned."""
     return rule_of(ParseDict(item, Consistency()))

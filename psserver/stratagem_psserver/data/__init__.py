@@ -1,1 +1,1 @@
-"""The account of data that workers share."""
+"""Ledgers of datasets whose batches are each read once by scheduled functions."""

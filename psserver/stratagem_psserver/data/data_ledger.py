@@ -1,4 +1,4 @@
-"""Which batches of data were handed out, and to which functions of coordinators."""
+"""A ledger of the batches of one dataset: which were handed out, and to which functions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 
-# A program may leave each pass before its end; the oldest that was left is closed.
+# A program may abandon passes before their end; beyond this number the oldest is closed.
 MAX_PASSES = 1_000
 
 
 class Function(NamedTuple):
-    """A function that a coordinator has run, however often.
+    """A function that a coordinator has scheduled, whichever worker runs it.
 
     Attributes:
         space: The coordinator.
-        number: Its number there.
+        number: The function's number at that coordinator.
     """
 
     space: bytes
@@ -30,9 +30,9 @@ class Pass:
     """One pass over the data, in which each batch is handed out once.
 
     Attributes:
-        owner: The coordinator whose functions draw.
-        drawn: How many batches were handed out; they go in the order of their numbers.
-        holders: The functions that have drawn and not ended, and how often they have.
+        owner: The coordinator whose functions draw batches.
+        drawn: The number of batches that were handed out, in the order of their numbers.
+        holders: The functions that have drawn batches and not ended, and the number of batches.
     """
 
     owner: bytes
@@ -41,16 +41,16 @@ class Pass:
 
     @property
     def spaces(self) -> set[bytes]:
-        """The coordinators of which functions draw or have drawn."""
+        """The coordinators whose functions draw or have drawn batches."""
         return {self.owner, *(function.space for function in self.holders)}
 
-    def given_up(self, renamed: Callable[[bytes], bytes], again: bool) -> Pass:
-        """The pass as of coordinators that are gone, for the next one to go on with.
+    def inherited(self, renamed: Callable[[bytes], bytes], again: bool) -> Pass:
+        """Return the pass for the next coordinator to go on with.
 
         Args:
-            renamed: What to call them.
-            again: Whether functions that had not ended run again; otherwise what they have drawn
-                counts as read.
+            renamed: Returns a new name for a coordinator, whose functions can then draw no more.
+            again: Whether functions that had not ended run again; otherwise their batches count as
+                read.
         """
         holders = {
             Function(renamed(one.space), one.number): times
@@ -60,19 +60,19 @@ class Pass:
         return Pass(renamed(self.owner), self.drawn, Counter(holders))
 
     def admits(self, function: Function) -> bool:
-        """Whether a function may draw, or is one of a coordinator that is gone."""
+        """Return whether a function may draw batches of this pass."""
         return function.space == self.owner or function in self.holders
 
 
 class DataLedger:
-    """The passes over some data.
+    """The passes over one dataset.
 
     Attributes:
-        name: Its name.
-        num_batches: How many batches there are in a pass.
-        seed: By which workers shuffle.
-        opened: How many passes were begun.
-        passes: Those that are not over, by number.
+        name: The name of the dataset.
+        num_batches: The number of batches in a pass.
+        seed: The seed by which workers shuffle.
+        opened: The number of passes that were begun.
+        passes: The passes that are not over, by number.
     """
 
     def __init__(self, name: str, num_batches: int, seed: int) -> None:
@@ -83,10 +83,10 @@ class DataLedger:
         self.passes: dict[int, Pass] = {}
 
     def open(self, coordinator: bytes) -> tuple[int, set[bytes]]:
-        """Begin a pass; another coordinator than before goes on with the last one.
+        """Begin a pass, or go on with the last one if another coordinator left it unfinished.
 
         Returns:
-            The number of the pass, and the coordinators that had it before.
+            The number of the pass, and the coordinators that it had before.
         """
         number = self.opened - 1
         last = self.passes.get(number)
@@ -101,12 +101,12 @@ class DataLedger:
         return self.opened - 1, set()
 
     def draw(self, number: int, function: Function) -> int | None:
-        """Hand out the next batch of a pass; None if there is none left.
+        """Hand out the next batch of a pass; return None if none is left.
 
         Raises:
-            NotFoundError: There was no such pass.
-            FailedPreconditionError: The function is one of a coordinator that is gone, and no other
-                goes on with it.
+            NotFoundError: The pass was never begun.
+            FailedPreconditionError: The function belongs to an earlier coordinator and has read no
+                batch of the pass.
         """
         found = self._find(number)
         if found is None or found.drawn == self.num_batches:
@@ -131,7 +131,7 @@ class DataLedger:
         return self.passes.get(number)
 
     def release(self, number: int, function: Function) -> None:
-        """Note that a function that has drawn in a pass has ended."""
+        """Note that a function that drew batches of a pass has ended."""
         found = self.passes.get(number)
         if found is not None:
             found.holders.pop(function, None)
@@ -139,10 +139,10 @@ class DataLedger:
                 del self.passes[number]
 
     def require_fit(self, num_batches: int) -> None:
-        """Check that somebody means the same data.
+        """Check that a request is about the same data.
 
         Raises:
-            FailedPreconditionError: They have another number of batches.
+            FailedPreconditionError: Its data have another number of batches.
         """
         if num_batches != self.num_batches:
             raise FailedPreconditionError(
@@ -151,9 +151,9 @@ class DataLedger:
                 "the same batches everywhere, or give other data another name"
             )
 
-    def give_up(self, renamed: Callable[[bytes], bytes], again: bool) -> None:
-        """Let whoever comes next go on, as of `Pass.given_up`."""
-        passes = {n: one.given_up(renamed, again) for n, one in self.passes.items()}
+    def leave_to_next(self, renamed: Callable[[bytes], bytes], again: bool) -> None:
+        """Let the next coordinator go on with all passes; see `Pass.inherited`."""
+        passes = {n: one.inherited(renamed, again) for n, one in self.passes.items()}
         self.passes = {n: one for n, one in passes.items() if not self._is_over(one)}
 
     def _is_over(self, one: Pass) -> bool:
@@ -161,7 +161,7 @@ class DataLedger:
 
 
 def ledger_to_json(ledger: DataLedger) -> dict[str, Any]:
-    """Return all that there is of a ledger but its name, for JSON."""
+    """Return a ledger without its name, as JSON."""
     return {
         "batches": ledger.num_batches,
         "seed": ledger.seed,
@@ -181,7 +181,7 @@ def ledger_to_json(ledger: DataLedger) -> dict[str, Any]:
 
 
 def ledger_from_json(name: str, item: dict[str, Any]) -> DataLedger:
-    """Return the ledger of which `ledger_to_json` gave this."""
+    """Return the ledger from what `ledger_to_json` returned."""
     ledger = DataLedger(name, item["batches"], item["seed"])
     ledger.opened = item["opened"]
     for number, one in item["passes"].items():

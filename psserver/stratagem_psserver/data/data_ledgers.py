@@ -1,4 +1,4 @@
-"""The data that coordinators' functions share, each with a ledger."""
+"""The ledgers of all datasets that scheduled functions share."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MAX_LEDGERS = 10_000
 
 
 def ledgers_from_json(facts: Mapping[str, Any]) -> list[DataLedger]:
-    """Return the ledgers that were facts of `DataLedgers`."""
+    """Return the ledgers from what `DataLedgers.facts` returned."""
     return [ledger_from_json(name, one) for name, one in facts.items()]
 
 
 class Opened(NamedTuple):
-    """A pass that somebody begins or goes on with.
+    """A pass that a coordinator begins or goes on with.
 
     Attributes:
-        ledger: Its ledger.
-        number: Its number.
-        left: The functions that coordinators before have left unfinished, by coordinator: those
-            that have drawn any batches, and how many of this pass.
+        ledger: The ledger of the pass.
+        number: The number of the pass.
+        left: By earlier coordinator: the functions that have drawn batches and not ended, and the
+            number of their batches of this pass.
     """
 
     ledger: DataLedger
@@ -42,15 +42,15 @@ class DataLedgers:
 
     def __init__(self) -> None:
         self._ledgers: dict[str, DataLedger] = {}
-        # Where functions have drawn that have not ended.
+        # The datasets and passes from which functions have drawn that have not ended.
         self._held: dict[Function, set[tuple[str, int]]] = {}
 
     def open(self, name: str, num_batches: int, seed: int, coordinator: bytes) -> Opened:
         """Begin a pass, or go on with one.
 
         Raises:
-            InvalidNameError: The name is none.
-            FailedPreconditionError: The ledger is one of other data.
+            InvalidNameError: The name is not valid.
+            FailedPreconditionError: The dataset of that name has another number of batches.
             ResourceExhaustedError: There are too many ledgers.
         """
         check_name(name, "dataset")
@@ -79,11 +79,11 @@ class DataLedgers:
             )
 
     def draw(self, name: str, number: int, num_batches: int, function: Function) -> int | None:
-        """Hand out a batch as `DataLedger.draw`, if the data are the same.
+        """Hand out a batch; see `DataLedger.draw`.
 
         Raises:
-            NotFoundError: There is no such ledger, or no such pass.
-            FailedPreconditionError: As `DataLedger.draw` and `require_fit`.
+            NotFoundError: There is no such dataset, or no such pass.
+            FailedPreconditionError: As for `DataLedger.draw` and `DataLedger.require_fit`.
         """
         if name not in self._ledgers:
             raise NotFoundError(
@@ -104,15 +104,15 @@ class DataLedgers:
                 self._ledgers[name].release(number, function)
 
     def facts(self) -> dict[str, Any]:
-        """Return all that there is, for JSON."""
+        """Return all ledgers, as JSON."""
         return {name: ledger_to_json(ledger) for name, ledger in self._ledgers.items()}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        """Go on from the facts of a checkpoint."""
+        """Replace all ledgers by those of a checkpoint."""
         self.replace(ledgers_from_json(facts))
 
     def replace(self, ledgers: Iterable[DataLedger]) -> None:
-        """Go on with these ledgers, and with no others."""
+        """Replace all ledgers by these."""
         self._ledgers = {ledger.name: ledger for ledger in ledgers}
         self._held = {}
         for name, number, function in self._holdings():

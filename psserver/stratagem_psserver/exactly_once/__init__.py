@@ -1,1 +1,1 @@
-"""What changes variables, and is applied once however often it comes."""
+"""Requests that change variables, each of which is applied once however often it arrives."""

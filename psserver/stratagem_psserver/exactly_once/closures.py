@@ -1,7 +1,8 @@
-"""What was applied of scheduled functions, which may run again on another worker.
+"""A record of the mutations that scheduled functions made, since a function may run twice.
 
-Pure. A mutation of a function is recognised by the function's identity and by its number among
-those that the function sends to this server; which session sends it does not matter.
+A worker may be lost, and its function then runs again on another one. A mutation is recognised by
+the identity of the function and by its number among the mutations that the function sends to this
+server, whichever session sends it. This module is pure.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 
-# Workers have a handful of functions each; a coordinator that never says which have ended would
-# otherwise fill the memory.
+# A worker runs a handful of functions. Without this limit, a coordinator that never says which
+# functions have ended would fill the memory.
 MAX_RECORDS = 262_144
 
-# The same for replies that describe many variables each.
+# The limit of their bytes, since a reply can describe many variables.
 MAX_RECORD_BYTES = 64 << 20
 
-# Of this many coordinators it is known which of their functions have ended.
+# The coordinators that are remembered.
 MAX_SPACES = 1_024
 
 
-# The largest number that there is.
+# The largest number of a function.
 _ALL = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class EndedClosures:
-    """Numbers of functions: all up to one, but for some.
+    """The numbers of the functions that have ended: all up to a limit, with exceptions.
 
-    Functions end about in the order of their numbers, so those are few.
+    Functions end roughly in the order of their numbers, so the exceptions are few.
 
     Attributes:
-        through: The highest that may have ended.
-        unended: Those up to it that have not.
+        through: The limit: no function with a higher number has ended.
+        unended: The exceptions: numbers up to the limit whose functions have not ended.
     """
 
     through: int = 0
@@ -63,11 +64,14 @@ class EndedClosures:
 
     @classmethod
     def all(cls) -> EndedClosures:
-        """Return all that there may ever be."""
+        """Return the numbers of all functions."""
         return cls(_ALL)
 
     def united(self, other: EndedClosures) -> EndedClosures:
-        """What has ended as of one of both: what came late may be what is older."""
+        """Return the functions that have ended according to either of both.
+
+        Messages may overtake each other, so the later one to arrive can be the older one.
+        """
         earlier, later = sorted((self, other), key=lambda each: each.through)
         unended = frozenset(one for one in later.unended if one not in earlier)
         return EndedClosures(later.through, unended)
@@ -79,7 +83,7 @@ class Record:
 
     Attributes:
         intent: What it does.
-        reply: The answer; its sequence is the number of the mutation.
+        reply: Its answer, whose `sequence` is the number of the mutation.
     """
 
     intent: Intent
@@ -87,12 +91,12 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Roughly what it takes."""
+        """Its approximate size."""
         return self.reply.ByteSize() + len(self.intent.summary)
 
 
 Records: TypeAlias = dict[int, Record]
-"""By the number of the mutation."""
+"""The records of one function, by the number of the mutation."""
 
 
 @dataclass
@@ -100,8 +104,8 @@ class Space:
     """The functions of one coordinator.
 
     Attributes:
-        ended: Those that have ended.
-        unended: What was recorded of the others, by their numbers.
+        ended: The functions that have ended.
+        unended: The records of the other functions, by the number of the function.
     """
 
     ended: EndedClosures = field(default_factory=EndedClosures)
@@ -123,19 +127,19 @@ class ClosureLedger:
 
     @property
     def count(self) -> int:
-        """How many mutations of functions that have not ended are recorded."""
+        """The number of recorded mutations, all of functions that have not ended."""
         return self._count
 
     @property
     def nbytes(self) -> int:
-        """Roughly what these records take."""
+        """The approximate size of these records."""
         return self._nbytes
 
     def admit(self, key: ClosureKey, intent: Intent) -> Admission:
-        """Decide on one arrival of a mutation.
+        """Decide what to do with a mutation that has arrived.
 
         Raises:
-            InvalidArgumentError: The key is none.
+            InvalidArgumentError: The key is malformed.
         """
         _check(key)
         space, number = self._space(key.identity.space), key.identity.number
@@ -153,12 +157,12 @@ class ClosureLedger:
         return Apply()
 
     def finish(self, key: ClosureKey, intent: Intent, reply: RecordedReply | None) -> None:
-        """End what `Apply` began.
+        """End a mutation for which `admit` returned `Apply`.
 
         Args:
-            key: Which mutation it is.
+            key: The key of the mutation.
             intent: What it does.
-            reply: To repeat when it comes again; None if it may then be applied.
+            reply: The answer to its repetitions; None if a repetition is to be applied.
         """
         self._applying.discard(_name(key))
         space, number = self._space(key.identity.space), key.identity.number
@@ -166,7 +170,7 @@ class ClosureLedger:
             self._keep(space, number, Record(intent, reply))
 
     def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:
-        """Note functions of a coordinator; return all that have ended."""
+        """Note that functions of a coordinator have ended, and return all that have."""
         _check_space(name)
         space = self._space(name)
         space.ended = space.ended.united(ended)
@@ -175,11 +179,11 @@ class ClosureLedger:
         return space.ended
 
     def spaces(self) -> Iterator[tuple[bytes, Space]]:
-        """Return all that is known, by the names of coordinators."""
+        """Yield each coordinator's name and functions."""
         yield from self._spaces.items()
 
     def restore(self, name: bytes, space: Space) -> None:
-        """Go on with what a checkpoint has of a coordinator's functions."""
+        """Add a coordinator's functions as they are in a checkpoint."""
         mine = self._space(name)
         mine.ended = space.ended
         for number, records in space.unended.items():
@@ -187,10 +191,10 @@ class ClosureLedger:
                 self._keep(mine, number, record)
 
     def adopt(self, spaces: Mapping[bytes, Space]) -> None:
-        """Take in functions of a checkpoint, in place of those taken in before.
+        """Replace the functions that the last restoration brought by those of another checkpoint.
 
         Args:
-            spaces: They, by names that nobody has yet.
+            spaces: The functions, by coordinator names that nobody uses yet.
         """
         for name in self._adopted:
             self.end(name, EndedClosures.all())
@@ -251,7 +255,7 @@ def _check_space(name: bytes) -> None:
 
 
 def label(identity: ClosureIdentity) -> str:
-    """Return how messages name a function."""
+    """Return the name of a function for messages."""
     return f"function {identity.number} of coordinator {identity.space.hex()[:8]}"
 
 

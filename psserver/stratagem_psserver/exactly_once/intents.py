@@ -1,4 +1,7 @@
-"""What requests change, by which those of a function that runs again are compared."""
+"""Descriptions of what requests change.
+
+When a scheduled function runs again, its requests are compared to the earlier ones by these.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
 
-# Of larger requests a message names this many variables.
+# The most variables that a message names.
 _NAMED = 3
 
-# Names have not been checked yet: what is kept must not be as long as a client likes.
-_KEPT_CHARACTERS = 1_000
+# Longer intents are not cached: the names have not been checked, so a client could send any length.
+_CACHED_CHARACTERS = 1_000
 
 
 class Mutation(Protocol):
@@ -26,16 +29,16 @@ class Mutation(Protocol):
 
     @property
     def key(self) -> RequestKey:
-        """Which request it is."""
+        """The identity of the request."""
 
 
 @dataclass(frozen=True)
 class Intent:
-    """What a mutation does to which variables; not with which values.
+    """What a mutation does to which variables, without the values.
 
     Attributes:
-        summary: For a person, for instance "Assign of 'counter'".
-        digest: The same for the same intent alone.
+        summary: A description for messages, for instance "Assign of 'counter'".
+        digest: A hash of the method and of all names.
     """
 
     summary: str
@@ -45,10 +48,10 @@ class Intent:
 def intent_of(request: Mutation) -> Intent:
     """Return what a mutation does."""
     kind = type(request)
-    # In one order, since sets of names have another one in each process.
+    # Sorted, since the order of a set of names differs between processes.
     names = tuple(sorted(_NAMES[kind](request)))
-    is_short = len(names) <= _NAMED and sum(map(len, names)) <= _KEPT_CHARACTERS
-    return (_kept_intent if is_short else _intent)(kind, names)
+    is_short = len(names) <= _NAMED and sum(map(len, names)) <= _CACHED_CHARACTERS
+    return (_cached_intent if is_short else _intent)(kind, names)
 
 
 def _intent(kind: type, names: tuple[str, ...]) -> Intent:
@@ -57,8 +60,8 @@ def _intent(kind: type, names: tuple[str, ...]) -> Intent:
     return Intent(_summary(method, names), digest)
 
 
-# Scheduled functions do the same to the same variables again and again.
-_kept_intent = lru_cache(maxsize=256)(_intent)
+# Scheduled functions repeat the same few intents.
+_cached_intent = lru_cache(maxsize=256)(_intent)
 
 
 def _summary(method: str, names: tuple[str, ...]) -> str:
@@ -87,4 +90,4 @@ _NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
     draws_pb2.OpenPassRequest: lambda request: [request.ledger],
     draws_pb2.DrawBatchRequest: lambda request: [request.ledger],
 }
-"""The names that the requests are about."""
+"""By class of request: returns the names of what it changes."""

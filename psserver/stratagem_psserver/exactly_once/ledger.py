@@ -1,6 +1,6 @@
-"""Sessions, their leases, and which requests of theirs were applied.
+"""Sessions, their leases, and the requests that were applied for them.
 
-Pure: the time of the lease comes in as an argument, in seconds of a monotonic clock.
+This module is pure: time is an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 
-# A client has a handful of requests in flight; one that never acknowledges would otherwise fill the
-# memory.
+# A client has a handful of requests in flight. Without this limit, one that never acknowledges
+# replies would fill the memory.
 MAX_UNACKNOWLEDGED = 65_536
 
-# The same for replies that describe many variables each.
+# The limit of their bytes, since a reply can describe many variables.
 MAX_REPLY_BYTES = 64 << 20
 
 MAX_SESSIONS = 65_536
 
-# Sessions that ended and may be resumed with their numbering.
+# Ended sessions that can be resumed with their numbering.
 MAX_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True)
 class Apply:
-    """It is this request's turn; `finish` must follow."""
+    """The request is to be applied now; the caller then calls `finish`."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The request was applied before; this was its reply."""
+    """The request was applied before, with this reply."""
 
     reply: RecordedReply
 
 
 @dataclass(frozen=True)
 class WaitForEarlier:
-    """An earlier request, or this one itself elsewhere, has not ended yet."""
+    """The request has to wait for an earlier one, or for another arrival of itself."""
 
     sequence: int
 
@@ -81,7 +81,7 @@ class Numbering:
     _reply_bytes: int = 0
 
     def outcome(self, key: RequestKey) -> Outcome | None:
-        """What is known of a request already; takes note of its acknowledgement."""
+        """Record what a request acknowledges, and return its outcome if that is known already."""
         if key.sequence <= key.acknowledged:
             return Refused(
                 InvalidArgumentError(
@@ -93,16 +93,15 @@ class Numbering:
         if key.sequence <= self.acknowledged:
             return Refused(
                 FailedPreconditionError(
-                    f"request {key.sequence} was settled by its own client, which "
-                    f"acknowledged all up to {self.acknowledged}; it will not be "
-                    "applied again"
+                    f"request {key.sequence} is over: its own client acknowledged all replies "
+                    f"up to {self.acknowledged}; it will not be applied again"
                 )
             )
         reply = self._replies.get(key.sequence)
         return Replay(reply) if reply is not None else None
 
     def admit(self, key: RequestKey) -> Admission:
-        """Decide on one arrival of a request."""
+        """Decide what to do with a request that has arrived."""
         known = self.outcome(key)
         if known is not None:
             return known
@@ -122,11 +121,11 @@ class Numbering:
         return Apply()
 
     def finish(self, reply: RecordedReply | None) -> None:
-        """End what `Apply` began.
+        """End a request for which `admit` returned `Apply`.
 
         Args:
-            reply: To repeat on a repetition; None if the request may come again because its failure
-                was a passing one.
+            reply: The answer to its repetitions; None if its failure was temporary, so that a
+                repetition is to be applied.
         """
         sequence, self._applying = self._applying, None
         if reply is None or sequence is None:
@@ -136,12 +135,12 @@ class Numbering:
             self._keep(reply)
 
     def replies(self) -> Sequence[RecordedReply]:
-        """Return what is kept of requests that are not acknowledged."""
+        """Return the replies that the client has not acknowledged."""
         return list(self._replies.values())
 
     @classmethod
     def restored(cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]) -> Numbering:
-        """Return the rule as it was in a checkpoint."""
+        """Return the numbering that a checkpoint contains."""
         numbering = cls(acknowledged, last)
         for reply in replies:
             numbering._keep(reply)
@@ -165,7 +164,14 @@ class Numbering:
 
 @dataclass
 class Session:
-    """A client as the server knows it."""
+    """A client's session.
+
+    Attributes:
+        expires: When its lease ends, in seconds of a monotonic clock.
+        heard: When the client was last heard of, likewise.
+        numbering: Which of its requests were applied.
+        client: Identifies the client across its sessions with several servers.
+    """
 
     id: bytes
     role: Role.ValueType
@@ -177,7 +183,7 @@ class Session:
 
     @cached_property
     def label(self) -> str:
-        """How messages name the client, for instance "/job:worker/task:1"."""
+        """The name of the client in messages, for instance "/job:worker/task:1"."""
         if self.task.job:
             return f"/job:{self.task.job}/task:{self.task.index}"
         return f"session {self.id.hex()[:8]}"
@@ -187,9 +193,9 @@ class SessionLedger:
     """All sessions of a server.
 
     Args:
-        lease_seconds: Silence after which a session ends.
-        reconnect_seconds: The same after what attended it has broken off, and nothing does any
-            more.
+        lease_seconds: A session ends after this much silence.
+        reconnect_seconds: A session whose connection was closed ends after this much silence, if
+            that is less than the lease.
     """
 
     def __init__(self, lease_seconds: float, reconnect_seconds: float = math.inf) -> None:
@@ -201,11 +207,11 @@ class SessionLedger:
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
 
     def open(self, session_id: bytes, role: Role.ValueType, task: Task, now: float) -> Session:
-        """Begin a session, or resume the one of that id with its numbering.
+        """Begin a session, or resume the one with that id and its numbering.
 
         Raises:
             InvalidArgumentError: The id is not 16 bytes long, or the task has no valid name.
-            ResourceExhaustedError: There are too many sessions.
+            ResourceExhaustedError: Too many sessions are open.
         """
         if task.job:
             check_name(task.job, "job")
@@ -227,10 +233,10 @@ class SessionLedger:
         return session
 
     def session(self, session_id: bytes, now: float) -> Session:
-        """Return the open session of that id, with its lease renewed.
+        """Renew the lease of an open session and return the session.
 
         Raises:
-            SessionLostError: There is none, with what to do.
+            SessionLostError: No session with that id is open.
         """
         session = self._open.get(session_id)
         if session is None:
@@ -241,7 +247,7 @@ class SessionLedger:
         return session
 
     def attend(self, session_id: bytes) -> None:
-        """Note a call that lasts as long as an open session; `leave` follows.
+        """Note that a call attends a session, which lasts as long as it; `leave` follows.
 
         Raises:
             SessionLostError: The session is not open.
@@ -252,11 +258,12 @@ class SessionLedger:
         self._cut_off.discard(session_id)
 
     def leave(self, session_id: bytes, now: float) -> None:
-        """Note that such a call has ended before its session, or with it.
+        """Note that a call that attended a session has ended.
 
-        The system closes the connections of a process that ends. When that of one is given up that
-        is stopped, or cut off, nothing was heard of it for as long as a ping waits for its answer.
-        It keeps its lease.
+        When a process ends, the system closes its connections at once: the session then has only
+        the time to reconnect. A connection may also be given up because a ping was not answered,
+        for instance while the process is suspended. Then nothing was heard for as long as a ping
+        waits, and the session keeps its lease.
         """
         self._attended[session_id] -= 1
         if self._attended[session_id]:
@@ -268,22 +275,22 @@ class SessionLedger:
             session.expires = min(session.expires, now + self._reconnect)
 
     def silences(self, now: float) -> Iterator[tuple[Session, float]]:
-        """Return the open sessions, and how long ago each was heard of, in seconds."""
+        """Yield each open session and how long ago its client was heard of, in seconds."""
         for session in self._open.values():
             yield session, now - session.heard
 
     def sessions(self) -> Iterator[Session]:
-        """Return all sessions that may go on, also those that ended."""
+        """Yield all sessions that can be resumed: those that have ended, and the open ones."""
         yield from self._ended.values()
         yield from self._open.values()
 
     def restore(self, sessions: Iterable[Session]) -> None:
-        """Remembers sessions of an earlier run of the server, to be resumed."""
+        """Add sessions of an earlier run of the server, which clients may resume."""
         for session in sessions:
             self._remember(session)
 
     def close(self, session_id: bytes) -> Session | None:
-        """End a session; None if it was not open."""
+        """End a session and return it; return None if it was not open."""
         session = self._open.pop(session_id, None)
         self._cut_off.discard(session_id)
         if session is not None:
@@ -291,7 +298,7 @@ class SessionLedger:
         return session
 
     def expire(self, now: float) -> list[Session]:
-        """End the sessions of which nothing was heard in time, and return them."""
+        """End the sessions whose leases have run out, and return them."""
         ended = [session for session in self._open.values() if session.expires <= now]
         for session in ended:
             self.close(session.id)

@@ -1,4 +1,4 @@
-"""What a request says of the tensors that it brings."""
+"""A request's description of the tensors that come with it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from stratagem_proto.wire.tensors import total_nbytes
 
 
 class Manifest:
-    """Descriptions of tensors, which are checked when they are first asked about.
+    """Descriptions of tensors, which are checked on first use.
 
     Args:
-        specs: Of the tensors.
-        derived: Of the tensors that are made of them.
-        borrows: Whether nobody uses the tensors once the request is answered, so that they may stay
-            in memory that the client shares.
+        specs: The tensors that are sent.
+        derived: The tensors that are decoded from them.
+        borrows: Whether the tensors are used only until the request is answered, so that they can
+            stay in memory that the client shares.
 
     Attributes:
-        specs: Of the tensors.
+        specs: The tensors that are sent.
         borrows: As the argument.
-        is_final: Whether nothing is made of them.
+        is_final: Whether no tensors are decoded from them.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Manifest:
 
     @cached_property
     def nbytes(self) -> int:
-        """Size of the tensors.
+        """Size of the tensors that are sent.
 
         Raises:
-            InvalidArgumentError: They are too many, or one cannot be as described.
+            InvalidArgumentError: There are too many, or a description is invalid.
         """
         if len(self.specs) > MAX_TENSORS:
             raise InvalidArgumentError(
@@ -51,13 +51,13 @@ class Manifest:
 
     @property
     def staged_nbytes(self) -> int:
-        """The same, with the tensors that are made of them."""
+        """Size of the tensors that are sent and of those that are decoded from them."""
         derived = 0 if self.is_final else total_nbytes(self._derived)
         return self.nbytes + derived
 
     @cached_property
     def layout(self) -> SegmentLayout:
-        """Where the tensors are in shared memory; ask once `nbytes` is known."""
+        """Where the tensors are in shared memory; use it after `nbytes`, which checks them."""
         return layout_of(kinds_described(self.specs))
 
     @cached_property
@@ -66,13 +66,10 @@ class Manifest:
         return tuple((dtype, torch.Size([self.layout.room // dtype.itemsize])) for dtype in dtypes)
 
     def flat(self, segment: Segment) -> torch.Tensor | None:
-        """Return all tensors, and what is between them, as one vector.
-
-        Args:
-            segment: Where they are.
+        """Return a vector of the segment that contains all tensors and the gaps between them.
 
         Returns:
-            None if they are not of one type, or it would end behind the segment.
+            The vector; None if the tensors have several dtypes or it would exceed the segment.
         """
         kinds = self._flat_kinds
         if len(kinds) != 1 or segment.nbytes < self.layout.room:

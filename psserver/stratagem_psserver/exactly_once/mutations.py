@@ -1,4 +1,4 @@
-"""Requests that change variables: staged whole, then applied once and in order."""
+"""Requests that change variables: they are staged whole, then applied once and in order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from stratagem_psserver.limits.budget import Budget, Reservation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
 from stratagem_psserver.waiting import Waits
 
-# Requests of a session overtake each other by no more than the network's delays.
+# Only the network's delays make requests of a session overtake each other.
 _TURN_SECONDS = 20.0
 
 
@@ -60,10 +60,11 @@ class StagedTensors:
     """The tensors of one request and the bytes of the budget that they occupy.
 
     Attributes:
-        session: The session of the client that has sent them.
-        tensors: The tensors, in their order.
-        reservation: The bytes that they occupy.
-        segment: The shared memory that they lie in, as their layout says, if any.
+        session: The session of the client that sent them.
+        tensors: The tensors, in the order of the request.
+        reservation: Their bytes of the budget.
+        segment: The shared memory that contains them, laid out as the manifest says; None if they
+            were sent.
     """
 
     session: Session
@@ -76,10 +77,10 @@ Chunks: TypeAlias = RequestStream[Any]
 
 
 class Mutations:
-    """The place where each request of each session is applied once.
+    """Applies each request of each session once.
 
     Attributes:
-        uploads: Memory of answered requests, for requests to come.
+        uploads: Memory of answered requests, which later requests reuse.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Mutations:
         apply: Callable[[Session], Awaitable[Response]],
         response_type: type[Response],
     ) -> Response:
-        """Apply a request without tensors, or repeat its reply."""
+        """Apply a request that has no tensors, or repeat its reply."""
         session = self._ledger.session(request.key.session_id, time.monotonic())
         work = Work(partial(_traced, partial(apply, session)), response_type)
         return await self._in_step(session, request, work)
@@ -119,10 +120,10 @@ class Mutations:
 
         Args:
             header: The request.
-            manifest: What it says of its tensors.
+            manifest: The description of its tensors.
             chunks: The bytes of the tensors as they arrive.
-            apply: Checks the request, then changes variables. Once begun it runs to its end, even
-                if the client goes away.
+            apply: Checks the request, then changes variables. Once it has begun it runs to its end,
+                even if the client disconnects.
             response_type: The class of the response.
         """
         key = header.key
@@ -139,14 +140,14 @@ class Mutations:
             except PASSING:
                 raise
             except StratagemError as error:
-                # What can never succeed uses up its number like anything else.
+                # The request can never succeed, so the error is recorded as its outcome.
                 work = Work(partial(_refuse, error), response_type)
             else:
                 self._received(header, manifest.nbytes)
                 staged = StagedTensors(session, tensors, reservation, segment)
                 work = Work(partial(_traced, partial(apply, staged)), response_type)
             response = await self._in_step(session, header, work)
-            # What was refused has raised.
+            # A refused request has raised an error before this.
             if manifest.borrows and manifest.is_final:
                 self.uploads.keep(upload, reservation)
             return response
@@ -156,7 +157,7 @@ class Mutations:
             self._figures.calls(type(header).__name__).received.observe(nbytes)
 
     async def _in_step(self, session: Session, request: Mutation, work: Work[Response]) -> Response:
-        """Let no step begin while a checkpoint is marked, which takes a moment."""
+        """Apply a request once its step may go on; a cut for a checkpoint holds new steps back."""
         gate, key = self._gate, request.key
         self._require_open(session)
         gate.finish(session.client, session.label, key.finished, key.report)
@@ -167,7 +168,7 @@ class Mutations:
                 break
         try:
             if key.HasField("closure"):
-                # Done once, as its function may run again.
+                # The scheduled function may run again on another worker, in another session.
                 once = partial(self._closures.once, request, work)
                 work = Work(once, work.response_type)
             return await self._in_turn(session, key, work)
@@ -176,18 +177,18 @@ class Mutations:
             self._waits.changed(STEPS)
 
     def _admitted(self, session: Session, step: int) -> bool | None:
-        # Nobody would ever end a step of a client that is gone.
+        # A step of a client whose session has ended would never be finished.
         self._require_open(session)
         now = time.monotonic()
         return self._gate.admits(session.client, session.label, step, now) or None
 
     def _require_open(self, session: Session) -> None:
-        """Check that a session has not ended while data came or while it waited."""
+        """Check that a session has not ended while the request arrived or waited."""
         self._ledger.session(session.id, time.monotonic())
 
     async def _in_turn(self, session: Session, key: RequestKey, work: Work[Response]) -> Response:
         def admission() -> Admission | None:
-            # What it stages after its end would stay.
+            # Nobody would release what it stages after the end of its session.
             self._require_open(session)
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
@@ -196,7 +197,7 @@ class Mutations:
         if decided is None:
             raise UnavailableError(
                 f"request {key.sequence} of {session.label} waits for an earlier one "
-                f"that has not come in {_TURN_SECONDS:g} s; send that one again first"
+                f"that has not arrived within {_TURN_SECONDS:g} s; send that one again first"
             )
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
@@ -212,11 +213,11 @@ class Mutations:
 async def _receive(
     manifest: Manifest, upload: Upload, chunks: Chunks
 ) -> tuple[list[torch.Tensor], Segment | None]:
-    """Receive all tensors; return them and the segment that they lie in, if any.
+    """Receive all tensors; return them and the segment that contains them, if any.
 
     Raises:
-        MalformedStreamError: It is too little, as when the connection was cut, or too much. The
-            number of the request stays unused, as it may come again whole.
+        MalformedStreamError: Bytes are missing, as when the connection was cut, or too many came.
+            The request keeps its number, since it may be sent again whole.
     """
     if manifest.borrows and chunks.segment is not None:
         with _allocating():
@@ -249,7 +250,7 @@ def _allocating() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise InvalidArgumentError(
-                f"no tensor can be as described: {str(error).splitlines()[0]}"
+                f"a tensor cannot be made as described: {str(error).splitlines()[0]}"
             ) from error
         raise ResourceExhaustedError(
             "the machine of the server is out of memory; repeat the request in a "
@@ -267,7 +268,7 @@ async def _traced(apply: Callable[[], Awaitable[Response]]) -> Response:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:
-    """Await work that goes on even if the caller is cancelled meanwhile."""
+    """Run work to its end, even if the caller is cancelled meanwhile."""
     task = begin(work)
     if task.done():
         return task.result()

@@ -1,4 +1,4 @@
-"""What was applied of scheduled functions, as a checkpoint has it."""
+"""The mutations of scheduled functions in a checkpoint, as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratagem_psserver.exactly_once.intents import Intent
 
 
 def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
-    """Return all that is recorded, as JSON."""
+    """Return all records, as JSON."""
     return [
         {
             "space": name.hex(),
@@ -34,13 +34,13 @@ def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
 
 
 def restore_closures(ledger: ClosureLedger, facts: Iterable[dict[str, Any]]) -> None:
-    """Let a ledger that has nothing yet go on from what `dump_closures` gave."""
+    """Add what `dump_closures` returned to an empty ledger."""
     for name, space in spaces_of(facts):
         ledger.restore(name, space)
 
 
 def spaces_of(facts: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, Space]]:
-    """Return what `dump_closures` gave, by the names of coordinators."""
+    """Yield each coordinator's name and functions, from what `dump_closures` returned."""
     for item in facts:
         ended = EndedClosures(item["through"], frozenset(item["unended"]))
         unended = {number: _records(items) for number, items in item["recorded"]}

@@ -1,4 +1,4 @@
-"""Applying requests once, and recording how they ended."""
+"""Applying requests once, and recording their outcomes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from stratagem_psserver.exactly_once.ledger import (
 from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.waiting import Waits
 
-# A repetition may fare better, so these errors are not recorded. A stream that was cut can look
-# like one that its client ended too early.
+# These errors are temporary: a repetition may succeed, so they are not recorded. A stream that was
+# cut can look like one that its client ended too early.
 PASSING = (
     CancelledError,
     DeadlineExceededError,
@@ -50,7 +50,7 @@ class Work(Generic[Response]):
 
     Args:
         apply: Applies it.
-        response_type: The class of the response, to repeat a recorded one.
+        response_type: The class of the response, by which a recorded one is parsed.
     """
 
     __slots__ = ("apply", "response_type")
@@ -67,13 +67,13 @@ async def apply_and_record(
     passing: tuple[type[StratagemError], ...],
     record: Callable[[RecordedReply | None], None],
 ) -> Response:
-    """Apply a request and record how it ended.
+    """Apply a request and record its outcome.
 
     Args:
-        number: The number under which the reply is kept.
+        number: The number under which the reply is recorded.
         work: The request.
-        passing: Errors that are not recorded, as a repetition may fare better.
-        record: Called with the reply to keep; with None if nothing is kept.
+        passing: Temporary errors, which are not recorded.
+        record: Called with the reply to record; with None if nothing is recorded.
     """
     reply: RecordedReply | None = None
     try:
@@ -92,10 +92,10 @@ async def apply_and_record(
 
 
 def recorded_response(known: Outcome, response_type: type[Response]) -> Response:
-    """Return the response of a request that need not be applied.
+    """Return the response of a request that is not to be applied.
 
     Raises:
-        StratagemError: It was refused, or is.
+        StratagemError: The request is refused, or failed when it was applied.
     """
     if isinstance(known, Refused):
         raise known.error
@@ -104,15 +104,15 @@ def recorded_response(known: Outcome, response_type: type[Response]) -> Response
     return response_type.FromString(known.reply.response)
 
 
-# As long as one mutation may take.
+# The longest time for one mutation.
 _TURN_SECONDS = 20.0
 
-# What a session lacks, another one may have.
+# A request may be aborted for its session, and succeed in that of another worker.
 _NOT_RECORDED = (*PASSING, AbortedError)
 
 
 class ClosureTurns:
-    """Lets one arrival of each mutation of a function be applied, of all sessions."""
+    """Applies each mutation of a scheduled function once, over all sessions."""
 
     def __init__(self, ledger: ClosureLedger, waits: Waits) -> None:
         self._ledger, self._waits = ledger, waits

@@ -24,7 +24,7 @@ from stratagem_psserver.fast.repeatable_updates import (
 )
 from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
-from stratagem_psserver.limits.recent import Recent
+from stratagem_psserver.limits.lru_cache import LruCache
 from stratagem_psserver.optimization.steps import CheckedStep
 from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.store import VariableStore
@@ -177,8 +177,8 @@ class StepPlans:
             self._plans.put(plan.text, plan)
 
     def _clear(self) -> None:
-        self._plans = Recent[bytes, StepPlan](MAX_PLANS, MAX_TEXT_BYTES)
-        self._repeated = Recent[bytes, Recognised](MAX_PLANS, MAX_TEXT_BYTES)
+        self._plans = LruCache[bytes, StepPlan](MAX_PLANS, MAX_TEXT_BYTES)
+        self._repeated = LruCache[bytes, Recognised](MAX_PLANS, MAX_TEXT_BYTES)
 
 
 # Of all kept choices; with each of them about 1 KiB is kept.
@@ -207,7 +207,7 @@ class ReadPlanCache:
         return choice
 
     def _clear(self) -> None:
-        self._kept = Recent[tuple[str, ...], ReadPlan](MOST_NAMES, MOST_NAMES)
+        self._kept = LruCache[tuple[str, ...], ReadPlan](MOST_NAMES, MOST_NAMES)
 
 
 def _is_of_all(selection: Selection) -> bool:

@@ -44,11 +44,11 @@ class ParameterBinding(Protocol):
     def is_by_rows(self) -> bool:
         """Whether its gradient is of some rows."""
 
-    def open(self, room: VariableMemoryLimit) -> BoundParameter:
+    def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
         """Take all memory that the step needs; change nothing.
 
         Args:
-            room: What there is for more state and rows.
+            memory_limit: What there is for more state and rows.
 
         Raises:
             ResourceExhaustedError: There is not enough.
@@ -89,8 +89,8 @@ class WholeBinding:
         """Bytes of the state that the optimizer has yet to make."""
         return missing_nbytes(self.variable, self.layout, self.slots)
 
-    def open(self, room: VariableMemoryLimit) -> BoundParameter:
-        room.take(self.variable.name, self.missing)
+    def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
+        memory_limit.take(self.variable.name, self.missing)
         state = {key: self.layout[key].bound(slot.value) for key, slot in self.slots.items()}
         return BoundParameter(self.variable.value, self.gradient, state)
 

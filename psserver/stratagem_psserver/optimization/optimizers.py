@@ -54,7 +54,7 @@ class Optimizers:
             groups,
             variables,
             sum(gradient.value.nbytes for gradient in gradients),
-            self._store.room,
+            self._store.memory_limit,
         )
 
     def check_class(self, program: OptimizerProgram) -> None:
@@ -121,9 +121,9 @@ class Optimizers:
                 variable=variable.name,
             )
         group = groups[gradient.group]
-        group.bindings.append(self._lend(name, group.settings, variable, gradient))
+        group.bindings.append(self._binding(name, group.settings, variable, gradient))
 
-    def _lend(
+    def _binding(
         self, name: str, settings: GroupSettings, variable: Variable, gradient: Gradient
     ) -> ParameterBinding:
         sparse = gradient.rows is not None

@@ -93,9 +93,9 @@ class _RowBinding:
 class TensorRowBinding(_RowBinding):
     """Rows of a variable that has all its rows."""
 
-    def open(self, room: VariableMemoryLimit) -> BoundParameter:
+    def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
         missing = missing_nbytes(self.variable, self.needs.layout, self.slots)
-        room.take(self.variable.name, missing)
+        memory_limit.take(self.variable.name, missing)
         gradient = self._distinct()
         self._rows = gradient.rows
         self._states = {
@@ -144,15 +144,15 @@ class TableRowBinding(_RowBinding):
             rows = rows.unique()
         self._table.check_fit(len(rows), more_bytes)
 
-    def open(self, room: VariableMemoryLimit) -> BoundParameter:
+    def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
         table, gradient = self._table, self._distinct()
         found = table.find(gradient.rows)
         refused = found.is_new & ~table.admission.is_due(gradient.rows)
         self._refused = gradient.rows[refused]
         if len(self._refused):
             gradient, found = gradient.only(~refused), found.only(~refused)
-        table.make_room(found, room)
-        room.take(table.name, table.capacity * self._more_row_bytes)
+        table.make_room(found, memory_limit)
+        memory_limit.take(table.name, table.capacity * self._more_row_bytes)
         self._found, self._begun = found, self._new_arenas()
         state = {
             key: self._scalar(key) if layout.is_scalar else self._read(key, layout)

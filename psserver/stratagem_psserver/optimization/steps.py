@@ -72,7 +72,7 @@ class Group:
         for binding, state in zip(self.bindings, states, strict=True):
             binding.close(state)
             if binding.is_by_rows:
-                undo.give_up()
+                undo.drop_copies()
 
 
 class ReadyStep(Protocol):
@@ -103,7 +103,7 @@ class CheckedStep:
     groups: list[Group]
     variables: list[Variable]
     nbytes: int
-    room: VariableMemoryLimit
+    memory_limit: VariableMemoryLimit
 
     def run(self) -> None:
         """Change the values of the variables and their slots.
@@ -114,7 +114,8 @@ class CheckedStep:
         """
         with Undo(self.program.class_name) as undo:
             opened = [
-                [binding.open(self.room) for binding in group.bindings] for group in self.groups
+                [binding.open(self.memory_limit) for binding in group.bindings]
+                for group in self.groups
             ]
             written = self._prepare(undo, opened)
             undo.begun = bool(written)

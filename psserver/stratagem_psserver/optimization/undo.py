@@ -45,7 +45,7 @@ class Undo:
         """Copy what the step writes."""
         self._kept = [(tensor, tensor.clone()) for tensor in written]
 
-    def give_up(self) -> None:
+    def drop_copies(self) -> None:
         """Note that something is written of which there is no copy."""
         self._kept, self.begun = None, True
 

@@ -23,7 +23,7 @@ from stratagem_proto.programs.operations import (
 from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.limits.allocation import is_out_of_memory
-from stratagem_psserver.limits.recent import Recent
+from stratagem_psserver.limits.lru_cache import LruCache
 
 Binding = torch.Tensor | int | float
 
@@ -245,7 +245,7 @@ class GraphCache:
 
     def __init__(self, size: int = 256) -> None:
         self.compilations = 0
-        self._graphs = Recent[bytes, CompiledGraph](size)
+        self._graphs = LruCache[bytes, CompiledGraph](size)
         self._lock = threading.Lock()
 
     def compiled(self, program: GraphProgram) -> CompiledGraph:

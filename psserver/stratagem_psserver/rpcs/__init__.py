@@ -1,1 +1,1 @@
-"""The RPCs, each a translation: decode, one call, encode."""
+"""The RPCs. Each method decodes its request, makes one call, and encodes the response."""

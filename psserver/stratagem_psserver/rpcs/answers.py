@@ -1,4 +1,4 @@
-"""Values on their way to who reads them."""
+"""Sending values to clients that read them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.compute import TENSOR_BYTES
+from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import Holding
 from stratagem_psserver.variables.read_plans import ReadPlan
 
-# Less is copied on the event loop. Longer runs are copied beside it, so that several clients are
-# served at once. With so many runs, one client reads nearly all the time.
+# Runs of up to this size are copied on the event loop. Longer ones are copied in threads, so that
+# several clients are served at once.
 _RUN_BYTES = 4 * CHUNK_BYTES
+# With this many runs, a client reads one while the next is copied, and hardly ever waits.
 _MOST_RUNS = 10
 
 
@@ -34,9 +35,9 @@ class ReadTask(NamedTuple):
     """A request to read.
 
     Attributes:
-        plan: Plans the answer, as of now.
+        plan: Plans the answer from the present state of the variables.
         selections: What to read.
-        segment: Where to put the values, if they fit; None to send them.
+        segment: The shared memory for the values, if they fit; None to send them.
     """
 
     plan: Callable[[], ReadPlan]
@@ -45,117 +46,113 @@ class ReadTask(NamedTuple):
 
 
 Frames: TypeAlias = bytes | AsyncIterator[bytes]
-"""An answer: its only frame, or all of them as they are made."""
+"""An answer: its only frame, or an iterator that makes its frames one by one."""
 
-Headed: TypeAlias = Callable[[ReadHeader], Message]
-
-
-def frames_of(state: ServerState, reading: ReadTask, headed: Headed) -> Frames:
-    """Return what all that is selected is at one moment, as the frames of a stream.
-
-    Args:
-        state: The server.
-        reading: What to read.
-        headed: Makes the header of the stream of that of a Read.
-    """
-    only = _only_frame(state, reading, headed)
-    return _frames(state, reading, headed) if only is None else only
+MakeHeader: TypeAlias = Callable[[ReadHeader], Message]
+"""Makes the header of an answer from the header of its values."""
 
 
-def _only_frame(state: ServerState, reading: ReadTask, headed: Headed) -> bytes | None:
-    """Return the frame of values that are placed in one go; None if they are not."""
+def frames_of(state: ServerState, reading: ReadTask, make_header: MakeHeader) -> Frames:
+    """Return the selected values, all as they are at one moment, as the frames of a stream."""
+    only = _only_frame(state, reading, make_header)
+    return _frames(state, reading, make_header) if only is None else only
+
+
+def _only_frame(state: ServerState, reading: ReadTask, make_header: MakeHeader) -> bytes | None:
+    """Return the only frame of a small answer in shared memory; None for other answers."""
     if (segment := reading.segment) is None:
         return None
-    choice = reading.plan()
-    if choice.nbytes > CHUNK_BYTES or choice.layout.room > segment.nbytes:
+    plan = reading.plan()
+    if plan.nbytes > CHUNK_BYTES or plan.layout.room > segment.nbytes:
         return None
-    # What does not wait needs no locks, only that nobody holds them.
-    if not state.locks.are_free(choice.owners):
+    # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
+    if not state.locks.are_free(plan.owners):
         return None
-    with state.budget.reserve(choice.nbytes, "a read"):
-        message = headed(choice.present_header())
-        frame = encode_filled(message, choice.layout, choice.fill, segment)
-    _count(state, choice)
+    with state.budget.reserve(plan.nbytes, "a read"):
+        message = make_header(plan.present_header())
+        frame = encode_filled(message, plan.layout, plan.fill, segment)
+    _count(state, plan)
     return frame
 
 
-def _count(state: ServerState, choice: ReadPlan) -> None:
-    if choice.nbytes:
-        state.figures.calls(pb.ReadRequest.__name__).sent.observe(choice.nbytes)
+def _count(state: ServerState, plan: ReadPlan) -> None:
+    if plan.nbytes:
+        state.figures.calls(pb.ReadRequest.__name__).sent.observe(plan.nbytes)
 
 
-async def _frames(state: ServerState, reading: ReadTask, headed: Headed) -> AsyncIterator[bytes]:
+async def _frames(
+    state: ServerState, reading: ReadTask, make_header: MakeHeader
+) -> AsyncIterator[bytes]:
     locks = state.locked([selection.variable for selection in reading.selections])
     async with locks:
-        choice = reading.plan()
-        # Frames are copies, so this is the snapshot that the locks are for.
-        with state.budget.reserve(choice.nbytes, "a read"):
-            segment, message = reading.segment, headed(choice.present_header())
-            _count(state, choice)
+        plan = reading.plan()
+        # Frames are copies of the values, which must not change until all frames are made.
+        with state.budget.reserve(plan.nbytes, "a read"):
+            segment, message = reading.segment, make_header(plan.present_header())
+            _count(state, plan)
             frames: SentValues | AsyncGenerator[bytes, None]
-            if segment is None or choice.layout.room > segment.nbytes:
-                frames = await _sent(state, message, choice, locks)
+            if segment is None or plan.layout.room > segment.nbytes:
+                frames = await _sent(state, message, plan, locks)
             else:
-                frames = _placed(state, message, choice, segment)
+                frames = _placed(state, message, plan, segment)
             async with aclosing(frames):
                 async for frame in frames:
                     yield frame
 
 
-async def _sent(
-    state: ServerState, header: Message, choice: ReadPlan, locks: Holding
-) -> SentValues:
-    frames = map(encode_frame, split(header, await _tensors(state, choice)))
-    return SentValues(frames, locks, partial(state.compute.run, nbytes=_size(choice)))
+async def _sent(state: ServerState, header: Message, plan: ReadPlan, locks: Holding) -> SentValues:
+    frames = map(encode_frame, split(header, await _tensors(state, plan)))
+    return SentValues(frames, locks, partial(state.compute.run, nbytes=_size(plan)))
 
 
-async def _tensors(state: ServerState, choice: ReadPlan) -> Sequence[torch.Tensor]:
-    making = sum(each.nbytes for each in choice.selected if not each.is_there)
-    return await state.compute.run(choice.tensors, making)
+async def _tensors(state: ServerState, plan: ReadPlan) -> Sequence[torch.Tensor]:
+    making = sum(each.nbytes for each in plan.selected if not each.is_there)
+    return await state.compute.run(plan.tensors, making)
 
 
-def _size(choice: ReadPlan) -> int:
-    return choice.nbytes + len(choice.selected) * TENSOR_BYTES
+def _size(plan: ReadPlan) -> int:
+    return plan.nbytes + len(plan.selected) * TENSOR_BYTES
 
 
-def _is_one_run(choice: ReadPlan) -> bool:
-    """Return whether values are placed at once, on the event loop."""
-    if choice.nbytes <= CHUNK_BYTES:
+def _is_one_run(plan: ReadPlan) -> bool:
+    """Return whether the values are placed in one run, on the event loop."""
+    if plan.nbytes <= CHUNK_BYTES:
         return True
-    # To look rows up takes longer than to copy them.
-    is_short = _size(choice) <= _RUN_BYTES
-    return is_short and all(each.is_there for each in choice.selected)
+    # It takes longer to look rows up than to copy them.
+    is_short = _size(plan) <= _RUN_BYTES
+    return is_short and all(each.is_there for each in plan.selected)
 
 
 async def _placed(
-    state: ServerState, header: Message, choice: ReadPlan, segment: Segment
+    state: ServerState, header: Message, plan: ReadPlan, segment: Segment
 ) -> AsyncGenerator[bytes, None]:
     """Yield frames; while one is sent and read, the bytes of the next are placed."""
-    if _is_one_run(choice):
-        yield encode_filled(header, choice.layout, choice.fill, segment)
+    if _is_one_run(plan):
+        yield encode_filled(header, plan.layout, plan.fill, segment)
         return
-    tensors = await _tensors(state, choice)
-    chunks = choice.nbytes // (CHUNK_BYTES * _MOST_RUNS)
+    tensors = await _tensors(state, plan)
+    chunks = plan.nbytes // (CHUNK_BYTES * _MOST_RUNS)
     size = max(_RUN_BYTES, CHUNK_BYTES * chunks)
-    # One run is no work, so that it is placed on the event loop.
-    work = size - _RUN_BYTES + len(choice.selected) * TENSOR_BYTES
+    # A run of the least size counts as no work, so that it is placed on the event loop.
+    work = size - _RUN_BYTES + len(plan.selected) * TENSOR_BYTES
     frames = place_by_runs(header, tensors, segment, size)
     while frame := await state.compute.run(partial(next, frames, None), work):
         yield encode_frame(frame)
-        await asyncio.sleep(0)  # others have their turn after each run
+        await asyncio.sleep(0)  # lets other tasks run after each run
 
 
 class SentValues(AsyncIterator[bytes]):
-    """Frames of values whose locks are held, each made when it is asked for.
+    """Frames of values whose locks are held; each frame is made when it is asked for.
 
-    The bytes of a frame are in a processor's cache when they are sent, and no frame waits for the
-    others to be made. As soon as somebody waits for a lock, all that is left is made at once and
-    the locks are given back, so that a slow reader is in nobody's way. Close it.
+    In this way the bytes of a frame are in a processor's cache when they are sent, and no frame
+    waits for later ones. As soon as another task waits for one of the locks, all frames that are
+    left are made at once and the locks are released, so that a slow reader blocks nobody. The
+    caller closes the iterator.
 
     Args:
-        frames: What to send; copies, once they are made.
-        locks: Those of the values.
-        compute: Runs what takes as long as to make all frames.
+        frames: Makes the frames, which are copies of the values.
+        locks: The locks of the values.
+        compute: Runs a function that takes as long as making all frames.
     """
 
     def __init__(
@@ -167,9 +164,9 @@ class SentValues(AsyncIterator[bytes]):
         self._frames, self._locks, self._compute = frames, locks, compute
         self._made: deque[bytes] = deque()
         self._making: asyncio.Future[None] | None = None
-        locks.hurry_if_wanted(self._hurry)
+        locks.notify_when_contended(self._begin_making_all)
 
-    def _hurry(self) -> None:
+    def _begin_making_all(self) -> None:
         if self._making is None:
             self._making = asyncio.ensure_future(self._make_all())
 
@@ -188,6 +185,6 @@ class SentValues(AsyncIterator[bytes]):
         return frame
 
     async def aclose(self) -> None:
-        """Return once the values are left alone."""
+        """Return once the values are no longer being read."""
         if self._making is not None:
             await asyncio.wait([self._making])

@@ -1,4 +1,4 @@
-"""Taking part in checkpoints."""
+"""The RPCs by which a server takes part in checkpoints and snapshots."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CheckpointRpcs:
 
         await state.waits.until(STEPS, finished, request.wait_seconds)
         return pb.HoldStepsResponse(
-            clients=[_told(each, client) for client, each in gate.progress().items()],
-            left=map(_told, gate.left()),
+            clients=[_encoded_progress(each, id_) for id_, each in gate.progress().items()],
+            left=map(_encoded_progress, gate.left()),
         )
 
     async def release(self, request: pb.ReleaseStepsRequest) -> pb.ReleaseStepsResponse:
@@ -53,7 +53,7 @@ class CheckpointRpcs:
         self._state.session(request.session_id)
         if not self._saves.knows(request.cut):
             begin = partial(self._saves.begin, request.cut, request.folder)
-            await self._mark(request.cut, begin)
+            await self._run_at_cut(request.cut, begin)
         return pb.BeginSaveResponse()
 
     async def open_snapshot(self, request: pb.OpenSnapshotRequest) -> pb.OpenSnapshotResponse:
@@ -65,7 +65,7 @@ class CheckpointRpcs:
             state.held.hold(session.id, cut, state.store)
 
         if not state.held.knows(session.id, cut):
-            await self._mark(cut, hold)
+            await self._run_at_cut(cut, hold)
         return pb.OpenSnapshotResponse()
 
     async def close_snapshot(self, request: pb.CloseSnapshotRequest) -> pb.CloseSnapshotResponse:
@@ -73,12 +73,12 @@ class CheckpointRpcs:
         self._state.held.release(session.id)
         return pb.CloseSnapshotResponse()
 
-    async def _mark(self, cut: bytes, mark: Callable[[], None]) -> None:
-        """Call a function while nothing changes, and end the cut."""
+    async def _run_at_cut(self, cut: bytes, action: Callable[[], None]) -> None:
+        """Call a function while no request is being applied, then end the cut."""
         state, gate = self._state, self._state.gate
 
         def idle() -> bool | None:
-            # Also what clients without numbered steps have under way.
+            # This counts the requests of clients that do not number their steps, too.
             return not gate.applying or None
 
         seconds = gate.remaining(time.monotonic())
@@ -86,14 +86,14 @@ class CheckpointRpcs:
         if not quiet or not gate.holds(cut, time.monotonic()):
             raise AbortedError("the steps were held for too long; try again")
         try:
-            mark()
+            action()
         finally:
             self._release(cut)
 
     async def finish(self, request: pb.FinishSaveRequest) -> pb.FinishSaveResponse:
         self._state.session(request.session_id)
         saved = await self._saves.finish(request.cut, request.wait_seconds)
-        return pb.FinishSaveResponse(part=_encoded(saved) if saved else None)
+        return pb.FinishSaveResponse(part=_encoded_part(saved) if saved else None)
 
     async def stage(self, request: pb.StageVariablesRequest) -> pb.StageVariablesResponse:
         state = self._state
@@ -101,10 +101,10 @@ class CheckpointRpcs:
         state.staging.forget(session.id)
         if request.path:
             specs = [state.store.get(name).spec for name in request.variables]
-            # Reading takes as long as the disk does.
+            # Reading waits for the disk, so it always runs in a thread.
             work = partial(_read, request, specs, state.settings.task)
             staged = await state.compute.run(work, 1 << 30)
-            # It may have ended meanwhile, and nobody would forget what it stages now.
+            # The session may have ended meanwhile, and nobody would drop what it stages now.
             state.session(session.id)
             state.staging.keep(session.id, request.restoration, staged)
         return pb.StageVariablesResponse()
@@ -139,7 +139,7 @@ def _read(
     return StagedVariables(read_restored(request.path, specs), accounts)
 
 
-def _told(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
+def _encoded_progress(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
     return pb.ClientProgress(
         client=client,
         label=progress.label,
@@ -149,7 +149,7 @@ def _told(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
     )
 
 
-def _encoded(saved: Saved) -> pb.SavedPart:
+def _encoded_part(saved: Saved) -> pb.SavedPart:
     part, facts = saved
     return pb.SavedPart(
         name=part.name,

@@ -1,4 +1,4 @@
-"""Applying synchronous steps whose contributions are all there."""
+"""Applying synchronous steps that are complete."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
 from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.rpcs.steps import taken
+from stratagem_psserver.rpcs.steps import run_step
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import closed_total, finished_total, limited_total
 
 
 async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:
-    """Apply the sum of a step, or have it wait for the norm of all servers' sums."""
-    with _failing(state, mark, parts):
+    """Apply the sum of a step, or keep it until the norm of all servers' sums is known."""
+    with _ending_on_failure(state, mark, parts):
         nbytes = sum(part.reservation.nbytes for part in parts)
         if parts[0].contribution.global_norm:
             closed = await state.compute.run(partial(closed_total, parts), nbytes)
@@ -34,15 +34,15 @@ async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) ->
 
 
 async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm) -> None:
-    """Apply a step that waits for this norm, unless that was done before."""
+    """Apply a step that waits for this norm, unless it was applied before."""
     unfinished = state.rounds.unfinished(mark.group)
     waiting = unfinished.find(mark.step)
     async with state.changing(waiting.variables if waiting else []):
-        # Others may have told the same meanwhile.
+        # Another worker may have sent the same norm meanwhile.
         closed = unfinished.take(mark.step, norm)
         if closed is None:
             return
-        with _failing(state, mark, closed.parts):
+        with _ending_on_failure(state, mark, closed.parts):
             scaling = partial(finished_total, closed, norm)
             nbytes = sum(each.value.nbytes for each in closed.gradients)
             gradients = await state.compute.run(scaling, nbytes)
@@ -56,12 +56,14 @@ async def _apply(
     if gradients is None:
         state.rounds.reject(mark)
     else:
-        await taken(state, state.optimizers.prepare(part.program, gradients))
+        await run_step(state, state.optimizers.prepare(part.program, gradients))
 
 
 @contextmanager
-def _failing(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> Iterator[None]:
-    """End a step if what is done for it fails."""
+def _ending_on_failure(
+    state: ServerState, mark: pb.StepMark, parts: Sequence[Part]
+) -> Iterator[None]:
+    """End a step if the block fails."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The batches that scheduled functions draw, and the functions that have ended."""
+"""The RPCs by which scheduled functions draw batches, and coordinators say which have ended."""
 
 from __future__ import annotations
 

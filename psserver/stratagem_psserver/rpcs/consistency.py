@@ -1,4 +1,4 @@
-"""Beginning steps, and what holds those together who take them."""
+"""The RPCs by which workers begin steps, and by which a group's consistency changes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ class ConsistencyRpcs:
         state = self._state
         session = state.session(request.session_id)
         _arrive(state, session, request.steps)
-        give_up_at = time.monotonic() + request.wait_seconds
-        grants = [
-            await self._granted(step, give_up_at - time.monotonic()) for step in request.steps
-        ]
+        deadline = time.monotonic() + request.wait_seconds
+        grants = [await self._granted(step, deadline - time.monotonic()) for step in request.steps]
         return pb.BeginStepResponse(grants=grants)
 
     async def _granted(self, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
@@ -35,7 +33,7 @@ class ConsistencyRpcs:
         if granted is None:
             raise DeadlineExceededError(
                 f"a step of {name!r} could not begin in time: "
-                f"{state.clocks.holding(name, step.worker)}; see that the others "
+                f"{state.clocks.explain_wait(name, step.worker)}; see that the others "
                 "train, or set a consistency that allows more"
             )
         return granted
@@ -64,7 +62,7 @@ class ConsistencyRpcs:
 def begun_now(
     state: ServerState, session: Session, steps: Sequence[pb.StepBegin]
 ) -> list[pb.StepGrant]:
-    """Return permits for all of these steps; none if one of them has to wait."""
+    """Return permits for all of these steps; an empty list if one of them has to wait."""
     _arrive(state, session, steps)
     grants = [_granted_now(state, step) for step in steps]
     found = [grant for grant in grants if grant is not None]
@@ -80,7 +78,7 @@ def _arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin])
 
 
 def _granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
-    """Return the permit for a step; None as long as its worker has to wait."""
+    """Return the permit for a step; None while its worker has to wait."""
     closed = state.rounds.closed(step.group)
     granted = state.clocks.grant(step.group, step.worker, closed)
     if granted is not None:

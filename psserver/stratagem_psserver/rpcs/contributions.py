@@ -1,4 +1,4 @@
-"""Contributing to synchronous steps."""
+"""The RPCs by which workers contribute to synchronous steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stratagem_psserver.synchronous.limits import limits_of
 
 
 def stage_contribution(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -> None:
-    """Keep one worker's part of a step; change no variable."""
+    """Keep a worker's contribution to a step; no variable changes yet."""
     program, limits = header.program.optimizer, limits_of(header)
     gradients = all_gradients(state, header, staged)
-    # What cannot be stepped is the contributor's mistake: let it hear of it.
+    # A step that cannot be taken is this worker's mistake, so the error goes to this worker.
     state.optimizers.prepare(program, gradients)
     reservation = staged.reservation.hand_over()
     if header.HasField("backward"):
@@ -54,7 +54,7 @@ class ContributionRpcs:
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
         if self._state.rounds.is_late(session.id, mark):
-            self._state.clocks.dropped(mark.group, session.id)
+            self._state.clocks.count_dropped(mark.group, session.id)
             return pb.CommitContributionResponse(dropped=True)
         parts = self._state.rounds.commit(session.id, session.label, mark)
         if parts:
@@ -67,7 +67,7 @@ class ContributionRpcs:
         state = self._state
         mark = pb.StepMark(group=request.group, step=request.step)
         state.session(request.session_id)
-        # Who does not wait looks only, and need not hear of what went wrong.
+        # A caller that does not wait only wants the list, and is not told of failed steps.
         if request.wait_seconds:
             closed = partial(state.rounds.has_closed, mark)
             subject = ("group", mark.group)

@@ -1,4 +1,4 @@
-"""Opening, keeping and closing sessions, and the barriers where their tasks meet."""
+"""The RPCs that open, keep and close sessions, and the one that waits at a barrier."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class SessionRpcs:
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         check_handshake(request, self._state.settings)
         if not self._may_open(request):
-            return self._answer(0)
+            return self._response(0)
         session = self._state.open_session(
             request.session_id, request.role, request.task, request.client
         )
-        return self._answer(session.numbering.last)
+        return self._response(session.numbering.last)
 
     def _may_open(self, request: pb.OpenSessionRequest) -> bool:
         if request.incarnation in (b"", self._state.incarnation):
             return True
         return self._state.resumed and request.outlives_servers
 
-    def _answer(self, last_sequence: int) -> pb.OpenSessionResponse:
+    def _response(self, last_sequence: int) -> pb.OpenSessionResponse:
         settings = self._state.settings
         return pb.OpenSessionResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -70,7 +70,7 @@ class SessionRpcs:
 
 
 class BarrierRpcs:
-    """Barrier."""
+    """The RPC Barrier."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -86,6 +86,6 @@ class BarrierRpcs:
             return BarrierResponse()
         raise DeadlineExceededError(
             f"barrier {name!r} did not open in {request.wait_seconds:g} s: "
-            f"{request.num_tasks} tasks must come, there are "
+            f"it waits for {request.num_tasks} tasks; those that have arrived: "
             f"{listed(state.barriers.arrived(name)) or 'none'}"
         )

@@ -1,4 +1,4 @@
-"""Telling what a parameter server is doing."""
+"""The status of a parameter server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.store import Variable
 
-# Looking at so many variables takes a millisecond, for which others can wait.
+# So many variables take a millisecond; then other requests have their turn.
 _AT_ONCE = 500
 
 
 class ParameterServerFacts:
-    """What is told of a parameter server besides what is told of any server."""
+    """Fills in the part of a status that only parameter servers have."""
 
     def __init__(self, state: ServerState, saves: Saves) -> None:
         self._state, self._saves = state, saves
@@ -29,8 +29,8 @@ class ParameterServerFacts:
                 session_id=session.id, role=session.role, task=session.task, silent_seconds=silence
             )
         mine.staged.used, mine.staged.limit = state.budget.used, state.budget.limit
-        if (limit := state.store.room.limit) is not None:
-            mine.room.used, mine.room.limit = state.store.room.used, limit
+        if (limit := state.store.memory_limit.limit) is not None:
+            mine.room.used, mine.room.limit = state.store.memory_limit.used, limit
         mine.groups.extend(state.clocks.report())
         mine.waits.extend(state.waits.report())
         mine.checkpoint.CopyFrom(self._saves.report())
@@ -38,9 +38,9 @@ class ParameterServerFacts:
             mine.checkpoint.restored_from = state.settings.restore
         mine.recorded_closures = state.closures.count
         mine.recorded_closure_bytes = state.closures.nbytes
-        await self._look_at_variables(mine, with_variables)
+        await self._fill_variables(mine, with_variables)
 
-    async def _look_at_variables(self, mine: pb.ParameterServerStatus, listed: bool) -> None:
+    async def _fill_variables(self, mine: pb.ParameterServerStatus, listed: bool) -> None:
         totals = dict[VariableKind.ValueType, pb.VariableTotal]()
         variables = list(self._state.store.variables())
         for begin in range(0, len(variables), _AT_ONCE):

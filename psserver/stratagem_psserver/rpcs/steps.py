@@ -10,27 +10,27 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import GraphOutput, InputBinding
-from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.mutations import StagedTensors
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
 from stratagem_psserver.optimization.steps import ReadyStep
+from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.store import Variable, VariableStore
 
-# A node with little data takes about as long as going through so many bytes.
+# A node of a graph with little data takes about as long as this many bytes of a large one.
 _NODE_BYTES = 4 << 10
 
 
 def all_gradients(
     state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
 ) -> list[Gradient]:
-    """Return the gradients of a request, after those that were kept for it.
+    """Return the gradients that were kept for a request, followed by its own.
 
     Raises:
-        AbortedError: What was kept is gone.
+        AbortedError: The gradients that were kept are gone.
     """
     gradients = gather(state.store, header.gradients, staged.tensors)
     if not header.HasField("backward"):
@@ -40,8 +40,8 @@ def all_gradients(
     return [*kept.values(), *gradients]
 
 
-async def taken(state: ServerState, step: ReadyStep) -> list[int]:
-    """Take a step of an optimizer; return the versions of its variables."""
+async def run_step(state: ServerState, step: ReadyStep) -> list[int]:
+    """Run a step of an optimizer and return the new versions of its variables."""
     size = step.nbytes + len(step.variables) * TENSOR_BYTES
     await state.compute.run(step.run, size)
     return state.optimizers.commit(step)
@@ -51,8 +51,8 @@ class GraphResult(NamedTuple):
     """The results of a graph program.
 
     Attributes:
-        versions: The versions of the variables that it wrote, after it.
-        outputs: The values that it returns.
+        versions: The new versions of the variables that it wrote.
+        outputs: The values that it returned.
     """
 
     versions: list[int]
@@ -68,16 +68,16 @@ async def run_graph(
     """Run a graph program.
 
     Raises:
-        InvalidArgumentError: It needs more bytes than the budget for requests has, or gives back
-            more than is kept with an answer.
-        ResourceExhaustedError: The budget is in use.
+        InvalidArgumentError: It needs more bytes than the whole budget for requests, or returns
+            more than can be recorded with an answer.
+        ResourceExhaustedError: Too much of the budget is in use.
     """
     written = _written(state.store, graph, bindings)
     values = [_bound(state.store, binding, staged) for binding in bindings]
     nodes = len(graph.steps) * _NODE_BYTES
     prepared = await state.compute.run(lambda: prepare(graph, values), nodes)
     if prepared.nbytes > state.budget.limit:
-        # Unlike a budget that is in use, this will not pass.
+        # Repeating the request would not help, as it would if the budget were in use.
         raise InvalidArgumentError(
             f"the update program needs {prepared.nbytes} bytes; this server has a "
             f"budget of {state.budget.limit} bytes. Write intermediate results in "
@@ -97,8 +97,8 @@ def _written(
     names = [bindings[number].variable for number in graph.written if number < len(bindings)]
     if not all(names):
         raise InvalidArgumentError(
-            "what an update program writes must be a variable of this server; bind "
-            "tensors and numbers to inputs that it only reads"
+            "an update program can only write variables of this server; bind tensors and "
+            "numbers to inputs that it only reads"
         )
     return [store.get(name) for name in names]
 
@@ -119,7 +119,7 @@ def _bound(store: VariableStore, binding: InputBinding, staged: StagedTensors) -
             return binding.integer
         case "number":
             return binding.number
-    raise InvalidArgumentError("an input of the update program is bound to nothing")
+    raise InvalidArgumentError("nothing is bound to an input of the update program")
 
 
 def _whole(variable: Variable) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The requests that run update programs on variables."""
+"""The RPCs that run update programs on variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stratagem_psserver.optimization.gradients import (
 from stratagem_psserver.rpcs.answers import Frames, ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.contributions import stage_contribution
-from stratagem_psserver.rpcs.steps import GraphResult, all_gradients, run_graph, taken
+from stratagem_psserver.rpcs.steps import GraphResult, all_gradients, run_graph, run_step
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.limits import limited, limits_of
 
@@ -40,10 +40,11 @@ class UpdateRpcs:
     async def update_and_read(
         self, header: pb.UpdateHeader, chunks: Chunks, segment: Segment | None = None
     ) -> Frames:
-        """Apply an update and answer with the values that the next step needs."""
+        """Apply an update and return the values that the next step needs."""
         if header.HasField("contribution") or header.backward.keep:
             raise InvalidArgumentError(
-                "UpdateAndRead carries what is applied at once; send by Update what is only kept"
+                "UpdateAndRead is for updates that are applied at once; send contributions and "
+                "gradients to be kept by Update"
             )
         state, selections = self._state, header.then.selections
         known = state.plans.recognise(header, chunks.text)
@@ -51,14 +52,14 @@ class UpdateRpcs:
         session = state.session(header.key.session_id)
         grants = begun_now(state, session, header.then.begins)
 
-        def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
+        def make_header(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         if known is None:
             plan = partial(state.read_plans.of, selections)
         else:
             plan = partial(known.plan.read_plan, state.store, selections)
-        return frames_of(state, ReadTask(plan, selections, segment), headed)
+        return frames_of(state, ReadTask(plan, selections, segment), make_header)
 
     async def _apply_once(
         self, header: pb.UpdateHeader, chunks: Chunks, known: Recognised | None
@@ -83,12 +84,14 @@ class UpdateRpcs:
         if header.program.WhichOneof("kind") is None and not header.backward.keep:
             raise InvalidArgumentError("the update has no program")
         staged = await self._decoded(header, staged)
-        response = await self._take(header, staged)
+        response = await self._step_or_keep(header, staged)
         if header.HasField("backward") and not header.backward.keep:
             self._state.kept.drop(staged.session.id, header.backward)
         return response
 
-    async def _take(self, header: pb.UpdateHeader, staged: StagedTensors) -> pb.UpdateResponse:
+    async def _step_or_keep(
+        self, header: pb.UpdateHeader, staged: StagedTensors
+    ) -> pb.UpdateResponse:
         state = self._state
         if header.backward.keep:
             gradients = gather(state.store, header.gradients, staged.tensors)
@@ -121,7 +124,7 @@ class UpdateRpcs:
                 versions = [state.store.get(name).version for name in names]
                 return pb.UpdateResponse(versions=versions, rejected=True)
             step = state.optimizers.prepare(header.program.optimizer, within)
-            versions = await taken(state, step)
+            versions = await run_step(state, step)
             if plan is not None:
                 state.plans.learn(plan, step)
             return pb.UpdateResponse(versions=versions)
@@ -129,7 +132,7 @@ class UpdateRpcs:
     async def _repeat(
         self, header: pb.UpdateHeader, plan: StepPlan, staged: StagedTensors
     ) -> pb.UpdateResponse | None:
-        """Take a step that was taken before; return None if it has to be checked."""
+        """Repeat a step that was run before; return None if it has to be checked in full."""
         state, program = self._state, header.program.optimizer
         async with state.changing_owners(partial(plan.owners, state.store)):
             step = plan.step if plan.holds(state.store) else None
@@ -137,7 +140,7 @@ class UpdateRpcs:
                 return None
             if not step.begin(state.optimizers, program, plan.gradients(staged)):
                 return None
-            return pb.UpdateResponse(versions=await taken(state, step))
+            return pb.UpdateResponse(versions=await run_step(state, step))
 
     async def _limited(
         self, header: pb.UpdateHeader, gradients: list[Gradient]
@@ -145,7 +148,7 @@ class UpdateRpcs:
         limits = limits_of(header)
         if not limits:
             return gradients
-        # What does not fit its variable is refused before it is looked into.
+        # This refuses gradients that do not fit their variables, before their values are read.
         self._state.optimizers.prepare(header.program.optimizer, gradients)
         nbytes = sum(each.value.nbytes for each in gradients)
         limiting = partial(limited, gradients, limits)
@@ -167,7 +170,7 @@ class UpdateRpcs:
     ) -> pb.UpdateNonSlotResponse:
         if header.program.WhichOneof("kind") != "graph":
             raise InvalidArgumentError(
-                "UpdateNonSlot runs graph programs; send an optimizer's by Update"
+                "UpdateNonSlot runs graph programs; send optimizer programs by Update"
             )
         ran = await self._run_graph(header, staged)
         return pb.UpdateNonSlotResponse(versions=ran.versions, outputs=ran.outputs)

@@ -1,4 +1,4 @@
-"""ReadTask and assigning values."""
+"""The RPCs that read and assign values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
+from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.rpcs.answers import ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
@@ -37,7 +37,7 @@ class ValueRpcs:
             await self._wait(request.after, request.wait_seconds)
         variables = state.variables(request.session_id, request.snapshot)
 
-        def headed(header: pb.ReadHeader) -> pb.ReadHeader:
+        def make_header(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)
             header.grants.extend(grants)
             return header
@@ -47,7 +47,7 @@ class ValueRpcs:
         else:
             plan = partial(state.read_plans.of, request.selections)
         reading = ReadTask(plan, request.selections, segment)
-        frames = frames_of(state, reading, headed)
+        frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):
             yield frames
             return
@@ -79,10 +79,10 @@ class ValueRpcs:
         async with state.changing(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
-            await state.compute.run(partial(run, writes, state.store.room), size)
-            return pb.AssignResponse(versions=[_counted(write) for write in writes])
+            await state.compute.run(partial(run, writes, state.store.memory_limit), size)
+            return pb.AssignResponse(versions=[_next_version(write) for write in writes])
 
 
-def _counted(write: PreparedWrite) -> int:
+def _next_version(write: PreparedWrite) -> int:
     write.variable.version += 1
     return write.variable.version

@@ -1,4 +1,4 @@
-"""Creating, describing and deleting variables, and listing the keys of tables."""
+"""The RPCs that create, describe, list and delete variables, and list the keys of tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
-from stratagem_psserver.variables.joining import neighbours, part
+from stratagem_psserver.variables.joining import joined_with, separate
 from stratagem_psserver.variables.store import VariableStore
 
 
@@ -77,22 +77,22 @@ class VariableRpcs:
     ) -> DeleteVariablesResponse:
         state, names = self._state, list(request.names)
         async with state.locked_owners(partial(_touched, state.store, names)):
-            others = neighbours(state.store, names)
+            others = joined_with(state.store, names)
             deleted = state.store.delete(names)
-            # Else they would keep the memory of what is gone.
-            part(state.store, others)
+            # Otherwise they would keep the joint memory that the deleted variables had a part of.
+            separate(state.store, others)
             state.optimizers.forget(deleted)
             return DeleteVariablesResponse(names=deleted)
 
 
 def _touched(store: VariableStore, names: Sequence[str]) -> list[str]:
-    """Return the owners of what is deleted, and of what lies beside it."""
-    others = [each.name for each in neighbours(store, names)]
+    """Return the owners of variables to delete, and of those that share memory with them."""
+    others = [each.name for each in joined_with(store, names)]
     return store.owners([*names, *others])
 
 
 class KeyRpcs:
-    """ListKeys."""
+    """The RPC ListKeys."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -100,11 +100,11 @@ class KeyRpcs:
     async def list(self, request: ListKeysRequest) -> ListKeysResponse:
         state = self._state
         state.session(request.session_id)
-        # Whoever stores rows changes the keys in place.
+        # A request that stores rows changes the keys in place.
         async with state.locked([request.table]):
             variables = state.variables(request.session_id, request.snapshot)
             keys = variables.get(request.table).keys()
-            # Those that are larger, and which they are.
+            # Paging selects the larger keys and makes a mask of them.
             with state.budget.reserve(2 * keys.nbytes, "listing keys"):
                 paging = partial(_page, request, keys)
                 return await state.compute.run(paging, keys.nbytes)

@@ -1,10 +1,10 @@
 """Closed steps that wait until the norm of all servers' gradients is known.
 
-Each server has a part of a step's gradients, and so of the sum of their squares. A worker that has
-asked all servers for their parts tells each the norm, which has the step applied. Several may do
-so; they say the same, because the parts stay what they were. A step is finished everywhere before
-anyone finishes the next, so that a server that has finished a step can still say its part to who
-finishes it elsewhere.
+Each server has some of a step's gradients, and so a share of the sum of their squares. A worker
+asks all servers for their shares and sends the norm to each, which then applies the step. Several
+workers may do so; they send the same norm, because the shares do not change. A step is finished on
+all servers before a worker finishes the next one, so each server keeps the share of the step that
+it finished last, for workers that finish it on other servers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stratagem_psserver.synchronous.contributions import Part
 
 @dataclass
 class ClosedStep:
-    """What the contributions to a step came to.
+    """The sum of the contributions to a step.
 
     Attributes:
-        parts: The contributions, in worker order; their tensors are used up.
-        gradients: Reduced, and within all limits but that of the norm.
-        share: What other servers need of it.
-        orphaned: Whether a session has ended that may have been about to finish it.
+        parts: The contributions, in worker order; their tensors have been consumed.
+        gradients: The reduced gradients, within all limits except that of the norm.
+        share: This server's share of the step, for the workers that compute the norm.
+        orphaned: Whether a session of a contributor has ended, which might have finished the step.
     """
 
     parts: Sequence[Part]
@@ -41,10 +41,10 @@ class ClosedStep:
 
 @dataclass
 class ClosedSteps:
-    """Those of one group.
+    """The closed steps of one group.
 
     Attributes:
-        last: The last one that was taken, and the norm that came with that.
+        last: The share of the step that was finished last, and the norm that it was finished with.
     """
 
     last: tuple[pb.ClosedStep, pb.GlobalNorm] = field(
@@ -56,20 +56,20 @@ class ClosedSteps:
         self._waiting[closed.share.step] = closed
 
     def find(self, step: int) -> ClosedStep | None:
-        """A step that waits."""
+        """Return a step that waits to be finished, or None."""
         return self._waiting.get(step)
 
     def shares(self, up_to: int) -> list[pb.ClosedStep]:
-        """What this server has of the last step that was taken, and of those after."""
+        """Return this server's shares of the last finished step and of those that wait."""
         waiting = [self._waiting[step].share for step in sorted(self._waiting)]
         last = [self.last[0]] if self.last[0].step else []
         return [share for share in (*last, *waiting) if share.step <= up_to]
 
     def take(self, step: int, norm: pb.GlobalNorm) -> ClosedStep | None:
-        """Take a step out to be applied; None if that was done before.
+        """Take out a step to be applied; return None if it was taken before.
 
         Raises:
-            InvalidArgumentError: It was done with another norm.
+            InvalidArgumentError: It was taken with another norm.
             FailedPreconditionError: An earlier step waits, or this one is not closed.
         """
         last, known = self.last
@@ -104,15 +104,15 @@ class ClosedSteps:
             closed.orphaned = closed.orphaned or ended
 
     def is_orphaned(self, step: int) -> bool:
-        """Whether a step, or one before it, waits for a session that has ended."""
+        """Return whether a step up to this one is orphaned, so that it may never be finished."""
         waiting = self._waiting.items()
         return any(one.orphaned for number, one in waiting if number <= step)
 
     def awaits(self, step: int) -> bool:
-        """Return whether a step, or one before it, waits to be finished."""
+        """Return whether a step up to this one waits to be finished."""
         return min(self._waiting, default=step + 1) <= step
 
 
 def _bytes(norm: pb.GlobalNorm) -> bytes:
-    # Unlike numbers, these are equal if both are NaN.
+    # Two NaNs are equal as bytes, but not as numbers.
     return norm.SerializeToString()

@@ -1,4 +1,4 @@
-"""Whether a contribution to a synchronous step goes with the others."""
+"""Checks that the contributions to a synchronous step agree."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stratagem_proto.v1.update_program_pb2 import Reduction
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.synchronous.contributions import Part
 
-# More than any sane program has; without an end they would fill the memory.
+# No sensible program has as many; without a limit they would fill the memory.
 MAX_WORKERS = 10_000
 
 _NORMS = {False: "of one server", True: "of all servers"}
 
 
 def check_numbers(part: Part) -> None:
-    """Check what a contribution says of itself.
+    """Check that the numbers of a contribution are consistent.
 
     Raises:
-        InvalidArgumentError: Its numbers contradict each other.
+        InvalidArgumentError: They contradict each other.
     """
     contribution = part.contribution
     check_name(contribution.step.group, "group")
@@ -49,10 +49,10 @@ def check_numbers(part: Part) -> None:
 
 
 def check_replaceable(previous: Part, part: Part) -> None:
-    """Check that a contribution may take the place of another of its worker.
+    """Check that a contribution may replace another one of its worker.
 
     Raises:
-        FailedPreconditionError: That one is of another task, or is committed.
+        FailedPreconditionError: The other one is from another session, or is committed.
     """
     if previous.orphaned:
         return
@@ -70,10 +70,10 @@ def check_replaceable(previous: Part, part: Part) -> None:
 
 
 def check_agreement(part: Part, others: Sequence[Part]) -> None:
-    """Check that a worker means the same step as others, who agree already.
+    """Check that a worker's contribution has the same terms as the others, which agree already.
 
     Raises:
-        InvalidArgumentError: Naming the worker, another one and what differs.
+        InvalidArgumentError: It differs; the error names both workers and the first difference.
     """
     for other in others[:1]:
         _compare(part, other, _terms(part), _terms(other))
@@ -84,7 +84,7 @@ def check_agreement(part: Part, others: Sequence[Part]) -> None:
 
 
 def agree(part: Part, other: Part) -> bool:
-    """Return whether two parts mean the same step."""
+    """Return whether two contributions have the same terms."""
     return _terms(part) == _terms(other)
 
 
@@ -102,7 +102,7 @@ def _compare(part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[s
 
 
 def _terms(part: Part) -> dict[str, str]:
-    """Return all in which the parts of a step must agree, by how messages name it."""
+    """Return the terms in which all contributions to a step must agree, by name for messages."""
     contribution, program = part.contribution, part.program
     terms = {
         "number of workers": str(contribution.num_workers),
@@ -122,7 +122,7 @@ def _terms(part: Part) -> dict[str, str]:
 
 
 def _gradient_terms(gradient: Gradient) -> dict[str, str]:
-    # The variable may have been deleted and made anew between two contributions.
+    # The variable may have been deleted and created again between two contributions.
     shape = gradient.value.shape if gradient.rows is None else gradient.value.shape[1:]
     return {
         f"dtype of the gradient of {gradient.variable!r}": str(gradient.value.dtype),

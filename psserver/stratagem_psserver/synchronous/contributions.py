@@ -1,4 +1,4 @@
-"""What workers contribute to a synchronous step, and its sum."""
+"""The contributions of workers to a synchronous step, and their sum."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class Part:
 
     Attributes:
         session_id: The session that staged it.
-        task: The worker, for messages.
-        contribution: Which step and how to add it.
-        program: What the step runs on the sum.
-        gradients: Sums over the worker's replicas by variable; owned by the part.
-        reservation: The bytes that they occupy.
-        limits: What is done to the reduced gradients.
-        nonfinite_variable: Why the step is dropped or fails; "" if it is not.
-        committed: Whether it counts.
-        orphaned: Whether its session has ended since.
+        task: The worker's name, for messages.
+        contribution: The step, and how contributions are reduced.
+        program: The optimizer program that runs on the sum.
+        gradients: Sums over the worker's replicas, by variable. This object owns their tensors.
+        reservation: The bytes of the budget that they occupy.
+        limits: The limits of the reduced gradients.
+        nonfinite_variable: A variable whose gradient is not finite, for which the step is dropped
+            or fails; "" if there is none.
+        committed: Whether the worker has committed it.
+        orphaned: Whether its session has ended.
     """
 
     session_id: bytes
@@ -44,11 +45,11 @@ class Part:
 
 
 def total(parts: Sequence[Part]) -> list[Gradient]:
-    """Return the reduced gradients of a step; consume the parts' tensors.
+    """Return the reduced gradients of a step; the tensors of the contributions are consumed.
 
     Args:
-        parts: In worker order. The sum starts from the first part that has a gradient of the
-            variable, so that it has the same bytes in whatever order the parts arrived.
+        parts: The contributions in worker order, so that the sums have the same bytes in whatever
+            order the contributions arrived.
     """
     sums: dict[str, Gradient] = {}
     for part in parts:

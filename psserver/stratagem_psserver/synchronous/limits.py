@@ -1,4 +1,4 @@
-"""Keeping the gradients of a step within the limits that came with it."""
+"""Applying the limits of gradients that came with a step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def limits_of(header: pb.UpdateHeader) -> GradientLimits:
     """Return the limits of a request.
 
     Raises:
-        InvalidArgumentError: They are none, or the request is about a gradient that is not finite
-            and does not say what that leads to.
+        InvalidArgumentError: They are not valid, or the request names a gradient that is not finite
+            without being a contribution whose limits say what to do then.
     """
     limits = decode_limits(header.limits) if header.HasField("limits") else _NONE
     variable = header.nonfinite_variable
@@ -42,7 +42,7 @@ def limited(gradients: Sequence[Gradient], limits: GradientLimits) -> list[Gradi
     """Return the gradients within their limits; None if the step is dropped.
 
     Raises:
-        NonFiniteGradientError: Naming a variable, if the limits want that.
+        NonFiniteGradientError: A gradient is not finite, and the limits say that this is an error.
     """
     if not limits:
         return list(gradients)
@@ -56,10 +56,10 @@ def limited(gradients: Sequence[Gradient], limits: GradientLimits) -> list[Gradi
 def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
     """Return the reduced gradients of a step within its limits; None if it is dropped.
 
-    Consumes the parts' tensors.
+    The tensors of the contributions are consumed.
 
     Raises:
-        NonFiniteGradientError: Naming a variable, if the limits want that.
+        NonFiniteGradientError: As for `limited`.
     """
     limits = parts[0].limits
     if spoilt := _spoilt(parts):
@@ -69,9 +69,9 @@ def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
 
 
 def closed_total(parts: Sequence[Part]) -> ClosedStep:
-    """Return the reduced gradients of a step within all limits but that of the norm.
+    """Return the reduced gradients of a step within all limits except that of the norm.
 
-    Consumes the parts' tensors.
+    The tensors of the contributions are consumed.
     """
     limits, share = (
         parts[0].limits,
@@ -93,10 +93,10 @@ def finished_total(closed: ClosedStep, norm: closed_step_pb2.GlobalNorm) -> list
 
     Args:
         closed: The step.
-        norm: That of all servers' gradients.
+        norm: The norm of all servers' gradients.
 
     Raises:
-        NonFiniteGradientError: Naming a variable, if the limits want that.
+        NonFiniteGradientError: As for `limited`.
     """
     limits = closed.parts[0].limits
     if norm.nonfinite_variable:

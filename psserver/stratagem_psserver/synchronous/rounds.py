@@ -1,19 +1,19 @@
 """Synchronous steps: one contribution of each worker, added in worker order.
 
-A contribution is staged by one request and counts once a second one commits it, so that a worker
-can stage its parts on all servers before any of them counts. When all are committed the step
-closes: the server adds them up and applies the sum. Where the norm of what all servers have added
-up is bounded, it waits for that first.
+One request stages a contribution and a second one commits it, so that a worker can stage its parts
+on all servers before any of them counts. When enough workers have committed, the step closes: the
+server adds the contributions up and applies the sum. If the norm over all servers is bounded, the
+closed step first waits for that norm.
 
-When a session ends, what it had only staged is dropped and what it had committed still counts;
-should the worker be started again and contribute to the same step, that is dropped. The worker is
-then gone: waiting for a step that cannot be closed without it fails by name, until the same task
-opens a session again. When all workers of a group have left, what they had committed to steps that
-are not closed is dropped; when all are gone, but may come back, it is dropped as soon as others
-need the memory.
+When a session ends, contributions that it has only staged are dropped. Those that it has committed
+still count; if the worker is started again and contributes to the same step, the second
+contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
+for a step that cannot close without it fails with an error that names it. When all workers of a
+group have left for good, what they committed to steps that are not closed is dropped. When all are
+gone but may come back, it is dropped as soon as other requests need the memory.
 
-A step may close with fewer contributions than there are workers. Those that come later are then
-dropped, and their workers hear of it when they commit.
+A step may close with fewer contributions than there are workers. Contributions that come later are
+dropped, and their workers are told so when they commit.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
 from stratagem_psserver.waiting import listed
 
-# More than any sane program has; without an end they would fill the memory.
+# No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000
-MAX_STEPS = 1_000  # of one group, not complete
+MAX_STEPS = 1_000  # incomplete steps of one group
 
 
 class Rounds:
@@ -50,29 +50,30 @@ class Rounds:
         self._groups: dict[str, StepGroup] = {}
 
     def stage(self, part: Part) -> None:
-        """Keep a contribution, in place of an uncommitted one of the same session.
+        """Keep a contribution; it replaces an uncommitted one of the same session.
 
-        One that is too late for a step that could close without it is dropped, and so is one that
-        an earlier run of the worker has committed.
+        The contribution is dropped if it comes too late for a step that could close without it, or
+        if an earlier run of the worker has committed one to the same step.
 
         Raises:
-            InvalidArgumentError: It contradicts another worker's or itself.
-            FailedPreconditionError: The step is closed, or the worker's part is committed or
-                belongs to another session.
+            InvalidArgumentError: It contradicts another worker's contribution or itself.
+            FailedPreconditionError: The step is closed, or the worker's contribution is committed
+                or belongs to another session.
         """
         contribution = part.contribution
         mark = contribution.step
         check_numbers(part)
-        self._check_room(mark)
+        self._require_capacity(mark)
         group = self._groups.setdefault(mark.group, StepGroup())
         member = Member(part.session_id, part.task)
-        if group.has_no_use_for(part):
+        if group.is_to_drop(part):
             group.late[part.session_id] = mark.step
             group.members[contribution.worker] = member
             part.reservation.release()
             return
         group.require_open(mark, part.task)
-        # Also if the part is refused: who waits for it must hear when the worker goes.
+        # Even if the contribution is refused below: those that wait for it must be told when the
+        # worker goes.
         group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
         previous = parts.get(contribution.worker)
@@ -87,10 +88,10 @@ class Rounds:
         group.members[contribution.worker] = member
 
     def _group(self, name: str) -> StepGroup:
-        # Of one that nobody has contributed to, what nobody has done.
+        # A group without contributions is like a new one.
         return self._groups.get(name) or StepGroup()
 
-    def _check_room(self, mark: StepMark) -> None:
+    def _require_capacity(self, mark: StepMark) -> None:
         group = self._groups.get(mark.group)
         if group is None and len(self._groups) >= MAX_GROUPS:
             raise FailedPreconditionError(
@@ -104,14 +105,14 @@ class Rounds:
             )
 
     def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
-        """Make a staged contribution count, unless it counts already.
+        """Commit a staged contribution, unless it is committed already.
 
         Returns:
-            The contributions that count in worker order if this was the last one: add them up,
-            apply the sum and call `finish`, or `keep` it. Else nothing.
+            If this completes the step, its contributions in worker order: the caller applies their
+            sum and calls `finish`, or passes the closed step to `keep`. Otherwise nothing.
 
         Raises:
-            FailedPreconditionError: Nothing of the session is staged for the step.
+            FailedPreconditionError: The session has staged nothing for the step.
         """
         group = self._group(mark.group)
         if (mark.step, session_id) in group.counted.values():
@@ -129,47 +130,47 @@ class Rounds:
         return group.close(mark.step) if group.is_complete(mark.step) else []
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
-        """Return whether the part that a session staged for a step was dropped."""
+        """Return whether the contribution that a session staged for a step was dropped."""
         group = self._group(mark.group)
         return group.late.get(session_id) == mark.step
 
     def closed(self, group: str) -> int:
-        """The newest step of a group that takes no more contributions, else 0."""
+        """Return the newest step of a group that takes no more contributions, or 0."""
         known = self._groups.get(group)
         return known.closed if known else 0
 
     def awaited(self, group: str) -> int:
-        """Return the newest closed step of a group that did not fail, else 0."""
+        """Return the newest closed step of a group that did not fail, or 0."""
         known = self._groups.get(group)
         if known is None:
             return 0
         return known.closed if known.closed > known.failed[0] else known.applied
 
     def keep(self, group: str, closed: ClosedStep) -> None:
-        """Let a closed step wait until it is to be finished."""
+        """Keep a closed step until it is finished."""
         self._groups[group].unfinished.add(closed)
 
     def unfinished(self, group: str) -> ClosedSteps:
-        """Return the closed steps of a group that wait."""
+        """Return the closed steps of a group that wait to be finished."""
         return self._group(group).unfinished
 
     def has_closed(self, mark: StepMark) -> bool | None:
-        """True once a step is closed and added up, None while that may still happen.
+        """Return True once a step is closed and added up, None while that may still happen.
 
         Raises:
-            AbortedError: It cannot happen any more.
+            AbortedError: The step failed or cannot be completed any more.
         """
         if self.unfinished(mark.group).find(mark.step):
             return True
         return self._is_over(mark)
 
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
-        """End a closed step: its sum is applied, or could not be.
+        """End a closed step, after its sum was applied or could not be applied.
 
         Args:
             mark: The step.
-            failure: Why it could not. It is kept; one that was raised keeps all that its frames
-                refer to.
+            failure: Why the sum could not be applied, if so. It is kept, so it must be an error
+                that was not raised: a raised one would keep alive all that its frames refer to.
         """
         group = self._groups[mark.group]
         if failure is not None:
@@ -180,7 +181,7 @@ class Rounds:
             group.drop(late)
 
     def reject(self, mark: StepMark) -> None:
-        """Count a closed step that is dropped; `finish` it without a failure."""
+        """Count a closed step that is dropped; the caller then calls `finish` without a failure."""
         self._groups[mark.group].rejected += 1
 
     def rejected(self, group: str) -> int:
@@ -188,10 +189,11 @@ class Rounds:
         return self._group(group).rejected
 
     def is_applied(self, mark: StepMark) -> bool | None:
-        """True once the variables contain a step, None while that may still happen.
+        """Return True once the variables contain a step, None while that may still happen.
 
         Raises:
-            AbortedError: It cannot happen any more.
+            AbortedError: The step failed or cannot be completed any more.
+            UnfinishedStepError: The workers that could have finished it are gone.
         """
         if self.unfinished(mark.group).is_orphaned(mark.step):
             self.require_finished(mark)
@@ -201,13 +203,13 @@ class Rounds:
         """Check that no closed step up to this one waits to be finished.
 
         Raises:
-            UnfinishedStepError: One does.
+            UnfinishedStepError: One of them waits.
         """
         if self.unfinished(mark.group).awaits(mark.step):
             raise UnfinishedStepError(
-                f"step {mark.step} of {mark.group!r} is complete here, but nobody has "
-                "told the norm of all servers' gradients; if a worker has ended in "
-                "the midst of the step, start that task again"
+                f"step {mark.step} of {mark.group!r} is complete here, but no worker has "
+                "sent the norm of all servers' gradients; if a worker has ended during "
+                "the step, start that task again"
             )
 
     def _is_over(self, mark: StepMark) -> bool | None:
@@ -216,7 +218,7 @@ class Rounds:
             return True
         failed_step, failure = group.failed
         if failure is not None and mark.step <= failed_step:
-            raise _told(mark, failure)
+            raise _waiters_error(mark, failure)
         lost = group.lost(mark.step) if mark.step > group.closed else None
         if lost is not None:
             raise AbortedError(
@@ -227,12 +229,12 @@ class Rounds:
         return None
 
     def missing(self, mark: StepMark) -> str:
-        """Whose contributions a step still lacks, for a message."""
+        """Return a clause that says whose contributions a step lacks."""
         group = self._groups.get(mark.group)
         if group is None or not group.num_workers:
             return f"no worker has contributed to {mark.group!r} yet"
         if mark.step <= group.closed:
-            return "all contributions are there and are being applied"
+            return "all contributions have come and are being applied"
         names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
 
@@ -241,16 +243,16 @@ class Rounds:
         return {name: group.applied for name, group in self._groups.items()}
 
     def restore(self, applied: Mapping[str, int]) -> None:
-        """Go on after the steps that a checkpoint contains."""
+        """Restore the newest applied step of each group."""
         for name, step in applied.items():
             self._groups[name] = StepGroup(closed=step, applied=step)
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
-        """Note that a client is there (again); return the groups it is in."""
-        return self._mark(session_id, task, "")
+        """Note that a worker has come or come back; return the groups of which it is a member."""
+        return self._set_gone(session_id, task, "")
 
     def session_ended(self, session_id: bytes, why: str, left: bool = False) -> list[str]:
-        """Drop what a session had staged; return the groups it is in.
+        """Drop what a session has staged; return the groups of which its worker is a member.
 
         Args:
             session_id: The session.
@@ -262,12 +264,12 @@ class Rounds:
             group.unfinished.session_ended(session_id)
             for parts in group.parts.values():
                 _orphan(parts, session_id)
-        touched = self._mark(session_id, None, why, left)
+        touched = self._set_gone(session_id, None, why, left)
         self._drop_abandoned(for_good=True)
         return touched
 
     def reclaim(self) -> None:
-        """Drop what workers have committed that are gone with all others."""
+        """Drop the contributions to open steps of groups whose workers are all gone."""
         self._drop_abandoned(for_good=False)
 
     def _drop_abandoned(self, for_good: bool) -> None:
@@ -275,7 +277,7 @@ class Rounds:
             if group.is_abandoned(for_good):
                 group.abandon(for_good)
 
-    def _mark(
+    def _set_gone(
         self, session_id: bytes, task: str | None, gone: str, left: bool = False
     ) -> list[str]:
         touched = []
@@ -287,8 +289,8 @@ class Rounds:
         return touched
 
 
-def _told(mark: StepMark, failure: StratagemError) -> StratagemError:
-    """Return what those hear of a failed step who wait for it."""
+def _waiters_error(mark: StepMark, failure: StratagemError) -> StratagemError:
+    """Return the error for those that wait for a step that failed."""
     nonfinite = isinstance(failure, NonFiniteGradientError)
     cls = NonFiniteGradientError if nonfinite else AbortedError
     return cls(

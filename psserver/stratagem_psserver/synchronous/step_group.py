@@ -13,13 +13,13 @@ from stratagem_psserver.synchronous.contributions import Part
 
 @dataclass
 class Member:
-    """A worker of a group as its latest contribution showed it.
+    """A worker of a group, according to its latest contribution.
 
     Attributes:
-        session_id: The session that it came by.
-        task: The worker, for messages.
-        gone: How that session ended; "" while it is open.
-        left: Whether its client ended it, which then does not resume it.
+        session_id: The session of that contribution.
+        task: The worker's name, for messages.
+        gone: How the session ended, as a clause; "" while it is open.
+        left: Whether its client ended the session, and so will not resume it.
     """
 
     session_id: bytes
@@ -33,15 +33,17 @@ class StepGroup:
     """The steps of one group.
 
     Attributes:
-        closed: Newest step that takes no more contributions.
-        applied: Newest step whose sum the variables contain.
-        num_workers: As the latest contribution said.
-        required: Contributions that close a step, as the latest one said.
-        failed: Newest step that could not be applied, and why.
-        rejected: How many steps were dropped for gradients that are not finite.
-        late: The steps that sessions staged a part for too late.
-        counted: Of each worker, the last step that it is part of, and its session.
-        unfinished: Closed steps that wait for the norm of all servers' gradients.
+        closed: The newest step that takes no more contributions.
+        applied: The newest step whose sum the variables contain.
+        num_workers: The number of workers, according to the latest contribution.
+        failed: The newest step that could not be applied, and why.
+        rejected: The number of steps that were dropped for gradients that are not finite.
+        required: The number of contributions that close a step, according to the latest one.
+        parts: The contributions to steps that are not closed, by step and worker.
+        members: The workers that have contributed, by number.
+        late: By session: the step for which it staged a contribution too late.
+        counted: By worker: the last closed step that contains its contribution, and the session.
+        unfinished: The closed steps that wait for the norm of all servers' gradients.
     """
 
     closed: int = 0
@@ -60,7 +62,7 @@ class StepGroup:
         return self.num_workers - len(self.lacking(step)) >= self.required
 
     def lacking(self, step: int) -> list[int]:
-        """Workers whose contribution to a step is not committed."""
+        """Return the workers that have not committed a contribution to a step."""
         parts = self.parts.get(step, {})
         return [
             worker
@@ -73,17 +75,17 @@ class StepGroup:
         return member.task if member else f"worker {worker}"
 
     def lost(self, step: int) -> Member | None:
-        """A worker that is gone and without which a step cannot be closed."""
+        """Return a worker that is gone and without which a step cannot close, or None."""
         lacking = [self.members.get(worker) for worker in self.lacking(step)]
         gone = [member for member in lacking if member is not None and member.gone]
         possible = self.num_workers - len(gone)
         return gone[0] if gone and possible < self.required else None
 
     def is_abandoned(self, for_good: bool) -> bool:
-        """Return whether all of its workers have been there and are gone.
+        """Return whether all workers have contributed and are gone.
 
         Args:
-            for_good: Whether no session may be resumed either.
+            for_good: Whether their clients must have ended the sessions, so that none is resumed.
         """
         members = self.members.values()
         all_were_there = 0 < self.num_workers <= len(members)
@@ -95,8 +97,8 @@ class StepGroup:
         """Drop all contributions to steps that are not closed.
 
         Args:
-            for_good: As of `is_abandoned`. The next program's workers then wait for each other,
-                instead of missing those of the last one.
+            for_good: Whether to drop the members, too. The workers of the next program then wait
+                for each other, instead of failing because those of the last program are gone.
         """
         for step in list(self.parts):
             self.drop(step)
@@ -104,7 +106,7 @@ class StepGroup:
             self.members.clear()
 
     def close(self, step: int) -> list[Part]:
-        """Take out the contributions of a step and drop what came too late."""
+        """Close a step: return its committed contributions and drop the others as too late."""
         self.closed = step
         parts = self.parts.pop(step)
         for worker, part in parts.items():
@@ -115,8 +117,8 @@ class StepGroup:
                 part.reservation.release()
         return [parts[worker] for worker in sorted(parts) if parts[worker].committed]
 
-    def has_no_use_for(self, part: Part) -> bool:
-        """Return whether a part is to be dropped without an error."""
+    def is_to_drop(self, part: Part) -> bool:
+        """Return whether a contribution is to be dropped without an error."""
         contribution = part.contribution
         step = contribution.step.step
         if step <= self.closed:
@@ -126,7 +128,7 @@ class StepGroup:
         known = self.parts.get(step, {}).get(contribution.worker)
         if known is None or not known.orphaned or not known.committed:
             return False
-        # A program that was started again with other settings contributes anew.
+        # A program that was started again with other settings must contribute again.
         return agree(known, part)
 
     def drop(self, step: int) -> None:

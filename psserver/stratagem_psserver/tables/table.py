@@ -15,8 +15,8 @@ from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, FoundRows
 from stratagem_psserver.tables.key_index import KeyIndex
-from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
+from stratagem_psserver.tables.table_snapshot import TableSnapshot
 
 FIRST_ROWS = 64
 _ADVICE = "use more servers, or a table with a limit"
@@ -46,7 +46,7 @@ class Table:
         self._touched = torch.empty(0, dtype=torch.int64)
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
-        self._marks: list[TableMark] = []
+        self._snapshots: list[TableSnapshot] = []
         self._resize(min(FIRST_ROWS, self.most_rows()))
 
     def __len__(self) -> int:
@@ -97,20 +97,20 @@ class Table:
         """Keys of all stored rows, and when each was touched last, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
 
-    def mark(self) -> TableMark:
+    def snapshot(self) -> TableSnapshot:
         """The keys, the times and then the numbers of each arena, as they are now."""
         rows = [*self.stored(), *(each.storage[: self._rows] for each in self.arenas)]
-        self._marks.append(TableMark(rows, self.admission.shared()))
-        return self._marks[-1]
+        self._snapshots.append(TableSnapshot(rows, self.admission.shared()))
+        return self._snapshots[-1]
 
-    def unmark(self, mark: TableMark) -> None:
-        """Keep no more copies for a mark."""
-        if mark in self._marks:
-            self._marks.remove(mark)
+    def close_snapshot(self, snapshot: TableSnapshot) -> None:
+        """Keep no more copies for a snapshot."""
+        if snapshot in self._snapshots:
+            self._snapshots.remove(snapshot)
 
     def _keep(self, positions: torch.Tensor) -> None:
-        for mark in list(self._marks):
-            mark.keep(positions)
+        for snapshot in list(self._snapshots):
+            snapshot.keep(positions)
 
     def adopt(
         self,
@@ -148,30 +148,30 @@ class Table:
         """Return where keys are stored; they may repeat."""
         return FoundRows(keys, self._index.find(keys))
 
-    def make_room(self, found: FoundRows, room: VariableMemoryLimit) -> None:
+    def make_room(self, found: FoundRows, memory_limit: VariableMemoryLimit) -> None:
         """Take the memory that storing distinct keys needs; change no row.
 
         Args:
             found: The keys.
-            room: What there is for all variables.
+            memory_limit: What there is for all variables.
 
         Raises:
             ResourceExhaustedError: There is not enough.
         """
         needed = min(self._rows + found.num_new, self.most_rows())
         if needed > self.capacity:
-            self._grow(needed, room)
+            self._grow(needed, memory_limit)
         with allocating(_ADVICE):
             self._index.reserve(needed - self._rows)
 
-    def _grow(self, needed: int, room: VariableMemoryLimit) -> None:
+    def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
         try:
-            room.take(self.name, self._growth(wanted))
+            memory_limit.take(self.name, self._growth(wanted))
         except ResourceExhaustedError:
             # Too little for what is to come is enough for now.
             wanted = needed
-            room.take(self.name, self._growth(wanted))
+            memory_limit.take(self.name, self._growth(wanted))
         self._resize(wanted)
 
     def _growth(self, capacity: int) -> int:
@@ -292,7 +292,7 @@ class Table:
             keys = _resized(self._keys, capacity, self._rows)
             touched = _resized(self._touched, capacity, self._rows)
         # The marks stay with the memory there was, which nobody changes any more.
-        self._marks.clear()
+        self._snapshots.clear()
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage
         self._keys, self._touched = keys, touched

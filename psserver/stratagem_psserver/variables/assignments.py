@@ -91,18 +91,18 @@ def prepare(
     return writes
 
 
-def run(writes: Sequence[PreparedWrite], room: VariableMemoryLimit) -> None:
+def run(writes: Sequence[PreparedWrite], memory_limit: VariableMemoryLimit) -> None:
     """Change the values of all variables.
 
     Args:
         writes: What to change.
-        room: What there is for more rows.
+        memory_limit: What there is for more rows.
 
     Raises:
         ResourceExhaustedError: There is no memory for more rows; nothing is changed.
     """
     for table, keys in _keys_by_table(writes).items():
-        table.make_room(table.find(keys), room)
+        table.make_room(table.find(keys), memory_limit)
     with allocating("assign fewer rows at a time"):
         require_memory([_SCRATCH * write.scratch_nbytes for write in writes])
     for write in writes:

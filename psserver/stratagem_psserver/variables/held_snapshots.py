@@ -12,7 +12,7 @@ from stratagem_proto.errors import FailedPreconditionError, VariableNotFoundErro
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.arena import FoundRows
 from stratagem_psserver.tables.key_index import KeyIndex
-from stratagem_psserver.tables.mark import TableMark
+from stratagem_psserver.tables.table_snapshot import TableSnapshot
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -25,20 +25,20 @@ class HeldTable(Variable):
     """A table, or a state of one, as it was.
 
     Attributes:
-        marked: Where its rows were.
-        number: Which array of the mark it is.
+        stored: Finds its rows as they were.
+        number: Which array of the table it is.
     """
 
-    marked: MarkedKeys = field(kw_only=True)
+    stored: SnapshotKeys = field(kw_only=True)
     number: int = field(kw_only=True)
 
     def keys(self) -> torch.Tensor:
-        return self.marked.mark.keys()
+        return self.stored.rows.keys()
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
         assert self.arena is not None
-        stored = partial(self.marked.mark.rows, self.number)
-        return self.arena.filled(self.marked.find(rows), stored)
+        values = partial(self.stored.rows.rows, self.number)
+        return self.arena.filled(self.stored.find(rows), values)
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class HeldSnapshots:
 
     Args:
         snapshots: All snapshots of the server.
-        room: That memory.
+        memory_limit: That memory.
     """
 
-    def __init__(self, snapshots: Snapshots, room: VariableMemoryLimit) -> None:
-        self._snapshots, self._room = snapshots, room
+    def __init__(self, snapshots: Snapshots, memory_limit: VariableMemoryLimit) -> None:
+        self._snapshots, self._memory_limit = snapshots, memory_limit
         self._held: dict[bytes, HeldSnapshot] = {}
 
     def hold(self, session_id: bytes, cut: bytes, store: VariableStore) -> None:
@@ -108,7 +108,7 @@ class HeldSnapshots:
             self.release(next(iter(self._held)))
 
     def _take_too_much(self) -> bool:
-        left = self._room.left
+        left = self._memory_limit.left
         held = self._held.values()
         return left is not None and sum(one.snapshot.nbytes for one in held) > left
 
@@ -140,31 +140,31 @@ class HeldSnapshots:
 
 def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
     """Return the variables as they are now, by name."""
-    keys: dict[TableMark, MarkedKeys] = {}
+    keys: dict[TableSnapshot, SnapshotKeys] = {}
     held: dict[str, Variable] = {}
     for variable in store.variables():
         if variable.arena is None:
             held[variable.name] = replace(variable)
             continue
-        mark, number = snapshot.marked(variable)
-        own = keys.setdefault(mark, MarkedKeys(mark))
-        table = HeldTable(**vars(variable), marked=own, number=number)
+        rows, number = snapshot.array(variable)
+        own = keys.setdefault(rows, SnapshotKeys(rows))
+        table = HeldTable(**vars(variable), stored=own, number=number)
         held[variable.name] = table
     return held
 
 
-class MarkedKeys:
+class SnapshotKeys:
     """Where the rows of a table were.
 
     Args:
-        mark: The rows.
+        rows: The rows.
 
     Attributes:
-        mark: The rows.
+        rows: The rows.
     """
 
-    def __init__(self, mark: TableMark) -> None:
-        self.mark = mark
+    def __init__(self, rows: TableSnapshot) -> None:
+        self.rows = rows
 
     def find(self, keys: torch.Tensor) -> FoundRows:
         """Return where keys were stored; they may repeat."""
@@ -173,4 +173,4 @@ class MarkedKeys:
     @cached_property
     def _index(self) -> KeyIndex:
         # The table's own has moved on; and most tables are not looked into.
-        return KeyIndex.of(self.mark.keys())
+        return KeyIndex.of(self.rows.keys())

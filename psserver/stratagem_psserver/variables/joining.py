@@ -1,4 +1,4 @@
-"""Having small variables lie one behind the other."""
+"""Moving small variables into joint memory, one after the other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 def joined(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor | None:
-    """Return the memory of some variables of one dtype, as a vector.
+    """Return one vector that contains the values of some variables of one dtype.
 
-    They are in it where tensors of their sizes are in a segment. What is between them is there to
-    be overwritten.
+    The values lie in it at the offsets that tensors of their sizes have in a shared segment. The
+    bytes between them may be overwritten.
 
     Args:
-        store: Where they are, of which nobody else uses these.
-        variables: They are moved there, unless they lie so already.
+        store: The store of the variables.
+        variables: The variables, whose locks the caller holds. They are moved into joint memory
+            unless they are in one already.
 
     Returns:
-        None if one of them lies together with others, or in another order.
+        The vector; None if one of the variables shares its memory with other variables, or the
+        order is another one.
     """
     names = [each.name for each in variables]
     joints = [each.joint for each in variables]
@@ -38,30 +40,30 @@ def _moved(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor:
     size, dtype = values[0].itemsize, values[0].dtype
     places, room = starts([value.nbytes for value in values])
     memory = torch.zeros(room // size, dtype=dtype)
-    joint = JointMemory(memory, [each.name for each in variables], store.room)
+    joint = JointMemory(memory, [each.name for each in variables], store.memory_limit)
     for variable, value, place in zip(variables, values, places, strict=True):
         part = memory.narrow(0, place // size, value.numel()).view(value.shape)
-        variable.give(part.copy_(value), joint)
+        variable.set_storage(part.copy_(value), joint)
     store.changed()
     return memory
 
 
-def neighbours(store: VariableStore, names: Iterable[str]) -> list[Variable]:
-    """What lies in one memory with some variables or their slots, and is none of them.
+def joined_with(store: VariableStore, names: Iterable[str]) -> list[Variable]:
+    """Return the other variables that share joint memory with these or with their slots.
 
     Names that the store does not know are left out.
     """
     own = {each for name in names for each in (name, *store.slots(name))}
     found = [store.find(name) for name in own]
     joints = {each.joint for each in found if each is not None and each.joint}
-    beside = {name for joint in joints for name in joint.names} - own
-    others = [store.find(name) for name in sorted(beside)]
+    other_names = {name for joint in joints for name in joint.names} - own
+    others = [store.find(name) for name in sorted(other_names)]
     return [each for each in others if each is not None and each.joint in joints]
 
 
-def part(store: VariableStore, variables: Sequence[Variable]) -> None:
-    """Give variables, of which nobody else uses any, memory of their own."""
+def separate(store: VariableStore, variables: Sequence[Variable]) -> None:
+    """Move variables out of joint memory into their own; the caller holds their locks."""
     for variable in variables:
-        variable.give(variable.value.clone())
+        variable.set_storage(variable.value.clone())
     if variables:
         store.changed()

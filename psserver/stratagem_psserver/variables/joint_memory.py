@@ -1,4 +1,4 @@
-"""Memory that several variables have together."""
+"""Memory that several variables share, each with a part of its own."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _NUMBERS = count()
 
 
 class JointMemory:
-    """Some memory, which is there until no variable has a part of it.
+    """One vector of memory whose parts are the values of several variables.
+
+    It is freed when the last variable has released its part.
 
     Args:
-        memory: All of it.
-        names: The variables that have a part of it, in the order of their parts.
-        room: Where variables are counted, each with its part. The parts of those that are gone
-            count here for as long as the others keep them.
+        memory: The vector.
+        names: The variables, in the order of their parts.
+        memory_limit: Counts the parts that were released while other variables keep the memory. The
+            other parts are counted with their variables.
 
     Attributes:
-        memory: All of it.
-        names: The variables that had a part of it at first.
+        memory: The vector.
+        names: The variables that had a part at first.
     """
 
     def __init__(
-        self, memory: torch.Tensor, names: Sequence[str], room: VariableMemoryLimit
+        self, memory: torch.Tensor, names: Sequence[str], memory_limit: VariableMemoryLimit
     ) -> None:
         self.memory, self.names = memory, names
-        self._room, self._members, self._unused = room, len(names), 0
+        self._memory_limit, self._members, self._unused = memory_limit, len(names), 0
         # Variables leave in several threads, each under its own lock.
         self._leaving = threading.Lock()
         # No variable has such a name.
@@ -39,12 +41,12 @@ class JointMemory:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all parts of it are those of variables."""
+        """Whether no variable has released its part."""
         return self._members == len(self.names)
 
-    def give_part_back(self, nbytes: int) -> None:
-        """Note that a variable has no more use for its part."""
+    def release_part(self, nbytes: int) -> None:
+        """Note that a variable has released its part, which has so many bytes."""
         with self._leaving:
             self._members -= 1
             self._unused = self._unused + nbytes if self._members else 0
-            self._room.record(self._name, self._unused)
+            self._memory_limit.record(self._name, self._unused)

@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterable
 
 
 class VariableLocks:
-    """One lock per name, there while somebody holds it."""
+    """One lock for each name; an entry exists only while the lock is held."""
 
     def __init__(self) -> None:
-        # Who waits for each, in turn; None while nobody has.
+        # The waiters of each held lock, in their order; None if it never had a waiter.
         self._waiting: dict[str, deque[asyncio.Future[None]] | None] = {}
-        # What has those give a lock back who need not hold it for longer.
-        self._hurries: dict[str, Callable[[], None]] = {}
+        # By lock: a function of the holder, to be called when another task waits for the lock.
+        self._on_contention: dict[str, Callable[[], None]] = {}
 
     def holding(self, wanted: Callable[[], list[str]]) -> Holding:
-        """Hold some locks, all at once.
+        """Return a context that holds several locks at once.
 
-        All callers take them in the order of their names, so none waits for another in a circle.
-        Which they are may change while they are waited for: those that are held in the end are
-        those wanted then.
+        All callers take locks in the order of their names, so that there are no deadlocks. The set
+        of wanted locks may change while the caller waits; the context holds those that are wanted
+        when it is entered.
 
         Args:
-            wanted: Says which, each once, in that order.
+            wanted: Returns the names of the wanted locks, sorted and distinct.
         """
         return Holding(self, wanted)
 
     def are_free(self, names: Iterable[str]) -> bool:
-        """Return whether nobody holds one of them."""
+        """Return whether none of these locks is held."""
         return self._waiting.keys().isdisjoint(names)
 
     def take(self, names: Iterable[str]) -> bool:
-        """Take locks if all of them are free; say whether they were."""
+        """Take locks if all of them are free, and return whether they were."""
         if not self.are_free(names):
             return False
         self._waiting.update(dict.fromkeys(names))
@@ -47,8 +47,8 @@ class VariableLocks:
         turn = asyncio.get_running_loop().create_future()
         waiting = self._waiting[name] = self._waiting[name] or deque()
         waiting.append(turn)
-        if hurry := self._hurries.get(name):
-            hurry()
+        if notify := self._on_contention.get(name):
+            notify()
         try:
             await turn
         except BaseException:
@@ -56,20 +56,20 @@ class VariableLocks:
                 self.release(name)
             raise
 
-    def hurry_if_wanted(self, name: str, hurry: Callable[[], None]) -> None:
-        """Have a function called when somebody waits for a lock, until it is released.
+    def notify_when_contended(self, name: str, notify: Callable[[], None]) -> None:
+        """Call a function whenever another task begins to wait for a lock, until its release.
 
         Args:
             name: The lock, which the caller holds.
-            hurry: The function; called at once if somebody waits already.
+            notify: The function; it is called at once if a task waits already.
         """
-        self._hurries[name] = hurry
+        self._on_contention[name] = notify
         if self._waiting[name]:
-            hurry()
+            notify()
 
     def release(self, name: str) -> None:
-        """Give a lock to who has waited longest, or back."""
-        self._hurries.pop(name, None)
+        """Release a lock, or hand it to the task that has waited longest."""
+        self._on_contention.pop(name, None)
         waiting = self._waiting[name]
         while waiting:
             turn = waiting.popleft()
@@ -79,11 +79,11 @@ class VariableLocks:
 
 
 class Holding:
-    """Holds locks while it is entered; see `VariableLocks.holding`.
+    """A context that holds several locks; see `VariableLocks.holding`.
 
     Args:
-        locks: All there are.
-        wanted: The names of those to hold, sorted, as they are now.
+        locks: All locks.
+        wanted: Returns the names of the locks to hold, sorted.
     """
 
     def __init__(self, locks: VariableLocks, wanted: Callable[[], list[str]]) -> None:
@@ -112,18 +112,18 @@ class Holding:
         self.release()
 
     def release(self) -> None:
-        """Give all of them back."""
+        """Release all locks."""
         while self._held:
             self._locks.release(self._held.pop())
 
-    def hurry_if_wanted(self, hurry: Callable[[], None]) -> None:
-        """Have a function called when somebody waits for one of the locks.
+    def notify_when_contended(self, notify: Callable[[], None]) -> None:
+        """Call a function whenever another task begins to wait for one of the locks.
 
-        It is for those who could hold them for long, and give them back soon instead.
+        A holder that would keep the locks for long can then release them early.
 
         Args:
-            hurry: The function; called at once if somebody waits already, and perhaps more than
-                once.
+            notify: The function; it is called at once if a task waits already. It may be called
+                more than once.
         """
         for name in self._held:
-            self._locks.hurry_if_wanted(name, hurry)
+            self._locks.notify_when_contended(name, notify)

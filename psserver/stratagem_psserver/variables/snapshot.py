@@ -9,19 +9,19 @@ from typing import NamedTuple
 import torch
 
 from stratagem_proto.checkpoint.parts import Content
-from stratagem_proto.checkpoint.tables import KEYS, SEEN, SIGHTS, TOUCHED, beside
+from stratagem_proto.checkpoint.tables import KEYS, SEEN, SIGHTS, TOUCHED, companion
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.table import Table
+from stratagem_psserver.tables.table_snapshot import TableSnapshot
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-class Marked(NamedTuple):
-    """A mark, and which of its arrays a variable is."""
+class SnapshotArray(NamedTuple):
+    """A rows, and which of its arrays a variable is."""
 
-    mark: TableMark
+    rows: TableSnapshot
     number: int
 
 
@@ -35,9 +35,9 @@ class Snapshot:
     def __init__(self, store: VariableStore) -> None:
         self.contents: list[Content] = []
         self._runs: list[Iterator[torch.Tensor]] = []
-        self._marks: dict[Table, TableMark] = {}
+        self._tables: dict[Table, TableSnapshot] = {}
         # By the names of tables and their states.
-        self._marked: dict[str, Marked] = {}
+        self._arrays: dict[str, SnapshotArray] = {}
         # Where a variable and this snapshot have the same memory.
         self._shared: set[str] = set()
         self._kept_nbytes = 0
@@ -54,39 +54,39 @@ class Snapshot:
 
     def _add_table(self, variable: Variable, arena: Arena) -> None:
         table = arena.table
-        if table not in self._marks:
-            self._marks[table] = table.mark()
-        mark = self._marks[table]
-        rows = StoredRows(count=mark.count)
-        # The arrays of a mark begin with the keys and the times.
+        if table not in self._tables:
+            self._tables[table] = table.snapshot()
+        rows = self._tables[table]
+        stored = StoredRows(count=rows.count)
+        # The arrays of a table begin with the keys and the times.
         number = 2 + table.arenas.index(arena)
-        self._marked[variable.name] = Marked(mark, number)
-        runs = mark.runs(number)
+        self._arrays[variable.name] = SnapshotArray(rows, number)
+        runs = rows.runs(number)
         if arena is table.value:
-            rows.history.CopyFrom(table.history())
-        self._add(_content(variable, rows), runs)
+            stored.history.CopyFrom(table.history())
+        self._add(_content(variable, stored), runs)
         if arena is table.value:
-            self._add_beside(variable, mark)
+            self._add_companions(variable, rows)
 
-    def _add_beside(self, variable: Variable, mark: TableMark) -> None:
+    def _add_companions(self, variable: Variable, rows: TableSnapshot) -> None:
         name = variable.name
-        self._add(Content(beside(name, KEYS, mark.count)), mark.runs(0))
+        self._add(Content(companion(name, KEYS, rows.count)), rows.runs(0))
         if not variable.spec.table.HasField("dynamic"):
             return
-        self._add(Content(beside(name, TOUCHED, mark.count)), mark.runs(1))
-        seen = len(mark.admission)
+        self._add(Content(companion(name, TOUCHED, rows.count)), rows.runs(1))
+        seen = len(rows.admission)
         for number, what in enumerate((SEEN, SIGHTS)):
-            self._add(Content(beside(name, what, seen)), _sights(mark, number))
+            self._add(Content(companion(name, what, seen)), _sights(rows, number))
 
-    def marked(self, variable: Variable) -> Marked:
+    def array(self, variable: Variable) -> SnapshotArray:
         """Return what there is of a table, or of a state of one."""
-        return self._marked[variable.name]
+        return self._arrays[variable.name]
 
     def shares(self, variable: Variable) -> bool:
         """Return whether a variable's memory has to stay as it is."""
         return variable.name in self._shared
 
-    def part_from(self, variables: Iterable[Variable]) -> None:
+    def note_separated(self, variables: Iterable[Variable]) -> None:
         """Note that variables have got memory of their own."""
         for variable in variables:
             # Who writes the values may have taken it just now, in another thread.
@@ -97,8 +97,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Bytes that are there for this snapshot alone, or for it and others."""
-        marks = self._marks.values()
-        return self._kept_nbytes + sum(mark.nbytes for mark in marks)
+        return self._kept_nbytes + sum(rows.nbytes for rows in self._tables.values())
 
     def values(self) -> Iterator[torch.Tensor]:
         """Yield runs of the values, once, as in `contents`, on any thread."""
@@ -109,17 +108,17 @@ class Snapshot:
 
     def close(self) -> None:
         """Give up the values that were not taken."""
-        for table, mark in self._marks.items():
-            table.unmark(mark)
+        for table, rows in self._tables.items():
+            table.close_snapshot(rows)
         self._runs.clear()
-        self._marks.clear()
-        self._marked.clear()
+        self._tables.clear()
+        self._arrays.clear()
         self._shared.clear()
         self._kept_nbytes = 0
 
 
-def _sights(mark: TableMark, number: int) -> Iterator[torch.Tensor]:
-    yield mark.admission.sights()[number]
+def _sights(rows: TableSnapshot, number: int) -> Iterator[torch.Tensor]:
+    yield rows.admission.sights()[number]
 
 
 def _content(variable: Variable, rows: StoredRows | None = None) -> Content:
@@ -154,11 +153,11 @@ class Snapshots:
             if any(snapshot.shares(variable) for snapshot in self._open)
         ]
 
-    def part(self, variables: Iterable[Variable]) -> None:
+    def separate(self, variables: Iterable[Variable]) -> None:
         """Give variables memory of their own; their locks are held."""
         variables = list(variables)
         for variable in variables:
-            variable.give(variable.value.clone())
+            variable.set_storage(variable.value.clone())
         # Others may be closed meanwhile.
         for snapshot in list(self._open):
-            snapshot.part_from(variables)
+            snapshot.note_separated(variables)

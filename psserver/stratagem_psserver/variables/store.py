@@ -63,10 +63,10 @@ class Variable:
     def name(self) -> str:
         return self.spec.name
 
-    def give(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
+    def set_storage(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
         """Give the variable that value as its storage."""
         if self.joint is not None:
-            self.joint.give_part_back(self.value.nbytes)
+            self.joint.release_part(self.value.nbytes)
         self.value, self.joint = value, joint
 
     def info(self) -> VariableInfo:
@@ -110,18 +110,18 @@ class VariableStore:
     and removes variables.
 
     Args:
-        room: What variables may take; no limit if not given.
+        memory_limit: What variables may take; no limit if not given.
 
     Attributes:
-        room: What variables may take.
+        memory_limit: What variables may take.
         generation: How often variables came, went, or were replaced. While it stays the same, what
             was found out about them holds.
         first_version: That of variables to come. It is above those of what was deleted, whose names
             may come again.
     """
 
-    def __init__(self, room: VariableMemoryLimit | None = None) -> None:
-        self.room = room or VariableMemoryLimit()
+    def __init__(self, memory_limit: VariableMemoryLimit | None = None) -> None:
+        self.memory_limit = memory_limit or VariableMemoryLimit()
         self.generation = 0
         self.first_version = 1
         self._watching: list[Callable[[], object]] = []
@@ -217,7 +217,7 @@ class VariableStore:
         added: list[Variable] = []
         try:
             for spec, value in zip(specs, values, strict=True):
-                self.room.take(spec.slot_of or spec.name, self._first_nbytes(spec))
+                self.memory_limit.take(spec.slot_of or spec.name, self._first_nbytes(spec))
                 added.append(self._add(spec, value))
         except ResourceExhaustedError:
             for variable in reversed(added):
@@ -272,9 +272,9 @@ class VariableStore:
 
     def recount(self, names: Iterable[str]) -> None:
         """Count anew the memory of variables, or of the owners of slots among them."""
-        if self.room.is_limited:
+        if self.memory_limit.is_limited:
             for owner in {self.owner(name) for name in names}:
-                self.room.record(owner, self._nbytes(owner))
+                self.memory_limit.record(owner, self._nbytes(owner))
 
     def _nbytes(self, owner: str) -> int:
         variable = self.find(owner)
@@ -307,7 +307,7 @@ class VariableStore:
         """Give a variable that value as its storage."""
         variable = self.get(name)
         if variable.value is not value:
-            variable.give(value)
+            variable.set_storage(value)
             self.changed()
         variable.version += 1
 
@@ -330,7 +330,7 @@ class VariableStore:
             self._add(spec, value, arena)
             return
         if variable.arena is not arena:
-            variable.give(value)
+            variable.set_storage(value)
             variable.spec, variable.arena = spec, arena
             self.changed()
         variable.version += 1
@@ -355,7 +355,7 @@ class VariableStore:
         variable = self._variables.pop(name)
         self.first_version = max(self.first_version, variable.version + 1)
         if variable.joint is not None:
-            variable.joint.give_part_back(variable.value.nbytes)
+            variable.joint.release_part(variable.value.nbytes)
         self.changed()
         owner, arena = variable.spec.slot_of, variable.arena
         if arena is not None and owner:

@@ -67,6 +67,6 @@ def test_what_is_deleted_makes_room_whatever_it_was_stepped_with() -> None:
         before = mean.value.clone()
         connection.call(delete(["table", "dense"]))
         left = store.variables()
-        assert store.room.used == sum(each.value.nbytes for each in left)
+        assert store.memory_limit.used == sum(each.value.nbytes for each in left)
         assert mean.value.untyped_storage().nbytes() == mean.value.nbytes
         assert torch.equal(mean.value, before)

@@ -74,7 +74,9 @@ def test_a_wait_that_ends_names_the_workers_that_are_too_slow(
 ) -> None:
     for client in workers:
         assert begin(client, 0) == 1
-    with pytest.raises(DeadlineExceededError, match="task:0 is 1 steps far, /job:worker/task:1 0"):
+    with pytest.raises(
+        DeadlineExceededError, match="task:0 has finished 1 steps, but /job:worker/task:1"
+    ):
         begin(workers[0], 1, seconds=0.05)
 
 

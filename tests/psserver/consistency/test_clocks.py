@@ -87,11 +87,12 @@ def test_who_keeps_the_others_waiting_is_named() -> None:
     group = Group(bounded(0), num_workers=3)
     group.begin(0, 0)
     group.begin(0, 1)
-    assert "worker 1, worker 2 0" in group.clocks.holding("SGD", 0)
+    assert "worker 1, worker 2 only 0" in group.clocks.explain_wait("SGD", 0)
     group.begin(1, 0)
     group.begin(2, 0)
     group.begin(2, 1)
-    assert "task:0 is 1 steps far, /job:worker/task:1 0" in group.clocks.holding("SGD", 0)
+    explained = group.clocks.explain_wait("SGD", 0)
+    assert "task:0 has finished 1 steps, but /job:worker/task:1 only 0" in explained
 
 
 def test_a_worker_that_is_gone_holds_nobody_back() -> None:

@@ -216,7 +216,7 @@ def test_a_barrier_opens_for_all_and_remembers_that_it_did(
 
 
 def test_a_barrier_that_stays_closed_names_who_came(workers: list[RawClient]) -> None:
-    with pytest.raises(DeadlineExceededError, match="there are /job:worker/task:1"):
+    with pytest.raises(DeadlineExceededError, match="have arrived: /job:worker/task:1"):
         arrive(workers[1], 0.05)
 
 

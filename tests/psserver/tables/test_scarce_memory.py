@@ -100,13 +100,13 @@ def test_no_write_that_fails_changes_rows(limits: dict[str, int]) -> None:
     store, _ = hosting(table_spec("t", (0, 4), table=dynamic(**limits)))
     table = table_of(store.get("t"))
     keys, more = torch.arange(100), torch.arange(50, 180)
-    table.make_room(table.find(keys), store.room)
+    table.make_room(table.find(keys), store.memory_limit)
     table.store(table.find(keys), {table.value: torch.randn(100, 4)})
     before = table.value.read(table.find(keys))
     written = torch.randn(len(more), 4)
 
     def write() -> None:
-        table.make_room(table.find(more), store.room)
+        table.make_room(table.find(more), store.memory_limit)
         table.store(table.find(more), {table.value: written})
 
     def check() -> None:

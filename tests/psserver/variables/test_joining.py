@@ -70,7 +70,7 @@ def test_a_snapshot_keeps_what_it_has_of_them() -> None:
     before = [each.value.clone() for each in variables]
     snapshots = Snapshots()
     snapshot = snapshots.take(store)
-    snapshots.part(snapshots.shared(variables))
+    snapshots.separate(snapshots.shared(variables))
     for variable in variables:
         variable.value.fill_(9.0)
     assert all(map(torch.equal, snapshot.values(), before))

@@ -110,7 +110,7 @@ def test_who_need_not_hold_locks_for_longer_is_told_when_somebody_waits() -> Non
 
         first = locks.holding(lambda: ["a", "b"])
         async with first:
-            first.hurry_if_wanted(lambda: told.append("hurry"))
+            first.notify_when_contended(lambda: told.append("hurry"))
             await asyncio.wait_for(want("c"), 30)
             waiting = asyncio.ensure_future(want("b"))
             await asyncio.sleep(0)
@@ -131,7 +131,7 @@ def test_who_holds_locks_is_told_at_once_if_somebody_waits_already() -> None:
         async with first:
             waiting = asyncio.ensure_future(second.acquire())
             await asyncio.sleep(0)
-            first.hurry_if_wanted(lambda: told.append("hurry"))
+            first.notify_when_contended(lambda: told.append("hurry"))
         await asyncio.wait_for(waiting, 30)
         return told
 

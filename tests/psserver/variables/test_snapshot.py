@@ -41,7 +41,7 @@ def test_a_variable_changes_while_its_value_is_taken() -> None:
         writer = threading.Thread(target=deque, args=(snapshot.values(), 0))
         variables = snapshots.shared(store.variables())
         writer.start()
-        snapshot.part_from(variables)
+        snapshot.note_separated(variables)
         writer.join()
         assert not snapshots.shared(store.variables())
         snapshots.close(snapshot)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
-from stratagem_psserver.tables import mark as marks
+from stratagem_psserver.tables import table_snapshot
 from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.table_snapshot import TableSnapshot
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.tables.specs import ZEROS, dynamic, hosting, table_of, table_spec
@@ -55,7 +56,7 @@ def test_a_snapshot_has_what_there_was_while_rows_change_and_go(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is written between two runs of it."""
-    monkeypatch.setattr(marks, "_RUN_BYTES", 24)
+    monkeypatch.setattr(table_snapshot, "_RUN_BYTES", 24)
     generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
     store = table_store(kind, generator)
     variable = store.get("t")
@@ -79,12 +80,12 @@ def test_a_snapshot_takes_the_memory_of_the_rows_that_change() -> None:
     found = table.find(torch.arange(100_000))
     table.make_room(found, VariableMemoryLimit())
     table.store(found, {table.value: torch.ones(100_000, 2)})
-    mark = table.mark()
+    snapshot = table.snapshot()
     for _ in range(3):
         found = table.find(torch.arange(50))
         table.store(found, {table.value: torch.zeros(50, 2)})
     places = 4 * len(table)
-    assert places < mark.nbytes < places + 50_000
+    assert places < snapshot.nbytes < places + 50_000
 
 
 def test_a_table_keeps_nothing_for_a_snapshot_that_is_closed(
@@ -94,7 +95,7 @@ def test_a_table_keeps_nothing_for_a_snapshot_that_is_closed(
     store = table_store("fixed", generator)
     snapshots = Snapshots()
     snapshots.close(snapshots.take(store))
-    monkeypatch.delattr(marks.TableMark, "keep")
+    monkeypatch.delattr(TableSnapshot, "keep")
     write(store.get("t"), generator)
 
 

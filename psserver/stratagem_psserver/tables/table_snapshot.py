@@ -13,7 +13,7 @@ _RUN_BYTES = 1 << 20
 _FIRST_COPIES = 1024
 
 
-class TableMark:
+class TableSnapshot:
     """Copy on write by rows: a row is copied when it is first about to change.
 
     So a table of which a save lasts some steps takes the memory of the rows of these steps. One

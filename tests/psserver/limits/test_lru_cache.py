@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stratagem_psserver.limits.recent import Recent
+from stratagem_psserver.limits.lru_cache import LruCache
 
 
-def holding(*keys: bytes, most: int = 9, most_in_keys: int = 99) -> Recent[bytes, int]:
-    recent = Recent[bytes, int](most, most_in_keys)
+def holding(*keys: bytes, most: int = 9, most_in_keys: int = 99) -> LruCache[bytes, int]:
+    recent = LruCache[bytes, int](most, most_in_keys)
     for key in keys:
         recent.put(key, len(key))
     return recent

@@ -10,7 +10,7 @@ Key = TypeVar("Key", bytes, "tuple[str, ...]")
 Entry = TypeVar("Entry")
 
 
-class Recent(Generic[Key, Entry]):
+class LruCache(Generic[Key, Entry]):
     """Entries by their keys; those that were not asked for the longest go first.
 
     Args:
