@@ -1,14 +1,17 @@
-"""Modules and optimizers of strategies whose variables are all in this process."""
+"""Modules, optimizers and checkpoints of strategies whose variables are all in this process."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from stratagem._checkpoints.deferred import DeferredState, Restoration
+from stratagem._checkpoints.entry import CheckpointEntry
+from stratagem._core.contexts.context import cross_replica
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
@@ -16,11 +19,9 @@ from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.hosting import Hosting, Slots
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._local.checkpoints import LocalCheckpoints
 from stratagem._strategies.extended import StrategyExtended
-
-if TYPE_CHECKING:
-    from stratagem._checkpoints.deferred import Restoration
+from stratagem_proto.errors import NotFoundError
+from stratagem_proto.programs.slot_names import SlotName
 
 
 class LocalHosting(Hosting):
@@ -112,3 +113,105 @@ class LocalHosting(Hosting):
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
         return self._checkpoints.load(state, strict)
+
+
+class LocalCheckpoints:
+    """Saves and restores what a strategy holds.
+
+    A checkpoint has the variables that still live, those of modules included, the buffers that
+    `state_dict()` of the modules would have, and the optimizers' state. Values are reduced over all
+    replicas, so that they fit under any strategy. What is made after a checkpoint was restored
+    starts with its value there.
+    """
+
+    def __init__(self, hosting: LocalHosting) -> None:
+        self._hosting = hosting
+        self._deferred = DeferredState()
+
+    # Saving.
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return snapshots of everything, by name."""
+        self._hosting.extended._before_replicas()
+        state = {entry.name: entry.read() for entry in self._entries()}
+        variables = self._hosting.variables()
+        for optimizer in self._hosting.stateful_optimizers():
+            found = self._hosting.slots(optimizer, variables)
+            for variable, slots in zip(variables, found, strict=True):
+                for key, value in slots.items():
+                    state[str(SlotName(variable.name, optimizer, key))] = value
+        return state
+
+    def _entries(self) -> list[CheckpointEntry]:
+        return [
+            *map(CheckpointEntry.of_variable, self._hosting.variables()),
+            *(CheckpointEntry.of_tensor(*named) for named in self._hosting.adopter.buffers),
+        ]
+
+    # Restoring.
+
+    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+        """Replace values by those of a checkpoint, also of what is made later.
+
+        Raises:
+            NotFoundError: The checkpoint lacks something, and `strict` is set.
+            InvalidArgumentError: A shape or a dtype differs.
+        """
+        self._hosting.extended._before_replicas()
+        entries = self._entries()
+        if strict:
+            _require_all(entries, state)
+        present = [entry for entry in entries if entry.name in state]
+        for entry in present:
+            entry.require_fit(state[entry.name])
+        self._deferred.replace(state)
+        for entry in present:
+            self._deferred.restore(entry)
+        for variable in self._hosting.variables():
+            if variable.name in state:
+                # An optimizer without saved state had none yet.
+                stateful = self._hosting.stateful_optimizers()
+                self._restore_slots(variable, stateful)
+        # The parameters of modules follow at once, not when replicas run next.
+        self._hosting.extended._before_replicas()
+        return Restoration(self._deferred)
+
+    def _restore_slots(self, variable: Variable, optimizers: Iterable[str] = ()) -> None:
+        slots = self._deferred.take_slots(variable.name)
+        for optimizer in {*slots, *optimizers}:
+            self._hosting.set_slots(optimizer, {variable: slots.get(optimizer, {})})
+
+    # What is made later.
+
+    def restore_variable(self, variable: Variable) -> None:
+        """Give a variable that was just created its value in the checkpoint."""
+        with cross_replica(self._hosting.extended._container_strategy()):
+            self._deferred.restore(CheckpointEntry.of_variable(variable))
+        self._restore_slots(variable)
+
+    def restore_parameter(self, adoption: Adoption) -> None:
+        """Give a parameter that is to be hosted its value in the checkpoint."""
+        self._deferred.restore(CheckpointEntry.of_tensor(adoption.name, adoption.parameter))
+
+    def restore_slots_of(self, adoptions: Sequence[Adoption]) -> None:
+        """Give optimizers their state for parameters that were just hosted."""
+        fresh = {adoption.name for adoption in adoptions}
+        for hosted in self._hosting.parameters:
+            if hosted.name in fresh:
+                self._restore_slots(hosted.variable)
+
+    def restore_buffers(self) -> None:
+        """Give buffers of modules their values in the checkpoint."""
+        for named in self._hosting.adopter.buffers:
+            self._deferred.restore(CheckpointEntry.of_tensor(*named))
+
+
+def _require_all(entries: Sequence[CheckpointEntry], state: Mapping[str, torch.Tensor]) -> None:
+    missing = [entry.name for entry in entries if entry.name not in state]
+    if missing:
+        raise NotFoundError(
+            f"the checkpoint has no {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(map(repr, sorted(state))) or 'nothing'}. Restore into the "
+            "program that was saved, or pass strict=False to leave what it lacks as "
+            "it is"
+        )

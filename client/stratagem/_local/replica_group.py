@@ -1,21 +1,124 @@
-"""The replicas in sync, as a process that runs some of them sees them."""
+"""The replicas in sync, as a process that runs some of them sees them, and their values."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from stratagem._core.distributed_variables.mirrored import MirroredVariable
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
+from stratagem._core.enums import ReduceOp
+from stratagem._core.options import CommunicationOptions
 from stratagem._core.values.cross_device_ops import CrossDeviceOps
+from stratagem._core.values.distributed_values import Mirrored, PerReplica
+from stratagem._core.values.gathering import gather
+from stratagem._core.values.placement import at_destinations, components
+from stratagem._core.values.reduction import Axis, combine, reduce_axes, reduce_nest
 from stratagem._core.variables.variable import Variable
-from stratagem._local.across import AcrossDevices, AcrossReplicas
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
+from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+EQUAL_COPIES = (Mirrored, MirroredVariable)
+"""Values whose components are equal by definition."""
+
+
+class AcrossReplicas(ABC):
+    """Brings values of all replicas in sync together.
+
+    Each method is what the hook of that name does in a `StrategyExtended`.
+    """
+
+    @abstractmethod
+    def reduce_to(
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
+    ) -> list[Any]:
+        """Reduce each value of pairs, and copy the result to its destinations."""
+
+    @abstractmethod
+    def reduce_axes(self, op: ReduceOp, nest: Any, axis: Axis) -> Any:
+        """Reduce each leaf over dimensions of its own and over replicas."""
+
+    @abstractmethod
+    def gathered(self, values: Sequence[Any], axis: int) -> list[Any]:
+        """Concatenate the components of each value, in the order of replicas."""
+
+    @abstractmethod
+    def lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return where in concatenations the parts of this process begin."""
+
+    @abstractmethod
+    def combine_copies(self, op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Reduce the copies of a variable."""
+
+    @abstractmethod
+    def of_first(self, value: Any) -> Any:
+        """Return what the first of all replicas has."""
+
+
+class AcrossDevices(AcrossReplicas):
+    """Brings values together where all replicas are in one process.
+
+    Args:
+        cross_device_ops: Moves values between devices.
+        count: Returns the number of replicas.
+    """
+
+    def __init__(self, cross_device_ops: CrossDeviceOps, count: Callable[[], int]) -> None:
+        self._cross_device_ops = cross_device_ops
+        self._count = count
+
+    def reduce_to(
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
+    ) -> list[Any]:
+        def reduced(leaf: Any, destination: Any) -> Any:
+            parts = components(leaf)
+            if parts is None:
+                return reduce_nest(op, leaf, destination, self._count())
+            if isinstance(leaf, EQUAL_COPIES):
+                return mean_of_equals(op, leaf)
+            values = PerReplica(parts)
+            return self._cross_device_ops.reduce(op, values, destination, options)
+
+        return [at_destinations(reduced, value, where) for value, where in pairs]
+
+    def reduce_axes(self, op: ReduceOp, nest: Any, axis: Axis) -> Any:
+        return reduce_axes(op, nest, axis, self._count())
+
+    def gathered(self, values: Sequence[Any], axis: int) -> list[Any]:
+        return [gather(value, axis) for value in values]
+
+    def lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
+        return [0] * len(lengths)
+
+    def combine_copies(self, op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
+        total = combine(op, copies)
+        assert isinstance(total, torch.Tensor)
+        return total
+
+    def of_first(self, value: Any) -> Any:
+        return value
+
+
+def mean_of_equals(op: ReduceOp, value: Any) -> Any:
+    """Return the mean of a value whose copies are equal.
+
+    Raises:
+        InvalidArgumentError: Another reduction is asked for.
+    """
+    if op is ReduceOp.MEAN:
+        return value
+    raise InvalidArgumentError(
+        f"Cannot reduce {value!r} by {op}: its copies are equal by definition, so that "
+        "their sum is probably not meant; use ReduceOp.MEAN, or multiply it yourself"
+    )
 
 
 class ReplicaGroup(ABC):

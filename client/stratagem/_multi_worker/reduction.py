@@ -27,7 +27,7 @@ from stratagem._core.values.reduction import (
     finished,
     sum_of_plain,
 )
-from stratagem._local.across import EQUAL_COPIES, AcrossReplicas, mean_of_equals
+from stratagem._local.replica_group import EQUAL_COPIES, AcrossReplicas, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
 
 Reduced = torch.Tensor | IndexedSlices

@@ -18,8 +18,7 @@ from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.host import HostCores, host_of
 from stratagem._tpu.inputs import HostInput, StaticShapes
-from stratagem._tpu.outputs import LoopOutputs
-from stratagem._tpu.valued import Valued, variable_of
+from stratagem._tpu.values import LoopOutputs, Valued, variable_of
 from stratagem._worker_client.closure_failure import RemoteTraceback
 from stratagem_proto.errors import AbortedError, DeadlineExceededError, UnavailableError
 

@@ -15,7 +15,7 @@ from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._tpu.call import HostAnswer, Writes
-from stratagem._tpu.valued import Marks, Valued, variable_of, write
+from stratagem._tpu.values import Marks, Valued, variable_of, write
 
 
 class Memory:

@@ -33,10 +33,9 @@ from stratagem._tpu.cores import Cores, LoopStep
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.hosting import HostsHosting
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
-from stratagem._tpu.outputs import context_of, of_all_cores, share_of
 from stratagem._tpu.session import HostsSession
 from stratagem._tpu.topology import HostPlan, Topology
-from stratagem._tpu.valued import Valued, variable_of
+from stratagem._tpu.values import Valued, context_of, of_all_cores, share_of, variable_of
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidTypeError
 

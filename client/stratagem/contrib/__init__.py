@@ -9,8 +9,7 @@ too.
 from __future__ import annotations
 
 from stratagem._core.enums import VariableAggregation
-from stratagem.contrib._map_output import MapOutput
-from stratagem.contrib._multi_step import MultiStepContext
+from stratagem.contrib._loops import MultiStepContext
 from stratagem.contrib._strategies import (
     MirroredStrategy,
     OneDeviceStrategy,
@@ -28,6 +27,7 @@ from stratagem.contrib._towers import (
     increment_var,
 )
 from stratagem.contrib._tpu import TPUStrategy
+from stratagem.contrib._values import MapOutput
 
 __all__ = [
     "DistributionStrategy",

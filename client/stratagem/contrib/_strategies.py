@@ -21,8 +21,8 @@ from stratagem._strategies.described_cluster import require_described
 from stratagem._strategies.devices import require_local
 from stratagem._strategies.extended_arguments import require_function
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem.contrib._reduction import placed
 from stratagem.contrib._strategy import DistributionStrategy
+from stratagem.contrib._values import placed
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

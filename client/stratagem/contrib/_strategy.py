@@ -18,16 +18,23 @@ from stratagem._core.values.placement import components
 from stratagem._core.values.regroup import select_replica_mirrored
 from stratagem._input.iterator import InputIterator
 from stratagem._strategies.strategy import Strategy
-from stratagem.contrib._dataset import PerDeviceDataset
-from stratagem.contrib._map_output import mapped
-from stratagem.contrib._multi_step import MultiStepContext, Step, unpacking
+from stratagem.contrib._loops import MultiStepContext, PerDeviceDataset, Step, unpacking
 from stratagem.contrib._properties import StrategyProperties, as_places
-from stratagem.contrib._reduction import reduced, spread
-from stratagem.contrib._wording import in_tower_words
+from stratagem.contrib._values import mapped, reduced, spread
 from stratagem_proto.errors import ContextError
 
 _entered: WeakValueDictionary[Strategy, DistributionStrategy] = WeakValueDictionary()
 """For a strategy the object whose scope was entered."""
+
+_WORDS = {
+    "call_for_each_replica()": "call_for_each_tower()",
+    "a ReplicaContext": "a TowerContext",
+    "Mismatching ReplicaContext": "Mismatching tower context",
+    "get_replica_context": "get_tower_context",
+    "cross-replica": "cross-tower",
+    "The replicas made": "Some towers made",
+    "replica": "tower",
+}
 
 
 class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
@@ -274,3 +281,17 @@ def announce(strategy: DistributionStrategy) -> None:
 def entered(strategy: Strategy) -> DistributionStrategy | None:
     """Return the object by which the scope of `strategy` was entered."""
     return _entered.get(strategy)
+
+
+@contextmanager
+def in_tower_words() -> Iterator[None]:
+    """Scope whose errors about contexts speak of towers.
+
+    Spec: CTX-30, CTX-31, CTX-35, TWR-3.
+    """
+    try:
+        yield
+    except ContextError as error:
+        for word, tower_word in _WORDS.items():
+            error.message = error.message.replace(word, tower_word)
+        raise

@@ -19,8 +19,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._strategies.current import get_strategy
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._strategies import DefaultStrategy
-from stratagem.contrib._strategy import DistributionStrategy, entered
-from stratagem.contrib._wording import in_tower_words
+from stratagem.contrib._strategy import DistributionStrategy, entered, in_tower_words
 
 
 @dataclass(frozen=True)

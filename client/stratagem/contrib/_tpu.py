@@ -17,12 +17,10 @@ from stratagem._input.iterator import InputIterator
 from stratagem._strategies.described_cluster import require_described
 from stratagem._tpu import strategy as hosts
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem.contrib._dataset import UndistributedDataset
-from stratagem.contrib._map_output import mapped, with_all_outputs
-from stratagem.contrib._multi_step import CoresContext, MultiStepContext, Step
-from stratagem.contrib._reduction import placed, reduced
+from stratagem.contrib._loops import CoresContext, MultiStepContext, Step, UndistributedDataset
 from stratagem.contrib._strategies import OneDeviceStrategy
 from stratagem.contrib._strategy import DistributionStrategy, announce
+from stratagem.contrib._values import mapped, placed, reduced, with_all_outputs
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
