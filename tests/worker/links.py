@@ -10,9 +10,8 @@ from typing import Any
 from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickles.pickling import Pickler
-from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.link import WorkerLink
-from stratagem._worker_client.runtime import this_runtime
+from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task

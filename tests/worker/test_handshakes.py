@@ -8,8 +8,7 @@ import pytest
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._worker_client import link as links
-from stratagem._worker_client.link import WorkerLink
-from stratagem._worker_client.runtime import this_runtime
+from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

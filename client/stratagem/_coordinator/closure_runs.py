@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.closures.closure import Closure, Result
 from stratagem._coordinator.outcomes import (
     RunOutcome,
     cancellation,
@@ -31,7 +30,7 @@ from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.threads.recurring import Rebalancing
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
-from stratagem._worker_client.answer import ClosureAnswer
+from stratagem._worker_client.closure_failure import ClosureAnswer
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 

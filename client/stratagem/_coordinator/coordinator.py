@@ -8,25 +8,21 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
-from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.closures.closure import Closure, Result
 from stratagem._coordinator.closures.remote_value import RemoteValue, fetched
-from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.completion_reporter import CompletionReporter
 from stratagem._coordinator.coordinator_stub import CoordinatorStub
 from stratagem._coordinator.data.own_parameters import OwnParameters
-from stratagem._coordinator.data.per_worker import PerWorkerDataset, build_of
-from stratagem._coordinator.data.per_worker_variable import PerWorkerVariable
+from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerVariable, build_of
 from stratagem._coordinator.data.shared_dataset import (
     SharedDataset,
     SharedDatasets,
     inherited_identity,
 )
 from stratagem._coordinator.data.worker_values import WorkerValues
-from stratagem._coordinator.dispatch import Dispatch
-from stratagem._coordinator.settings import CoordinatorSettings
-from stratagem._coordinator.threads.patience import Patience
-from stratagem._coordinator.threads.recurring import Recurring
-from stratagem._coordinator.threads.watchdog import Watchdog
+from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
+from stratagem._coordinator.threads.monitor import Patience
+from stratagem._coordinator.threads.recurring import Recurring, Watchdog
 from stratagem._coordinator.workers.connecting import (
     Connector,
     completion_reporter,

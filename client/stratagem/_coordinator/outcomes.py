@@ -9,9 +9,13 @@ from typing import NamedTuple
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickles.exceptions import words_of
-from stratagem._worker_client.answer import ClosureAnswer
-from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind, RemoteTraceback
+from stratagem._shipping.pickles.classes import words_of
+from stratagem._worker_client.closure_failure import (
+    ClosureAnswer,
+    ClosureFailure,
+    FailureKind,
+    RemoteTraceback,
+)
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,

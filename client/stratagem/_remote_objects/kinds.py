@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
-from stratagem._remote_objects.parameters import ParameterKind
 from stratagem._remote_objects.strategies import ExtendedKind, ResolverKind, StrategyKind
-from stratagem._remote_objects.variables import ShardedVariableKind, VariableKind
-from stratagem._shipping.remote_objects.kinds import KindTable
-from stratagem._shipping.remote_objects.results import ResultKind
+from stratagem._remote_objects.variables import ParameterKind, ShardedVariableKind, VariableKind
+from stratagem._shipping.remote_objects.kinds import KindTable, ResultKind
 
 COORDINATOR_KINDS = KindTable(
     StrategyKind(),

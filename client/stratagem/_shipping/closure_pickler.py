@@ -10,8 +10,7 @@ from typing import Any
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.local_writes import carry, written_in
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickles.marks import mark_of
-from stratagem._shipping.pickles.pickling import Pickler
+from stratagem._shipping.pickles.pickling import Pickler, mark_of
 from stratagem._shipping.pickles.refusal import refusal
 from stratagem._shipping.remote_objects.handles import HandleTable, Tracked
 from stratagem._shipping.remote_objects.kinds import KindTable, RemoteObject

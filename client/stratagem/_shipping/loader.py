@@ -9,17 +9,16 @@ from types import TracebackType
 from typing import Any
 
 from stratagem._shipping.parcel import Definition, WaitingDefinitions
-from stratagem._shipping.pickles.classes import SessionClasses
-from stratagem._shipping.pickles.exceptions import words_of
+from stratagem._shipping.pickles.classes import SessionClasses, words_of
 from stratagem._shipping.pickles.pickling import Unpickler
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
     ObjectKind,
+    ResultKind,
     SessionKind,
     WorkerTask,
 )
-from stratagem._shipping.remote_objects.results import ResultKind
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 

@@ -10,9 +10,8 @@ from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._core.waiting import Wait
 from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.answer import ClosureAnswer
-from stratagem._worker_client.closure_failure import ClosureFailure, RemoteTraceback
+from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, RemoteTraceback
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task

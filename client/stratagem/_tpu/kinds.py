@@ -13,9 +13,8 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
-from stratagem._remote_objects.parameters import HostedKind
 from stratagem._remote_objects.strategies import ExtendedKind, ResolverKind, require_own
-from stratagem._remote_objects.variables import of_a_parameter, own_variable
+from stratagem._remote_objects.variables import HostedKind, of_a_parameter, own_variable
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,

@@ -1,13 +1,42 @@
-"""How functions on workers end without a result."""
+"""What a worker says of a function that has ended: its value, or why it failed."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple, Protocol
 
-from stratagem._shipping.pickles.classes import read_by_program
-from stratagem._shipping.pickles.exceptions import words_of
+from stratagem._shipping.pickles.classes import read_by_program, words_of
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
+
+
+class ClosureAnswer(NamedTuple):
+    """The result of a function, or where it is.
+
+    Attributes:
+        payload: The pickled result; empty if it was kept, stays or was not wanted.
+        staying_bytes: Its size if it stays on the worker, to be sent or copied from there; 0
+            otherwise.
+    """
+
+    payload: bytes = b""
+    staying_bytes: int = 0
+
+
+class Reply(Protocol):
+    """Takes what becomes of a request to a worker; a `Future` is one.
+
+    Functions whose ends are only taken note of have a lighter one.
+    """
+
+    def set_running_or_notify_cancel(self) -> object:
+        """Take note that it has begun."""
+
+    def set_result(self, answer: ClosureAnswer, /) -> None:
+        """Take the answer."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Take note of why there is none."""
 
 
 class RemoteTraceback(Exception):

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
+import cloudpickle
+import torch
+
 from stratagem._ps_client.connections.session import Identity, check_answering, handshake
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._worker_client.answer import ClosureAnswer, Reply
+from stratagem._version import __version__
 from stratagem._worker_client.batchers import Batchers
-from stratagem._worker_client.grpc_wire import GrpcWire
-from stratagem._worker_client.output import Show, labelled
-from stratagem._worker_client.runtime import this_runtime
+from stratagem._worker_client.closure_failure import ClosureAnswer, Reply
 from stratagem._worker_client.socket_wire import SocketWire
-from stratagem._worker_client.wire import Instructions, MakeWire, Wire
-from stratagem._worker_client.work_stream import WorkStream, lost
+from stratagem._worker_client.wire import GrpcWire, Instructions, MakeWire, Wire
+from stratagem._worker_client.work_stream import Show, WorkStream, labelled, lost
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
+from stratagem_proto.v1.worker_pb2 import Runtime
 from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines
 from stratagem_proto.wire.payloads import split
 from stratagem_proto.wire.transport import GRPC, transport_from_environment
+
+
+def this_runtime() -> Runtime:
+    """Return the versions of this process."""
+    return Runtime(
+        python="{}.{}".format(*sys.version_info),
+        torch=torch.__version__.partition("+")[0],
+        cloudpickle=cloudpickle.__version__,
+        stratagem=__version__,
+    )
 
 
 class WorkerLink:

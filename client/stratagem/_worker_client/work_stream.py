@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._worker_client.answer import ClosureAnswer, Reply
-from stratagem._worker_client.closure_failure import failure_of
-from stratagem._worker_client.output import Show, stream_of
+from stratagem._worker_client.closure_failure import ClosureAnswer, Reply, failure_of
 from stratagem._worker_client.wire import Instructions, Wire
 from stratagem_proto.errors import (
     CancelledError,
@@ -23,6 +23,42 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import Pieces
 from stratagem_proto.wire.status import translated
+
+Show = Callable[[str, str], None]
+"""Takes "stdout", "stderr" or the name of a level of the log, and a text."""
+
+_OUTPUT_LOG = logging.getLogger("stratagem.worker")
+
+_STREAMS = {pb.OUTPUT_STREAM_STDOUT: "stdout", pb.OUTPUT_STREAM_STDERR: "stderr"}
+
+
+def stream_of(output: pb.Output) -> str:
+    """Return the name of where a function wrote."""
+    return _STREAMS.get(output.stream) or logging.getLevelName(output.level)
+
+
+def labelled(label: str) -> Show:
+    """Return what shows each line behind the name of its worker.
+
+    Standard output and standard error go to this program's own, and the log to its logger
+    "stratagem.worker".
+
+    Args:
+        label: The name, for instance "/job:worker/task:1".
+    """
+
+    def show(stream: str, text: str) -> None:
+        if stream in _STREAMS.values():
+            # One call for the whole line: other workers write at the same time. And this program
+            # may have closed its own streams.
+            with suppress(OSError, ValueError):
+                getattr(sys, stream).write(f"{label} | {text}\n")
+            return
+        level = logging.getLevelName(stream)
+        _OUTPUT_LOG.log(level if isinstance(level, int) else logging.INFO, "%s | %s", label, text)
+
+    return show
+
 
 _LOG = logging.getLogger("stratagem")
 

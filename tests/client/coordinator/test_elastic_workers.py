@@ -12,8 +12,7 @@ from torch import nn
 import stratagem
 from stratagem import ClusterSpec, DistributedOptimizer
 from stratagem._coordinator.workers import connecting
-from stratagem._coordinator.workers.attendant import Attendant
-from stratagem._coordinator.workers.roster import Roster
+from stratagem._coordinator.workers.roster import Attendant, Roster
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import (
     ClusterCoordinator,

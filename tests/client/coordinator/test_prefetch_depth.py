@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem._coordinator.queue.prefetch_depth import (
+from stratagem._coordinator.workers.remote_worker import (
     DEEPEST,
     SHALLOWEST,
     PrefetchDepth,

@@ -15,11 +15,10 @@ import grpc
 import pytest
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.answer import ClosureAnswer
-from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
-from stratagem._worker_client.grpc_wire import GrpcWire
+from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.wire import GrpcWire
 from stratagem._worker_client.work_stream import WorkStream
 from stratagem_proto.errors import (
     CancelledError,

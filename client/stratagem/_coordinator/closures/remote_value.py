@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.closures.closure import Result
 from stratagem._core.tensors.arrays import as_array
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
-from stratagem._shipping.remote_objects.kinds import RemoteObject
-from stratagem._shipping.remote_objects.results import load_result
+from stratagem._shipping.remote_objects.kinds import RemoteObject, load_result
 
 
 class RemoteValueStatus(Enum):

@@ -1,4 +1,4 @@
-"""Classes that travel by value, and whose they are where they arrive.
+"""Classes that travel by value and whose they are where they arrive, and exceptions on their way back.
 
 cloudpickle has one class for an identity in a process, and sets its attributes again whenever a
 pickle of it is read. So a program whose worker server is in its own process would get the methods
@@ -18,6 +18,27 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from cloudpickle import cloudpickle
+
+
+def dump_exception(error: BaseException) -> bytes:
+    """Return the pickle of an exception, which can be read again.
+
+    Raises:
+        Exception: What came of pickling it, or of reading the pickle: exceptions exist that are
+            pickled well and cannot be read.
+    """
+    pickled: bytes = cloudpickle.dumps(error)
+    ClassUnpickler(pickled, SessionClasses()).load()
+    return pickled
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception says; classes exist that fail to."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text could not be made ({type(failure).__name__})"
+
 
 _MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
 _SETTER = "_class_setstate"

@@ -1,18 +1,101 @@
-"""Pickles that name objects instead of containing them."""
+"""Pickles of functions and their arguments, and marks that tell whether values have changed."""
 
 from __future__ import annotations
 
 import io
+import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
+import torch
 from cloudpickle import cloudpickle
+from torch import Tensor
 
-from stratagem._shipping.pickles import tensors
 from stratagem._shipping.pickles.classes import Classes, ClassUnpickler
+from stratagem_proto.wire.tensors import as_bytes
+
+ATOMS = {bool, int, str, bytes, type(None)}
+_MAPPINGS = {dict, OrderedDict}
+_SEQUENCES = {list, tuple}
+
+_DEEPEST = 4
+_LARGEST_TENSOR = 1 << 16
+"""Bytes; a larger one is pickled instead of being kept twice."""
+
+
+def mark_of(value: Any, name: Callable[[Any], int | None], depth: int = 0) -> object:
+    """Return what is equal for equal values only; None if there is no such thing.
+
+    Args:
+        value: The value.
+        name: Returns the handle of an object, None for what travels by value.
+        depth: How many containers it is in.
+    """
+    cls = type(value)
+    if cls in ATOMS:
+        return cls, value
+    if cls is float:
+        # Zeros of either sign are equal, but not the same.
+        return cls, value.hex()
+    if depth > _DEEPEST:
+        return None  # maybe it contains itself
+    if cls in _MAPPINGS:
+        items = [mark_of(item, name, depth + 1) for item in value.items()]
+        return None if None in items else (cls, *items)
+    if cls in _SEQUENCES:
+        items = [mark_of(item, name, depth + 1) for item in value]
+        return None if None in items else (cls, *items)
+    if is_plain_tensor(value):
+        return _mark_of_tensor(value)
+    handle = name(value)
+    return None if handle is None else ("handle", handle)
+
+
+def _mark_of_tensor(value: Any) -> object:
+    if value.nbytes > _LARGEST_TENSOR:
+        return None
+    about = value.dtype, tuple(value.shape), value.requires_grad, value.device.type
+    return *about, bytes(as_bytes(value))
+
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Return whether something is a dense tensor, and not of a subclass."""
+    return (
+        type(value) is Tensor
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type in ("cpu", "cuda")
+    )
+
+
+def reduced_tensor(tensor: Tensor) -> Reduced:
+    """Return what pickle is to make of a dense tensor: its elements alone.
+
+    torch would pickle all of the storage of a view. One on a GPU comes to the current GPU of the
+    other side, or to the CPU where there is none.
+    """
+    shape, device = tuple(tensor.shape), tensor.device.type
+    content = bytearray(as_bytes(tensor))
+    return _rebuilt, (content, tensor.dtype, shape, tensor.requires_grad, device)
+
+
+def _rebuilt(
+    content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
+) -> Tensor:
+    # torch takes no empty buffers.
+    flat = torch.frombuffer(content or bytearray(dtype.itemsize), dtype=dtype)
+    made = flat[: math.prod(shape)].reshape(shape)
+    if device == "cuda" and torch.cuda.is_available():
+        made = made.to("cuda")
+    return made.requires_grad_(requires_grad)
+
 
 Name = Callable[[Any], "int | None"]
 """Returns the handle of an object, None for what travels by value."""
@@ -51,8 +134,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
         handle = self._name(value)
         if handle is not None:
             return _object_of, (handle,)
-        if tensors.is_plain(value):
-            return tensors.reduced(value)
+        if is_plain_tensor(value):
+            return reduced_tensor(value)
         return super().reducer_override(value)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> tuple[Any, ...]:

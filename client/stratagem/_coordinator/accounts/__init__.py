@@ -1,1 +1,0 @@
-"""What servers keep account of: which closures ended, and which data were read."""
