@@ -26,9 +26,8 @@ from stratagem._core.values.distributed_values import DistributedValues, Mirrore
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.strategies import default as _default_strategy
 from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
-from stratagem._strategies.current import get_strategy
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._strategies.strategy import Strategy
+from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem._version import __version__
 from stratagem_proto.errors import (
     AbortedError,

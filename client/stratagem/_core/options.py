@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from stratagem._core.enums import CommunicationImplementation
-from stratagem._core.no_effect import warn_of_no_effect
 from stratagem_proto.errors import InvalidArgumentError
+
+warned: set[str] = set()
+"""The settings that this process has been told about."""
+
+
+def warn_of_no_effect(setting: str, reason: str) -> None:
+    """Say, once in a process, that a setting which was set does nothing.
+
+    Args:
+        setting: Its name.
+        reason: Why, and what to do instead if anything; ends the sentence.
+    """
+    if setting in warned:
+        return
+    warned.add(setting)
+    warnings.warn(f"{setting} has no effect: {reason}", stacklevel=3)
 
 
 class RunOptions(NamedTuple):

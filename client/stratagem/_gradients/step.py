@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from stratagem._core.enums import ReduceOp
+from stratagem._core.variables.variable import Variable
 
 if TYPE_CHECKING:
     from stratagem._core.variables.variable import Variable
@@ -151,3 +152,19 @@ class OptimizerStep(NamedTuple):
         """Return the updates of all groups."""
         for group in self.groups:
             yield from group.updates
+
+
+class GradientOverlap(Protocol):
+    """Takes the gradients of one optimizer while they come into being."""
+
+    def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:
+        """Take in a gradient that is final.
+
+        Args:
+            variable: The variable.
+            gradient: Dense, of its shape; not changed before `discard`.
+            group: Number of its param group.
+        """
+
+    def discard(self) -> None:
+        """Begin anew."""

@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager
 
 from torch import nn
 
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import Hosting
+from stratagem._hosting.hosting import Hosting, MadeElsewhere
+from stratagem._hosting.modules.adoption import keep_fresh
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.modules.state_dicts import keep_fresh
 from stratagem_proto.errors import InternalError
 
 

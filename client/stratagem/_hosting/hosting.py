@@ -1,4 +1,4 @@
-"""Hosting of modules that are built in a strategy's scope, and of their optimizers."""
+"""Modules and optimizers that a strategy hosts, here or for another program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -17,9 +17,7 @@ from stratagem._core.contexts.context import cross_replica
 from stratagem._core.contexts.scope import entered
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.gradient_overlap import GradientOverlap
-from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
@@ -29,6 +27,50 @@ from stratagem_proto.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
     from stratagem.consistency import Consistency
+
+
+class MadeElsewhere:
+    """Says that functions of a worker server make nothing that a strategy hosts.
+
+    What they use comes from the program that sends them.
+
+    Args:
+        place: The name of this worker in errors.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._optimizer: str | None = None
+
+    @contextmanager
+    def naming(self, optimizer: str) -> Iterator[None]:
+        """Give the next optimizer the name that it has where it was made."""
+        self._optimizer = optimizer
+        try:
+            yield
+        finally:
+            self._optimizer = None
+
+    def optimizer_name(self, class_name: str) -> str:
+        """Return what `naming` says.
+
+        Raises:
+            InvalidArgumentError: A function makes the optimizer.
+        """
+        if self._optimizer is None:
+            raise self.refusal(f"an optimizer, {class_name}")
+        return self._optimizer
+
+    def refusal(self, what: str) -> InvalidArgumentError:
+        """Return the error of a function that makes something."""
+        return InvalidArgumentError(
+            f"{what}, was made under the strategy in a function that runs on "
+            f"{self._place}, where each call would make another one; make it in the "
+            "program that sends the function, inside `with strategy.scope():`, and use "
+            "it in the function",
+            task=self._place,
+        )
+
 
 Slots = Mapping[str, torch.Tensor]
 """The state of an optimizer for one variable, by torch's keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from stratagem._core.no_effect import warn_of_no_effect
+from stratagem._core.options import warn_of_no_effect
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 

@@ -14,7 +14,7 @@ from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import OptimizerStep, VariableGradients
-from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.extended import StrategyExtended

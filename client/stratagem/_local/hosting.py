@@ -16,8 +16,7 @@ from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
 from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import Hosting, Slots
+from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import NotFoundError

@@ -14,9 +14,8 @@ from stratagem._core.enums import ReduceOp
 from stratagem._core.options import CommunicationOptions
 from stratagem._core.values.cross_device_ops import CrossDeviceOps
 from stratagem._core.values.distributed_values import Mirrored, PerReplica
-from stratagem._core.values.gathering import gather
 from stratagem._core.values.placement import at_destinations, components
-from stratagem._core.values.reduction import Axis, combine, reduce_axes, reduce_nest
+from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes, reduce_nest
 from stratagem._core.variables.variable import Variable
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended

@@ -15,8 +15,7 @@ from stratagem._core.values.cross_device_ops import CrossDeviceOps
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import GroupStep, OptimizerStep, VariableGradients
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import Slots
+from stratagem._hosting.hosting import MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup

@@ -16,7 +16,6 @@ from stratagem._core.options import CommunicationOptions
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.tensors.nests import leaves, map_leaves
 from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.values.gathering import gather
 from stratagem._core.values.placement import components, place
 from stratagem._core.values.reduction import (
     Axis,
@@ -25,6 +24,7 @@ from stratagem._core.values.reduction import (
     dense,
     dimensions,
     finished,
+    gather,
     sum_of_plain,
 )
 from stratagem._local.replica_group import EQUAL_COPIES, AcrossReplicas, mean_of_equals

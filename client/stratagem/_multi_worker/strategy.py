@@ -12,7 +12,7 @@ from stratagem._core.device_names import DeviceName, list_logical_devices
 from stratagem._core.options import CommunicationOptions
 from stratagem._core.values.cross_device_ops import default_cross_device_ops
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._input.sharding import InputWorker
 from stratagem._local.copies import Unite
 from stratagem._local.mirrored import MirroredExtended

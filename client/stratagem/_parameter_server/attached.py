@@ -13,8 +13,7 @@ from stratagem._core.enums import VariableAggregation, VariableSynchronization
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.attached import Attached
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import living_hostings
+from stratagem._hosting.hosting import MadeElsewhere, living_hostings
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.loaded_values import OnlyTheChief

@@ -19,7 +19,7 @@ from stratagem._core.enums import VariableSynchronization
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.cluster import TrainingCluster

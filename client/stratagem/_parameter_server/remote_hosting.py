@@ -13,10 +13,8 @@ from torch import nn
 from stratagem._cluster.membership import Membership
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.gradient_overlap import GradientOverlap
-from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import Hosting, Slots
+from stratagem._gradients.step import GradientOverlap, OptimizerStep
+from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints

@@ -8,8 +8,7 @@ import torch
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.gradient_overlap import GradientOverlap
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._parameter_server.hosting import slots as _remote_slots
 from stratagem._parameter_server.hosting import steps as _remote_steps
 from stratagem._parameter_server.hosting.store import RemoteStore

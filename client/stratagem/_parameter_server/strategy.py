@@ -14,7 +14,7 @@ from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import Scope, entered
 from stratagem._core.device_names import canonicalize
-from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy

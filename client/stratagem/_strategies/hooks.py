@@ -13,8 +13,7 @@ from stratagem._core import device_names
 from stratagem._core.options import InputContext
 from stratagem._core.tensors.nests import leaves, map_leaves, opened
 from stratagem._core.values.distributed_values import DistributedValues
-from stratagem._core.values.gathering import gather
-from stratagem._core.values.reduction import Axis, combine, reduce_axes
+from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes
 from stratagem._core.values.regroup import select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable

@@ -1,4 +1,4 @@
-"""The public face of every strategy."""
+"""The public face of every strategy, and which strategy is in charge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import copy
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from stratagem._core.contexts import context
 from stratagem._core.contexts.context import (
     current_context,
     require_cross_replica_or_default,
@@ -28,6 +29,7 @@ from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTy
 
 if TYPE_CHECKING:
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
 
 _Self = TypeVar("_Self", bound="Strategy")
 
@@ -231,3 +233,12 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
     def __copy__(self) -> NoReturn:
         """Refuse: `extended` belongs to one strategy. Spec: CTX-37."""
         raise ContextError("Must only deepcopy a Strategy; use copy.deepcopy")
+
+
+# The stack of contexts is below strategies and knows no more than that they are there.
+get_strategy = cast("Callable[[], Strategy]", context.get_strategy)
+
+
+def default_strategy() -> Strategy:
+    """Return the strategy that is in charge outside of every scope."""
+    return cast("Strategy", context.DEFAULT.strategy)

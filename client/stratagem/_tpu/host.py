@@ -20,8 +20,7 @@ from stratagem._core.options import CommunicationOptions
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.elsewhere import MadeElsewhere
-from stratagem._hosting.hosting import living_hostings
+from stratagem._hosting.hosting import MadeElsewhere, living_hostings
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.copies import CopiesHosting
 from stratagem._local.extended import CopiesExtended

@@ -18,9 +18,8 @@ from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
 from stratagem._input.reader import Reader
 from stratagem._strategies import multi_step
-from stratagem._strategies.current import get_strategy
 from stratagem._strategies.extended_arguments import require_function
-from stratagem._strategies.strategy import Strategy
+from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem.contrib._values import reduced
 
 _HOST = "/device:CPU:0"

@@ -16,8 +16,7 @@ from stratagem._core.contexts.context import (
 from stratagem._core.deprecation import old_spelling
 from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
 from stratagem._core.variables.variable import Variable
-from stratagem._strategies.current import get_strategy
-from stratagem._strategies.strategy import Strategy
+from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem.contrib._strategies import DefaultStrategy
 from stratagem.contrib._strategy import DistributionStrategy, entered, in_tower_words
 

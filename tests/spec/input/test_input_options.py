@@ -17,7 +17,7 @@ from stratagem import (
     Strategy,
     UnimplementedError,
 )
-from stratagem._core import no_effect
+from stratagem._core import options as core_options
 from stratagem._input.pipeline import splitting_pipeline
 from stratagem._input.sharding import InputWorker
 from tests.client.batches import batches, steps
@@ -89,7 +89,7 @@ def test_a_placed_dataset_needs_no_fetching(strategy: Strategy) -> None:
 
 @pytest.mark.spec("INP-31")
 def test_placing_a_dataset_is_said_to_have_no_effect(strategy: Strategy) -> None:
-    no_effect.warned.clear()
+    core_options.warned.clear()
     options = InputOptions(False, PER_REPLICA, True)
     with pytest.warns(UserWarning, match="place_dataset_on_device has no effect"):
         strategy.distribute_datasets_from_function(counted, options)

@@ -24,7 +24,6 @@ from stratagem import (
     VariableAggregation,
     contrib,
 )
-from stratagem._core import no_effect
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
@@ -149,7 +148,7 @@ def test_a_tensor_is_broadcast_to_the_destinations() -> None:
 )
 def test_options_without_effect_say_so_once(options: RunOptions) -> None:
     strategy = MirroredStrategy(["CPU:0"])
-    no_effect.warned.clear()
+    core_options.warned.clear()
     with pytest.warns(UserWarning, match=r"RunOptions\.\w+ has no effect"):
         strategy.run(int, options=options)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The scope of a thread that no `with` statement ends."""
+"""The scope of a thread that no `with` statement ends, and what functions leave of scopes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from stratagem._core import device_names
+from stratagem._core.contexts import context, global_scope
 from stratagem._core.contexts.context import get_strategy, has_strategy
+from stratagem._core.variables import creators
 from stratagem_proto.errors import ContextError
 
 if TYPE_CHECKING:
@@ -59,3 +62,16 @@ def _leave_global_scope() -> None:
     if _global.scope is not None:
         _global.scope.__exit__(None, None, None)
         _global.scope = None
+
+
+def clear_remains() -> None:
+    """Leave every scope of this thread, as if none had been entered.
+
+    A function that is given up may be interrupted while it enters or leaves one, and
+    `experimental_set_strategy` lasts.
+    """
+    if context.current_context() or creators.creators() or device_names.depth():
+        context.clear()
+        creators.clear()
+        device_names.clear()
+        global_scope.clear()

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 from stratagem._core import device_names
 from stratagem._core.contexts.context import cross_replica, run_options
 from stratagem._core.replicas.replica_context import MergeCall, ReplicaContext
-from stratagem._core.replicas.replica_thread import Failed, Finished, Merging, ReplicaThread, Report
-from stratagem._core.replicas.torch_state import TorchState
+from stratagem._core.replicas.replica_thread import (
+    Failed,
+    Finished,
+    Merging,
+    ReplicaThread,
+    Report,
+    TorchState,
+)
 from stratagem._core.values.regroup import regroup, select_replica
 from stratagem._core.variables import creators as _creators
-from stratagem._core.variables.shared_creation import SharedCreation
+from stratagem._core.variables.creators import SharedCreation
 from stratagem_proto.errors import ContextError
 
 if TYPE_CHECKING:

@@ -12,11 +12,8 @@ import numpy.typing as npt
 import torch
 
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
-from stratagem._core.tensors.arrays import as_array
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.tensors.operators import Operators
-from stratagem._core.tensors.row_numbers import row_numbers
-from stratagem._core.tensors.torch_writes import is_in_place
+from stratagem._core.tensors.indexed_slices import IndexedSlices, row_numbers
+from stratagem._core.tensors.operators import Operators, as_array, is_in_place
 from stratagem._core.variables.assignable import Assignable, Write
 from stratagem._core.variables.creators import create
 from stratagem._core.variables.traits import VariableTraits

@@ -5,23 +5,50 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from stratagem._core.contexts.context import cross_replica, current_replica_id
 from stratagem._core.names import UniqueNames
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.modules.named_buffers import NamedBuffers
 from stratagem._hosting.modules.registry import Owner, ParameterRegistry
-from stratagem._hosting.modules.state_dicts import keep_fresh
 from stratagem._hosting.modules.watch import ModuleWatch
-from stratagem_proto.errors import ContextError
+from stratagem_proto.errors import CancelledError, ContextError
+
+
+def keep_fresh(modules: Iterable[nn.Module]) -> None:
+    """Let `state_dict()` of these modules have the newest values.
+
+    Parameters follow their variables when replicas start. What is saved after the last step would
+    otherwise be one step behind.
+    """
+    for module in modules:
+        if refresh_first not in module._state_dict_pre_hooks.values():
+            module.register_state_dict_pre_hook(refresh_first)
+
+
+def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """State-dict pre-hook; a plain function, so that modules pickle and copy.
+
+    In a replica the values stay those that it works with; so do they once the strategy is closed,
+    and in a copy, which is no business of a strategy.
+    """
+    # Parts of the module come with a prefix, after the whole has been refreshed.
+    if prefix or current_replica_id() is not None:
+        return
+    hosted = next(filter(None, map(hosted_parameter, module.parameters())), None)
+    if hosted is None:
+        return
+    strategy: Any = hosted.variable.distribute_strategy
+    with suppress(CancelledError), cross_replica(strategy):
+        strategy.extended._before_replicas()
 
 
 @dataclass(frozen=True)
@@ -212,3 +239,51 @@ def _adoption(root: nn.Module, path: str, owner: Owner, parameter: Parameter) ->
     name = f"{path}.{owner[1]}" if path else owner[1]
     place = f"{type(root).__name__}.{path}" if path else type(root).__name__
     return Adoption(name, parameter, (owner,), place)
+
+
+class NamedBuffers:
+    """The buffers that modules have in their `state_dict()`, while the modules live.
+
+    Args:
+        names: The names taken in the strategy.
+    """
+
+    def __init__(self, names: UniqueNames) -> None:
+        self._names = names
+        # By id of the module: modules may define equality.
+        self._found: dict[tuple[int, str], tuple[ref[nn.Module], str]] = {}
+
+    def add(self, prefix: str, roots: Iterable[nn.Module]) -> None:
+        """Name the buffers of modules and their parts that have no name yet.
+
+        Args:
+            prefix: Put in front of the names.
+            roots: The modules.
+        """
+        for root in roots:
+            for path, module in root.named_modules():
+                for key in module._buffers:
+                    if key not in module._non_persistent_buffers_set:
+                        name = f"{path}.{key}" if path else key
+                        self._add(prefix + name, module, key)
+
+    def _add(self, wanted: str, module: nn.Module, key: str) -> None:
+        known = self._found.get((id(module), key))
+        if known is None or known[0]() is not module:
+            name = self._names.choose(wanted)
+            self._names.record(name, module)
+            self._found[id(module), key] = ref(module), name
+
+    def modules(self) -> list[nn.Module]:
+        """Return the living modules that have some, in the order of their naming."""
+        found = [owner() for owner, _ in self._found.values()]
+        living = {id(module): module for module in found if module is not None}
+        return [*living.values()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor of each buffer that has contents."""
+        for (_, key), (owner, name) in list(self._found.items()):
+            module = owner()
+            buffer = None if module is None else module._buffers.get(key)
+            if buffer is not None and not is_lazy(buffer):
+                yield name, buffer

@@ -25,7 +25,7 @@ from stratagem._hosting.optimizers.overlap import Overlap
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rule_of
-from stratagem._strategies.current import get_strategy
+from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import ContextError
 from stratagem_proto.programs.gradient_limits import GradientLimits

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._core.values.without_rows import has_no_rows
-from stratagem._gradients.gradient_overlap import GradientOverlap
+from stratagem._gradients.step import GradientOverlap
 from stratagem._hosting.optimizers.trained import TrainedTensors
 from stratagem_proto.errors import FailedPreconditionError
 

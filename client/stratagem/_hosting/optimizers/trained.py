@@ -14,7 +14,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.unscoped import workers
-from stratagem._strategies.current import default_strategy, get_strategy
+from stratagem._strategies.strategy import default_strategy, get_strategy
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -1,26 +1,64 @@
-"""The strategy that is in charge where the user chose none."""
+"""The default strategy, and what the strategies with a single replica share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stratagem._core.contexts import context as _context
 from stratagem._core.contexts.context import has_strategy, require_strategy
 from stratagem._core.contexts.scope import Scope
 from stratagem._core.distributed_variables.updating import smallest_by_name
-from stratagem._core.options import InputContext
+from stratagem._core.enums import ReduceOp
+from stratagem._core.options import CommunicationOptions, InputContext, ValueContext
 from stratagem._core.replicas.replica_context import ReplicaContext
 from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.strategies.one_replica import OneReplicaExtended
 from stratagem._input.options import AutoShardPolicy, InputOptions
+from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import ContextError
 
 if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
+
+
+class OneReplicaExtended(StrategyExtended):
+    """Values of one replica are those of all: nothing is reduced or wrapped."""
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return 1
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        return value
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        return value
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def _distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        return value_fn(ValueContext())
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
 
 
 class _DefaultScope(Scope[Strategy]):

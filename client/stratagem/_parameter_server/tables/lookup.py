@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from stratagem._core.tensors.row_numbers import require_integers
+from stratagem._core.tensors.indexed_slices import require_integers
 from stratagem._parameter_server.tables.row_values import RowValues
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.rows import distinct

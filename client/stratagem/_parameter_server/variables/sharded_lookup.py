@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from stratagem._core.tensors.row_numbers import require_integers
+from stratagem._core.tensors.indexed_slices import require_integers
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.shards import merge
 from stratagem_proto.errors import InvalidArgumentError

@@ -10,10 +10,8 @@ import numpy.typing as npt
 import torch
 
 from stratagem._core.contexts.context import DEFAULT
-from stratagem._core.tensors.arrays import as_array
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.tensors.operators import Operators
-from stratagem._core.tensors.row_numbers import row_numbers
+from stratagem._core.tensors.indexed_slices import IndexedSlices, row_numbers
+from stratagem._core.tensors.operators import Operators, as_array
 from stratagem._core.variables.assignable import Assignable, Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.variable import Variable

@@ -1,4 +1,4 @@
-"""Classes that travel by value and whose they are where they arrive, and exceptions on their way back.
+"""Classes and exceptions that travel by value, and whose they are where they arrive.
 
 cloudpickle has one class for an identity in a process, and sets its attributes again whenever a
 pickle of it is read. So a program whose worker server is in its own process would get the methods
