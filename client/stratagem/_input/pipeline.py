@@ -20,11 +20,18 @@ from stratagem._input.options import (
 )
 from stratagem._input.read_ahead import ReadAhead
 from stratagem._input.reader import Reader, State, check_dataset, length
-from stratagem._input.rounds import BEGINNING, DealElements, Dealing, DealtRounds, Position, Round
+from stratagem._input.rounds import (
+    BEGINNING,
+    DealElements,
+    Dealing,
+    DealtRounds,
+    Position,
+    Round,
+    TransferredRounds,
+)
 from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
-from stratagem._input.transfer import TransferredRounds
 from stratagem_proto.errors import OutOfRangeError
 
 

@@ -17,7 +17,7 @@ from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes
 from stratagem._core.values.regroup import select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable
-from stratagem._input.per_replica_values import per_replica_values
+from stratagem._input.iterator import per_replica_values
 from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 

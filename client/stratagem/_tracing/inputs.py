@@ -1,4 +1,7 @@
-"""The variables, tensors and numbers that an update function was found to use."""
+"""The variables, tensors and numbers that an update function was found to use.
+
+A function that is traced gets a stand-in of each variable.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,54 @@ from typing import Any
 
 import torch
 
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import NumberNode, traced
 from stratagem._tracing.recording import RecordedValue, Recording, Source
-from stratagem._tracing.variable import TracedVariable
+from stratagem._tracing.source import refused
+from stratagem_proto.errors import StratagemError, UpdateFunctionError
+
+
+class TracedVariable(LocalVariable):
+    """Records what is done to a variable.
+
+    Args:
+        variable: The variable that it stands for.
+        tensor: Tensor without contents, for which the recording records.
+    """
+
+    def __init__(self, variable: Variable, tensor: torch.Tensor) -> None:
+        traits = VariableTraits(
+            variable.name, variable.trainable, variable.synchronization, variable.aggregation
+        )
+        vars(self).update(
+            _traits=traits,
+            _leaf=tensor,
+            _device_name=variable.device_name,
+            _strategy=variable.distribute_strategy,
+        )
+
+    def _write(self, write: Write, value: Any) -> None:
+        try:
+            super()._write(write, value)
+        except UpdateFunctionError:
+            raise
+        except StratagemError as error:
+            raise refused(
+                f"{write.value} fails: {error.message}", "convert the value before"
+            ) from error
+
+    def _checked_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        # They are not known here; the server checks them.
+        return indices
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise refused(
+            f"{name!r} of variable {self.name!r} is assigned, which servers do not see",
+            "write the variable with assign(), or in place with copy_()",
+        )
 
 
 class TracedInputs:

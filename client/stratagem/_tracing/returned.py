@@ -12,11 +12,10 @@ import torch
 
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.variables.variable import Variable
-from stratagem._tracing.inputs import TracedInputs
+from stratagem._tracing.inputs import TracedInputs, TracedVariable
 from stratagem._tracing.numbers import is_traced, node_of
 from stratagem._tracing.recording import RecordedValue, Source
 from stratagem._tracing.source import Location, refused
-from stratagem._tracing.variable import TracedVariable
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.graph_program import check_output_size
 

@@ -1,7 +1,7 @@
-"""Turns an update function into a program that parameter servers run.
+"""Turn an update function into a program that parameter servers run.
 
 The function is called once, with stand-ins for its variables, tensors and numbers, and what it does
-to them is recorded. Nothing of their values enters the program, so that a learning rate that
+to them is recorded; a torch function that would go past the recording is refused. Nothing of their values enters the program, so that a learning rate that
 changes does not make a new one.
 """
 
@@ -15,19 +15,87 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.encoding import encode_graph
-from stratagem._tracing.gate import Gate
-from stratagem._tracing.inputs import TracedInputs
+from stratagem._tracing.inputs import TracedInputs, TracedVariable
 from stratagem._tracing.lifting import Lifter
+from stratagem._tracing.numbers import is_traced
 from stratagem._tracing.recording import RecordedValue, Recording, Source
 from stratagem._tracing.returned import Returned
 from stratagem._tracing.source import Location, definition_of, refused
-from stratagem._tracing.variable import TracedVariable
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
 from stratagem_proto.programs.graph_program import check_graph, digest
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphProgram
+
+_Tensor = torch.Tensor
+_CONTENTS = {
+    _Tensor.numpy: ".numpy()",
+    _Tensor.tolist: ".tolist()",
+    _Tensor.item: ".item()",
+    _Tensor.data_ptr: ".data_ptr()",
+    _Tensor.untyped_storage: ".untyped_storage()",
+    _Tensor.__array__: "a conversion to a numpy array",
+    _Tensor.__bool__: "a branch (or bool())",
+    _Tensor.__complex__: "complex()",
+    _Tensor.__contains__: "the operator 'in'",
+    _Tensor.__deepcopy__: "copy.deepcopy()",
+    _Tensor.__dlpack__: "a conversion by DLPack",
+    _Tensor.__float__: "float()",
+    _Tensor.__index__: "an index (or range())",
+    _Tensor.__int__: "int()",
+    _Tensor.__reduce_ex__: "pickling",
+}
+
+
+class Gate(TorchFunctionMode):
+    """While it is entered, what reveals or replaces a tensor's contents is refused.
+
+    Args:
+        replace: Gives the stand-in for an argument that should have one.
+    """
+
+    def __init__(self, replace: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._replace = replace
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        _check_traceable(func)
+        if getattr(func, "__self__", None) is torch.Tensor.grad:
+            # Another tensor, which the stand-in does not have.
+            return func(*args)
+        keywords = {name: self._opened(one) for name, one in (kwargs or {}).items()}
+        if func in (torch.tensor, torch.as_tensor) and args and is_traced(args[0]):
+            return torch.full((), args[0], dtype=keywords.get("dtype"))
+        return func(*map(self._opened, args), **keywords)
+
+    def _opened(self, argument: Any) -> Any:
+        if type(argument) in (tuple, list):
+            return type(argument)(self._opened(item) for item in argument)
+        return self._replace(argument)
+
+
+def _check_traceable(func: Callable[..., Any]) -> None:
+    name = getattr(func, "__name__", str(func))
+    if func in _CONTENTS:
+        raise refused(
+            f"{_CONTENTS[func]} needs the contents of a tensor, which exist only on the server",
+            "use tensor operations such as torch.where, or pass what is known before "
+            "as an argument",
+        )
+    if name == "__set__":
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "attribute")
+        raise refused(
+            f"the {attribute!r} of a tensor is assigned, which servers do not see",
+            "write a variable with assign(), or in place with copy_()",
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from stratagem import (
     VariableAggregation,
     contrib,
 )
+from stratagem._core import options as core_options
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
