@@ -1,8 +1,8 @@
 """Turn an update function into a program that parameter servers run.
 
 The function is called once, with stand-ins for its variables, tensors and numbers, and what it does
-to them is recorded; a torch function that would go past the recording is refused. Nothing of their values enters the program, so that a learning rate that
-changes does not make a new one.
+to them is recorded; a torch function that would go past the recording is refused. Nothing of their
+values enters the program, so that a learning rate that changes does not make a new one.
 """
 
 from __future__ import annotations

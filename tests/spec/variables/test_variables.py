@@ -12,7 +12,8 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, VariableSynchronization
-from stratagem._core.variables.creators import canonical_name, creator_scope
+from stratagem._core.replicas.threads import canonical_name
+from stratagem._core.variables.creators import creator_scope
 from tests.client.two_replicas import HOME, TwoReplicas, number, shared
 
 MEAN = VariableAggregation.MEAN
