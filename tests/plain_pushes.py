@@ -14,8 +14,7 @@ from stratagem._parameter_server.hosting import store
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import Route
 from stratagem._parameter_server.pushing.plain import Exchange, PlainPushing
-from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import PullMode, Pushing
+from stratagem._parameter_server.pushing.push import PullMode, Pulls, Pushing
 
 _WAYS = ("fast", "plain")
 

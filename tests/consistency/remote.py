@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import torch
 
-from stratagem._parameter_server.consistencies import (
+from stratagem._parameter_server.pushing.step_tracker import (
     decoded_consistency,
     encoded_consistency,
 )

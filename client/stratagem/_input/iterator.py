@@ -1,4 +1,4 @@
-"""Iterators over distributed datasets, and the values that a function makes for each replica."""
+"""Iterators over distributed datasets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stratagem._core.contexts.context import current_context, require_strategy
-from stratagem._core.options import ValueContext
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
 from stratagem._input.generators import Order
@@ -17,29 +16,6 @@ from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
-
-
-def per_replica_values(
-    value_fn: Callable[[ValueContext], Any], first: int, local: int, in_sync: int
-) -> Any:
-    """Call `value_fn` for each replica of this process, in replica order.
-
-    Args:
-        value_fn: Returns a nest; its leaves stay as they are.
-        first: Number of this process's first replica among all.
-        local: How many replicas this process has.
-        in_sync: How many replicas there are in all.
-
-    Returns:
-        The nest with `PerReplica` as leaves, also if there is one replica.
-
-    Raises:
-        InvalidArgumentError: The nests differ in structure.
-
-    Spec: INP-51, INP-52, VAL-10.
-    """
-    contexts = [ValueContext(first + index, in_sync) for index in range(local)]
-    return regroup([value_fn(context) for context in contexts], always_wrap=True)
 
 
 _NONE = object()

@@ -11,8 +11,7 @@ from typing import Any
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
-from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.checkpoint.folder import local_path
 from stratagem_proto.errors import InvalidArgumentError

@@ -13,10 +13,10 @@ from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
-from stratagem._parameter_server.consistencies import encoded_consistency, report_of
+from stratagem._parameter_server.checkpoints.cut import snapshot_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
+from stratagem._parameter_server.pushing.step_tracker import encoded_consistency, report_of
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
 from stratagem.consistency import Consistency, ConsistencyReport

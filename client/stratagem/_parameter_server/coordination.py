@@ -1,4 +1,4 @@
-"""Whether a coordinator has the functions of a program run on workers."""
+"""Whether a coordinator has the functions of a program run on workers, and their datasets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,47 @@ from typing import TYPE_CHECKING, Any
 from stratagem._core.contexts.worker_index import runs_on_a_worker
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
+from stratagem._input.dataset import DistributedDataset
+from stratagem._input.pipeline import InputPipeline
+from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+
+
+class UnbuiltDataset(DistributedDataset):
+    """A `DistributedDataset` that each worker makes when a function reads it.
+
+    Args:
+        strategy: The strategy.
+        build: Makes it, on a worker.
+
+    Spec: PS2-13.
+    """
+
+    def __init__(self, strategy: Strategy, build: Callable[[], DistributedDataset]) -> None:
+        self._strategy = strategy
+        self._build = build
+        self._made: DistributedDataset | None = None
+
+    @property
+    def _pipeline(self) -> InputPipeline:
+        """Of the worker that runs this.
+
+        Raises:
+            InvalidArgumentError: None does.
+        """
+        if not runs_on_a_worker():
+            raise InvalidArgumentError(
+                "To use this dataset, you need to pass this dataset to "
+                "ClusterCoordinator.create_per_worker_dataset: workers read it, and "
+                "not the coordinator's program, which schedules functions that do"
+            )
+        if self._made is None:
+            self._made = self._build()
+        return self._made._pipeline
+
 
 _LOG = logging.getLogger("stratagem")
 
@@ -77,7 +114,7 @@ class Coordination:
     def unbuilt(self, build: Callable[[], Any]) -> Any:
         """Return a dataset that each worker builds for itself."""
         # Late: not every program has a strategy read its data.
-        from stratagem._parameter_server.unbuilt_dataset import UnbuiltDataset
+        from stratagem._parameter_server.coordination import UnbuiltDataset
 
         return UnbuiltDataset(self._container_strategy(), build)
 

@@ -21,18 +21,19 @@ from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
+from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.buffer_means import BufferMeans
-from stratagem._parameter_server.cluster import TrainingCluster
+from stratagem._parameter_server.cluster import OneProcess, TrainingCluster
 from stratagem._parameter_server.hosting import updates as _remote_updates
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.variables.sharded_creation import ShardedCreation
-from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.sharded_variable import ShardedCreation, ShardedVariable
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._parameter_server.variables.variable_placement import VariablePlacement
 from stratagem._parameter_server.worker_extended import WorkerExtended
+from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -259,3 +260,33 @@ class ParameterServerExtended(WorkerExtended):
             device = DeviceName.parse(destinations)
             if device.job == "ps" and device.task is not None:
                 self._store.servers.require_visible(device.task)
+
+
+class _AloneHosting(HomeHosting):
+    """Takes optimizers of any consistency: with one worker all are the same."""
+
+    def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
+        return super().name_optimizer(class_name)
+
+
+class LocalExtended(CentralStorageExtended):
+    """One copy of each variable, in this process. Spec: PS1-1."""
+
+    _hosting_class = _AloneHosting
+    _cluster = OneProcess()
+
+    def variable_placements(self) -> list[VariablePlacement]:
+        """Return where each variable lives: in this process."""
+        return [
+            VariablePlacement(
+                variable.name,
+                tuple(variable.shape),
+                variable.dtype,
+                "/job:localhost/task:0",
+                variable.shape.numel() * variable.dtype.itemsize,
+            )
+            for variable in self._hosting.variables()
+        ]
+
+    def _close(self) -> None:
+        """There are no sessions to end."""

@@ -18,8 +18,8 @@ from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
+from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.hosting.local_writes import refuse_writes_in_replicas
-from stratagem._parameter_server.hosting.parameters import placed_parameter
 from stratagem._parameter_server.hosting.trainers import Trainers
 from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers

@@ -12,7 +12,7 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._parameter_server.hosting import slots as _remote_slots
 from stratagem._parameter_server.hosting import steps as _remote_steps
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
+from stratagem._parameter_server.pushing.server_batches import OverlappedPush
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.split_variable import divided_slots, joined_slots

@@ -18,8 +18,7 @@ from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
-from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.tables.tables import META_ABOVE
 from stratagem._parameter_server.task import member_of, replica_devices, servers_of, store_of

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from stratagem._cluster.device_filters import visible_servers
 from stratagem._cluster.membership import Membership
 from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
-from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
@@ -18,6 +19,28 @@ from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.encodings import NARROW_DTYPES
+
+_LOG = logging.getLogger("stratagem")
+
+
+class ServerLookup:
+    """Says where parameter servers are now.
+
+    Args:
+        resolver: The resolver.
+    """
+
+    def __init__(self, resolver: ClusterResolver) -> None:
+        self._resolver = resolver
+
+    def __call__(self, index: int) -> str:
+        """Return the "host:port" of a server; "" if the resolver does not say."""
+        try:
+            return self._resolver.cluster_spec().task_address("ps", index)
+        except Exception as error:
+            # Where nobody knows more, the server may come back to where it was.
+            _LOG.debug("the resolver does not say where servers are: %s", error)
+            return ""
 
 
 def member_of(resolver: ClusterResolver) -> Membership:

@@ -14,10 +14,9 @@ from stratagem._core.options import InputContext
 from stratagem._core.tensors.nests import leaves, map_leaves, opened
 from stratagem._core.values.distributed_values import DistributedValues
 from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes
-from stratagem._core.values.regroup import select_component
+from stratagem._core.values.regroup import per_replica_values, select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable
-from stratagem._input.iterator import per_replica_values
 from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 

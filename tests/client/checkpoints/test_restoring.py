@@ -8,7 +8,7 @@ import pytest
 
 import stratagem
 from stratagem import ParameterServerStrategy, Variable
-from stratagem._parameter_server.checkpoints.restoration import Restoration
+from stratagem._parameter_server.checkpoints.restoring import Restoration
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import Wanted

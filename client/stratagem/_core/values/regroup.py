@@ -1,4 +1,4 @@
-"""From one nest per replica to one nest of distributed values, and back."""
+"""From one value per replica to one nest of distributed values, and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.options import ValueContext
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.tensors.nests import LEAF_TYPES, map_leaves
 from stratagem._core.tensors.operators import TensorStandIn
@@ -122,3 +123,26 @@ def _mirrored_tensors(leaves: Sequence[Any]) -> Mirrored | None:
 def _distinct(*leaves: Any) -> tuple[Any, ...]:
     same = all(leaf is leaves[0] for leaf in leaves)
     return leaves[:1] if same else leaves
+
+
+def per_replica_values(
+    value_fn: Callable[[ValueContext], Any], first: int, local: int, in_sync: int
+) -> Any:
+    """Call `value_fn` for each replica of this process, in replica order.
+
+    Args:
+        value_fn: Returns a nest; its leaves stay as they are.
+        first: Number of this process's first replica among all.
+        local: How many replicas this process has.
+        in_sync: How many replicas there are in all.
+
+    Returns:
+        The nest with `PerReplica` as leaves, also if there is one replica.
+
+    Raises:
+        InvalidArgumentError: The nests differ in structure.
+
+    Spec: INP-51, INP-52, VAL-10.
+    """
+    contexts = [ValueContext(first + index, in_sync) for index in range(local)]
+    return regroup([value_fn(context) for context in contexts], always_wrap=True)

@@ -1,20 +1,31 @@
-"""Finding one moment on all servers, between steps of all clients."""
+"""Finding one moment on all servers, between steps of all clients, and reading them as of it."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.global_norm import finish_all
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.checkpoints import hold_steps, release_steps
+from stratagem._ps_client.requests.checkpoints import (
+    close_snapshot,
+    hold_steps,
+    open_snapshot,
+    release_steps,
+)
 from stratagem._ps_client.requests.request import Request
-from stratagem_proto.errors import AbortedError, DeadlineExceededError, StratagemError
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    StratagemError,
+)
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
 
@@ -140,3 +151,26 @@ def _reports(
     left = [each for answer in answers for each in answer.left]
     left.sort(key=lambda each: each.finished)
     return {each.label: each.report for each in (*left, *clients) if each.report}
+
+
+@contextmanager
+def snapshot_of(store: RemoteStore) -> Iterator[None]:
+    """Have all reads of a store be of one moment, until the context ends.
+
+    Raises:
+        FailedPreconditionError: They are already, or too many tasks read so.
+        DeadlineExceededError: Clients were in the midst of a step all the time.
+    """
+    servers = store.servers
+    if servers.snapshot:
+        raise FailedPreconditionError(
+            "this strategy reads from a snapshot already; leave it before you take the next one"
+        )
+    try:
+        servers.snapshot = take_cut(servers, open_snapshot, store.peer_seconds).name
+        yield
+    finally:
+        servers.snapshot = b""
+        # Servers that cannot be told let go when the session ends.
+        with suppress(StratagemError):
+            servers.on_all(close_snapshot)

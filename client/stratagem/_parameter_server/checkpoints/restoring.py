@@ -1,25 +1,96 @@
-"""Variables on servers that take their values from a checkpoint."""
+"""Variables on servers that take their values from a checkpoint, on all servers or none."""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._core.waiting import Wait
-from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._ps_client.requests.checkpoints import Wanted, announce_restored, list_restored
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.checkpoints import (
+    Wanted,
+    announce_restored,
+    list_restored,
+    restore_staged,
+    stage_variables,
+)
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name
-from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    StratagemError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES
+
+
+class Restoration:
+    """One checkpoint that servers restore in two phases: all read it, then all take it.
+
+    Args:
+        servers: The servers.
+        path: Absolute path of the checkpoint.
+        wanted: What to restore, by server.
+    """
+
+    def __init__(self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]) -> None:
+        self._servers = servers
+        self._path = path
+        self._wanted = wanted
+        self._name = secrets.token_bytes(SESSION_ID_BYTES)
+
+    def stage(self, seconds: float) -> None:
+        """Have all servers read their part, beside what they have.
+
+        Args:
+            seconds: How long reading may take.
+
+        Raises:
+            StratagemError: A server cannot, and nothing has changed anywhere.
+        """
+        try:
+            self._ask_to_stage(self._path, self._wanted, seconds)
+        except StratagemError:
+            # Servers that cannot be told forget it with the session.
+            with suppress(StratagemError):
+                self._ask_to_stage("", dict.fromkeys(self._wanted, Wanted()), seconds)
+            raise
+
+    def _ask_to_stage(self, path: str, wanted: Mapping[int, Wanted], seconds: float) -> None:
+        self._servers.together(
+            {
+                server: stage_variables(self._name, path, each, seconds)
+                for server, each in wanted.items()
+            }
+        )
+
+    def replace(self) -> None:
+        """Have all servers replace what they have by what they have read.
+
+        Raises:
+            AbortedError: A server went away after it had read its part.
+        """
+        try:
+            self._servers.together({server: restore_staged(self._name) for server in self._wanted})
+        except StratagemError as error:
+            raise AbortedError(
+                f"some servers may have restored {self._path!r}, but not all have: "
+                f"{error.message}. Restore again before anything else"
+            ) from error
+
 
 _LOG = logging.getLogger("stratagem")
 

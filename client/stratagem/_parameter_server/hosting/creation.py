@@ -9,12 +9,15 @@ from typing import TypeVar
 import torch
 
 from stratagem._cluster.membership import Membership
+from stratagem._core.variables.initial_values import require_dense
 from stratagem._core.variables.traits import VariableTraits
-from stratagem._parameter_server.hosting.attachment import Attachment
-from stratagem._parameter_server.hosting.earlier_run import EarlierRun
+from stratagem._hosting.modules.adoption import Adoption
+from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.placement import Demand, Placement, server_device
-from stratagem._parameter_server.variables.variable import NO_OWNER, Owner, RemoteVariable
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.variable import NO_OWNER, Owner, RemoteVariable, Shard
 from stratagem_proto.errors import AttachmentError, InvalidArgumentError
 
 Kind = TypeVar("Kind", bound=RemoteVariable)
@@ -138,3 +141,24 @@ def _require_same_server(variable: RemoteVariable, server: int) -> None:
             "on all workers, with the same list of servers and the same device filters",
             variable=variable.name,
         )
+
+
+def placed_parameter(
+    creation: RemoteCreation, partitioning: Partitioning, adoption: Adoption
+) -> RemoteVariable | SplitVariable:
+    """Return the variable of a parameter, which does not exist yet."""
+    parameter, path = adoption.parameter, adoption.module_path
+    require_dense(parameter, f"parameter {adoption.name!r} of {path}")
+    traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+    layout = partitioning.layout(parameter.shape, parameter.dtype)
+    if len(layout.sizes) == 1:
+        return creation.placed(traits, parameter, Owner(path))
+    parts = [
+        creation.placed(
+            replace(traits, name=shard_name(adoption.name, number)),
+            rows.of(parameter.detach()),
+            Owner(path, Shard(rows, tuple(parameter.shape))),
+        )
+        for number, rows in enumerate(layout.shards)
+    ]
+    return SplitVariable(traits, parts, layout)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from stratagem._parameter_server.pushing.global_norm import finish
-from stratagem._parameter_server.pushing.pulls import Pulls
+from stratagem._parameter_server.pushing.push import Pulls
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import note_read
 from stratagem._parameter_server.variables.variable import Copies

@@ -6,9 +6,9 @@ from stratagem._core.enums import ReduceOp
 from stratagem._gradients.step import OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.hosting.synchronous_steps import Staged
-from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
 from stratagem._parameter_server.pushing.push import Push
 from stratagem._parameter_server.pushing.server_batches import (
+    OverlappedPush,
     ServerBatches,
     add_gradient,
     no_batches,

@@ -15,8 +15,7 @@ from stratagem._parameter_server.hosting.synchronous_steps import Contributions,
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
-from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import PullMode
+from stratagem._parameter_server.pushing.push import PullMode, Pulls
 from stratagem._parameter_server.pushing.step_tracker import StepPermit, StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server

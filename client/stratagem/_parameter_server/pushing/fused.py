@@ -8,8 +8,15 @@ from itertools import chain
 
 from stratagem._parameter_server.pushing.plain import Exchange, PlainPushing
 from stratagem._parameter_server.pushing.prefetched_values import Asked, PrefetchedValues
-from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import PullMode, Push, Pushing, RunSoFar, Way, way_of
+from stratagem._parameter_server.pushing.push import (
+    PullMode,
+    Pulls,
+    Push,
+    Pushing,
+    RunSoFar,
+    Way,
+    way_of,
+)
 from stratagem._parameter_server.pushing.push_in_flight import OwnCopies, PushInFlight
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.reads import Answer

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from operator import is_
 
-from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import Push, Pushing
+from stratagem._parameter_server.pushing.push import Pulls, Push, Pushing
 from stratagem._parameter_server.pushing.push_in_flight import OwnCopies
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from stratagem._parameter_server.pushing.pulls import Pulls
-from stratagem._parameter_server.pushing.push import Expected, Push
+from stratagem._parameter_server.pushing.push import Expected, Pulls, Push
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate, following

@@ -1,8 +1,8 @@
-"""Tables, made of large and of sparse parameters."""
+"""Tables, made of large and of sparse parameters, and parameters of modules that are tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, KeyLimits
-from stratagem._parameter_server.tables.hosting import HostedTable
 from stratagem._parameter_server.tables.initial_rows import InitialRows
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import AllocationRecorder, current_recorder
@@ -32,6 +31,44 @@ from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import Owner, Shard
 from stratagem_proto.v1.variable_pb2 import TableSpec
+
+
+class HostedTable(HostedParameter):
+    """A module's parameter whose values are read and written where they are.
+
+    There is no copy to be kept equal; each replica has a parameter of its own for the sake of its
+    gradient.
+
+    Args:
+        table: The variable.
+        parameter: The user's parameter.
+        devices: The device of each replica of this process.
+    """
+
+    def __init__(
+        self, table: TableVariable, parameter: TableParameter, devices: Sequence[torch.device]
+    ) -> None:
+        parameter.source, parameter.initial = table, None
+        others = [TableParameter.of(table, parameter) for _ in devices[1:]]
+        super().__init__(table, parameter, devices, others)
+        self._table = table
+        table.show_in(self)
+
+    def written_locally(self) -> bool:
+        """Give the servers what a module was given in the parameter's place."""
+        for parameter in list(self._replacements()):
+            self._table.replace(parameter.detach())
+            self._replace(self.parameter)
+        for leaf in self.leaves[1:]:
+            leaf.requires_grad_(self.parameter.requires_grad)
+        return False
+
+    def accept_everywhere(self) -> None:
+        """There is nothing that could be behind."""
+
+    def accept(self) -> None:
+        """There is nothing that could be behind."""
+
 
 META_ABOVE = 256 << 20
 """Bytes of memory that a parameter takes at most, unless the user says otherwise."""

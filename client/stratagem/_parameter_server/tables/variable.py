@@ -16,9 +16,8 @@ from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
-from stratagem._parameter_server.tables.pulled_rows import PulledRows
 from stratagem._parameter_server.tables.reading import pull_missing, read
-from stratagem._parameter_server.tables.row_values import added_up
+from stratagem._parameter_server.tables.row_values import PulledRows, added_up
 from stratagem._parameter_server.tables.shard import TableShard
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.split_variable import SplitVariable

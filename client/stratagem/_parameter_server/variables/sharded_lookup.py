@@ -1,18 +1,106 @@
-"""Looking up rows of sharded variables, as torch does it in one tensor."""
+"""Looking up and indexing rows of sharded variables, as torch does it in one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from stratagem._core.tensors.indexed_slices import require_integers
-from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.shards import merge
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
 from stratagem_proto.rows import distinct
+
+if TYPE_CHECKING:
+    from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+
+
+def index_rows(
+    shape: Sequence[int], index: Any, rows: Callable[[range], torch.Tensor]
+) -> torch.Tensor:
+    """Return `whole[index]` without more rows of the whole tensor than it takes.
+
+    Args:
+        shape: Shape of the whole tensor; it has one dimension at least.
+        index: As for NumPy: integers, slices with steps of either sign, `...`, `None`, and boolean
+            masks.
+        rows: Returns some rows, which are given in ascending order.
+
+    Raises:
+        RowIndexError: A row is out of bounds, or there are too many indices.
+        InvalidTypeError: There are lists or tensors of integers.
+
+    Spec: SHV-7 to SHV-9.
+    """
+    items = _expanded(index, len(shape))
+    place = next(i for i, item in enumerate(items) if item is not None)
+    first = items[place]
+    if isinstance(first, torch.Tensor):
+        return _index(rows(range(shape[0])), items)
+    if not isinstance(first, slice):
+        row = _row(shape[0], first)
+        items[place] = 0
+        return _index(rows(range(row, row + 1)), items)
+    selected = range(shape[0])[first]
+    items[place] = slice(None, None, 1 if selected.step > 0 else -1)
+    return _index(rows(selected if selected.step > 0 else selected[::-1]), items)
+
+
+def _row(size: int, item: int) -> int:
+    if not -size <= item < size:
+        raise RowIndexError(f"index {item} of dimension 0 is out of bounds: there are {size} rows")
+    return item % size
+
+
+def _expanded(index: Any, dims: int) -> list[Any]:
+    """The index with one item for each dimension, and those that add dimensions."""
+    items = [_item(one) for one in (index if isinstance(index, tuple) else (index,))]
+    free = dims - sum(_taken(item) for item in items)
+    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+    if free < 0 or len(ellipses) > 1:
+        raise RowIndexError(f"too many indices for {dims} dimensions: {index!r}")
+    at = ellipses[0] if ellipses else len(items)
+    return [*items[:at], *[slice(None)] * free, *items[at + 1 :]]
+
+
+def _item(item: Any) -> Any:
+    if isinstance(item, np.ndarray):
+        item = torch.from_numpy(item)
+    if isinstance(item, torch.Tensor) and item.dtype is torch.bool and item.dim():
+        return item
+    if item is None or item is Ellipsis or isinstance(item, slice):
+        return item
+    if isinstance(item, bool | list | torch.Tensor) or not hasattr(item, "__index__"):
+        raise InvalidTypeError(
+            f"a ShardedVariable cannot be indexed by {item!r}; use integers, slices "
+            "and boolean masks, or sparse_read() for rows by number"
+        )
+    return as_index(item)
+
+
+def _taken(item: Any) -> int:
+    """How many dimensions an item stands for."""
+    if isinstance(item, torch.Tensor):
+        return item.dim()
+    return int(item is not None and item is not Ellipsis)
+
+
+def _index(tensor: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+    """Index a tensor, also by slices with negative steps, which torch has not."""
+    dim = 0
+    ascending = []
+    for item in items:
+        if isinstance(item, slice) and item.step is not None and item.step < 0:
+            start, stop, step = item.indices(tensor.shape[dim])
+            last = tensor.shape[dim] - 1
+            tensor, item = tensor.flip(dim), slice(last - start, last - stop, -step)
+        ascending.append(item)
+        dim += _taken(item)
+    return tensor[tuple(ascending)]
 
 
 def embedding(
