@@ -26,11 +26,12 @@ __all__ = ["ScalarWriter"]
 
 
 class ScalarWriter:
-    """Writes numbers of a program, and how the workers of its strategy fare.
+    """Writes numbers of a program, and how the workers of its strategy fare::
 
-        with stratagem.tensorboard.ScalarWriter(strategy, "runs/demo") as scalars: for step in
-            range(1000):
-                loss = train_step() scalars.write(step, {"loss": loss})
+        with stratagem.tensorboard.ScalarWriter(strategy, "runs/demo") as scalars:
+            for step in range(1000):
+                loss = train_step()
+                scalars.write(step, {"loss": loss})
 
     All workers may run the same program: only the one that `should_save_summary`, which is the
     chief, writes anything. Of a cluster it writes besides, under "stratagem/", the steps of this

@@ -14,10 +14,6 @@ from stratagem_proto.wire.status import from_rpc_error
 def gpus_of(address: str, token: str) -> int:
     """Return how many GPUs a worker server has for replicas: the logical ones.
 
-    Args:
-        address: Its "host:port".
-        token: The cluster's secret, or "".
-
     Raises:
         UnavailableError: It cannot be reached within the deadline of a call.
         UnauthenticatedError: It has another cluster token.

@@ -66,21 +66,15 @@ class ClusterDeviceFilters:
 class TaskView:
     """What a task sees of its cluster. Spec: FIL-2, FIL-3.
 
-    Attributes:
-        task: Its name, as in "/job:worker/task:0".
-        filters: Lists of partial device names. A remote device has to match one name of each list
-            that is not empty.
+    A remote device has to match one partial device name of each list in `filters` that is not
+    empty.
     """
 
     task: str
     filters: tuple[Sequence[str], ...]
 
     def hiding(self, device: str) -> Sequence[str]:
-        """Return the list of filters that hides a device, an empty one if none does.
-
-        Raises:
-            InvalidArgumentError: A filter is no partial device name.
-        """
+        """Return the list of filters that hides a device, an empty one if none does."""
         name = DeviceName.parse(device)
         if _matches(self.task, name):
             return ()
@@ -98,10 +92,8 @@ def _matches(partial: str, name: DeviceName) -> bool:
 class VisibleServers:
     """The parameter servers as one task sees them.
 
-    Attributes:
-        used: Indices of those that variables are placed on, in turn: those that the task that
-            creates them sees.
-        hidden: Why this task may not call a server, by its index.
+    Variables are placed on those `used`, in turn, which the task that creates them sees. Those
+    `hidden` this task may not call, for the reason given.
     """
 
     used: tuple[int, ...]
@@ -116,12 +108,9 @@ class VisibleServers:
 def visible_servers(
     member: Membership, filters: ClusterDeviceFilters | None, session: ConfigProto | None
 ) -> VisibleServers:
-    """Return what filters leave of the parameter servers.
+    """Return what filters leave of the parameter servers to a task.
 
-    Args:
-        member: The task that is to use them.
-        filters: Filters of each task of the cluster.
-        session: The configuration of the session that every task opens.
+    There are filters of each task of the cluster, and those of the session that every task opens.
 
     Raises:
         InvalidArgumentError: A filter is no partial device name, or the task that creates variables

@@ -21,13 +21,7 @@ COORDINATOR = (
 
 @dataclass(frozen=True)
 class Membership:
-    """A task's place in its cluster.
-
-    Attributes:
-        cluster: The cluster.
-        task_type: Job of this task.
-        task_id: Its index within the job.
-    """
+    """A task's place in its cluster."""
 
     cluster: ClusterSpec
     task_type: str
@@ -43,18 +37,16 @@ class Membership:
         """
         if not task_type or task_id is None:
             raise InvalidArgumentError(
-                "With a cluster you must also specify `task_type` and `task_id`: which "
-                "of its tasks this process is, for instance by the key 'task' of "
-                f"TF_CONFIG. {COORDINATOR}"
+                "With a cluster you must also specify `task_type` and `task_id`: which of its "
+                f"tasks this process is, for instance by the key 'task' of TF_CONFIG. {COORDINATOR}"
             )
         if task_type == "chief" and "chief" not in cluster.jobs:
             raise InvalidArgumentError(f"`task_type` 'chief' not found in {cluster}. {COORDINATOR}")
         validated(cluster, task_type, task_id)
         if "ps" not in cluster.jobs or not cluster.num_tasks("ps"):
             raise InvalidArgumentError(
-                "ParameterServerStrategy needs to have `ps` jobs: there must be at "
-                f"least one ps, but {cluster} has none; add the addresses of parameter "
-                "servers"
+                "ParameterServerStrategy needs to have `ps` jobs: there must be at least one ps, "
+                f"but {cluster} has none; add the addresses of parameter servers"
             )
         for index in cluster.task_indices("ps"):
             _require_port(index, cluster.task_address("ps", index))
@@ -112,11 +104,7 @@ class Membership:
         return [self.name, "/job:ps", "/job:chief"] if self.task_type == "worker" else []
 
     def require_creator(self, what: str) -> None:
-        """Check that this task may set `what` without an optimizer.
-
-        Raises:
-            FailedPreconditionError: It is not the one that creates the variables.
-        """
+        """Raise FailedPreconditionError unless this task may set `what` without an optimizer."""
         if not self.creates:
             raise FailedPreconditionError(
                 f"{what} was set in {self.name}, but only the chief sets the values of "
@@ -125,11 +113,7 @@ class Membership:
             )
 
     def require_trainer(self) -> None:
-        """Check that this task may take steps.
-
-        Raises:
-            FailedPreconditionError: It is one that only reads.
-        """
+        """Raise FailedPreconditionError unless this task may take steps."""
         if not self.trains:
             raise FailedPreconditionError(
                 f"{self.name} takes no steps, which others would not know of; only the "

@@ -52,20 +52,16 @@ def core_api(location: KubernetesExecutableLocation) -> Any:
         load(client_configuration=settings)
     except config.ConfigException as error:
         raise FailedPreconditionError(
-            f"the configuration of Kubernetes cannot be read: {error}. Outside of "
-            "a pod use KubernetesExecutableLocation.OFF_CLUSTER, which reads what "
-            "KUBECONFIG names"
+            f"the configuration of Kubernetes cannot be read: {error}. Outside of a pod use "
+            "KubernetesExecutableLocation.OFF_CLUSTER, which reads what KUBECONFIG names"
         ) from error
     return client.CoreV1Api(client.ApiClient(settings))
 
 
 def list_pods(api: Any, selector: str, namespace: str | None) -> Sequence[Pod]:
-    """Return the pods with certain labels.
+    """Return the pods that a label selector finds, by a `CoreV1Api` of the client library.
 
-    Args:
-        api: A `CoreV1Api` of the client library.
-        selector: Label selector, as in "job-name=tensorflow".
-        namespace: Where to look; None for all namespaces.
+    They are in one namespace, or in all for None.
 
     Raises:
         UnavailableError: The API server cannot be reached, or refuses.
@@ -77,9 +73,8 @@ def list_pods(api: Any, selector: str, namespace: str | None) -> Sequence[Pod]:
     except _failures() as error:
         where = "all namespaces" if namespace is None else f"namespace {namespace!r}"
         raise UnavailableError(
-            f"the API server of Kubernetes does not list the pods {selector!r} of "
-            f"{where}: {_reason(error)}. The service account needs the verb 'list' for "
-            "pods"
+            f"the API server of Kubernetes does not list the pods {selector!r} of {where}: "
+            f"{_reason(error)}. The service account needs the verb 'list' for pods"
         ) from error
 
 
@@ -147,15 +142,10 @@ def address_kind(kind: str) -> Callable[[Pod], str]:
 
 
 def numbered(job: str, selections: Sequence[Sequence[Pod]]) -> dict[int, Pod]:
-    """Return the pods of a job by the index of their task.
+    """Return the pods of a job, given by label selector, by the index of their task.
 
-    Args:
-        job: The job.
-        selections: The pods of each label selector.
-
-    Returns:
-        If Kubernetes numbers all pods, and there is one selector, the pods by these numbers. Else
-        the pods of one selector after the other, sorted by name.
+    If Kubernetes numbers all pods, and there is one selector, the indices are these numbers. Else
+    the pods of one selector follow the other's, sorted by name.
 
     Raises:
         FailedPreconditionError: A pod does not run.

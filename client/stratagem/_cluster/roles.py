@@ -35,10 +35,8 @@ def normalize_cluster_spec(cluster_spec: Cluster) -> ClusterSpec:
 def is_chief(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> bool:
     """Return whether a task creates what the others attach to.
 
-    That is the chief, else worker 0; an evaluator is a cluster of its own.
-
-    Raises:
-        InvalidArgumentError: As `validated`. Spec: MWU-1.
+    That is the chief, else worker 0; an evaluator is a cluster of its own. Raises as `validated`.
+    Spec: MWU-1.
     """
     cluster = validated(cluster_spec, task_type, task_id)
     if task_type in _SINGLE:
@@ -47,10 +45,9 @@ def is_chief(cluster_spec: Cluster, task_type: str | None, task_id: int | None) 
 
 
 def worker_count(cluster_spec: Cluster, task_type: str | None) -> int:
-    """Return how many tasks do the same work as one of `task_type`.
+    """Return how many tasks do the same work as one of `task_type`, if such tasks train.
 
-    Raises:
-        InvalidArgumentError: Such tasks do not train, or as `validated`. Spec: MWU-2.
+    Raises InvalidArgumentError if not, and as `validated`. Spec: MWU-2.
     """
     cluster = validated(cluster_spec, task_type, None)
     if task_type in ("chief", "worker"):
@@ -66,10 +63,8 @@ def worker_count(cluster_spec: Cluster, task_type: str | None) -> int:
 def id_in_cluster(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> int:
     """Return the number of a task among those that do the same work.
 
-    The chief is number 0 and the workers follow it.
-
-    Raises:
-        InvalidArgumentError: The task is not one of those, or as `validated`. Spec: MWU-3.
+    The chief is number 0 and the workers follow it. Raises InvalidArgumentError if the task is none
+    of those, and as `validated`. Spec: MWU-3.
     """
     cluster = validated(cluster_spec, task_type, task_id)
     if task_type == "chief":
@@ -84,8 +79,7 @@ def id_in_cluster(cluster_spec: Cluster, task_type: str | None, task_id: int | N
 def collective_leader(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> str:
     """Return the device-name prefix of the task that leads the workers, or "".
 
-    Raises:
-        InvalidArgumentError: As `validated`. Spec: MWU-4.
+    Raises as `validated`. Spec: MWU-4.
     """
     cluster = validated(cluster_spec, task_type, task_id)
     if task_type == "evaluator" or not cluster:
@@ -108,10 +102,7 @@ def coordination_leader(cluster_spec: Cluster) -> str:
 def validated(cluster_spec: Cluster, task_type: str | None, task_id: int | None) -> ClusterSpec:
     """Return the cluster after checking it and a task's place in it.
 
-    Args:
-        cluster_spec: The cluster.
-        task_type: The task's job; None for no task. An evaluator need not be listed.
-        task_id: The task's index in its job; None is not checked.
+    An evaluator need not be listed, and a `task_id` of None is not checked.
 
     Raises:
         InvalidArgumentError: A job is not one of a training cluster, there are two chiefs or

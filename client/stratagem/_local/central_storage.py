@@ -74,13 +74,7 @@ def default_parameter_device(devices: Sequence[str]) -> str:
 
 
 class HomeHosting(LocalHosting):
-    """Keeps the variables of parameters on one device, which the parameters follow.
-
-    Args:
-        extended: The strategy's `extended`.
-        devices: Full names of the replicas' devices.
-        home: Full name of the variables' device.
-    """
+    """Keeps the variables of parameters on one device, which the parameters follow."""
 
     def __init__(self, extended: StrategyExtended, devices: Sequence[str], home: str) -> None:
         super().__init__(extended, [*map(torch_device, devices)])
@@ -119,13 +113,7 @@ class HomeHosting(LocalHosting):
 
 
 class CentralStorageExtended(StrategyExtended):
-    """The `extended` of a `CentralStorageStrategy`.
-
-    Args:
-        container_strategy: The strategy.
-        devices: Full names of the replicas' devices.
-        parameter_device: The variables' device, as the user wrote it.
-    """
+    """The `extended` of a `CentralStorageStrategy`."""
 
     _hosting: HomeHosting
     _hosting_class: type[HomeHosting] = HomeHosting

@@ -40,11 +40,6 @@ class CopiesExtended(StrategyExtended):
     """Creates, updates and reduces where each replica has a copy of each variable.
 
     A subclass says on which devices the replicas run, and runs them.
-
-    Args:
-        container_strategy: The strategy.
-        replicas: The replicas in sync, and the devices of those in this process.
-        resolver: Describes the cluster; None without one.
     """
 
     _hosting: CopiesHosting

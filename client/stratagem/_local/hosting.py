@@ -24,11 +24,7 @@ from stratagem_proto.programs.slot_names import SlotName
 
 
 class LocalHosting(Hosting):
-    """Hosts modules in this process, and steps torch's optimizers in it.
-
-    Attributes:
-        optimizers: Torch's optimizers.
-    """
+    """Hosts modules in this process, and steps torch's optimizers in it."""
 
     def __init__(
         self,
@@ -210,7 +206,6 @@ def _require_all(entries: Sequence[CheckpointEntry], state: Mapping[str, torch.T
     if missing:
         raise NotFoundError(
             f"the checkpoint has no {', '.join(map(repr, missing))}; it has "
-            f"{', '.join(map(repr, sorted(state))) or 'nothing'}. Restore into the "
-            "program that was saved, or pass strict=False to leave what it lacks as "
-            "it is"
+            f"{', '.join(map(repr, sorted(state))) or 'nothing'}. Restore into the program that "
+            "was saved, or pass strict=False to leave what it lacks as it is"
         )

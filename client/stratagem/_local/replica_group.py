@@ -63,12 +63,7 @@ class AcrossReplicas(ABC):
 
 
 class AcrossDevices(AcrossReplicas):
-    """Brings values together where all replicas are in one process.
-
-    Args:
-        cross_device_ops: Moves values between devices.
-        count: Returns the number of replicas.
-    """
+    """Brings values together where all replicas are in one process."""
 
     def __init__(self, cross_device_ops: CrossDeviceOps, count: Callable[[], int]) -> None:
         self._cross_device_ops = cross_device_ops
@@ -107,11 +102,7 @@ class AcrossDevices(AcrossReplicas):
 
 
 def mean_of_equals(op: ReduceOp, value: Any) -> Any:
-    """Return the mean of a value whose copies are equal.
-
-    Raises:
-        InvalidArgumentError: Another reduction is asked for.
-    """
+    """Return the mean of a value whose copies are equal; refuse any other reduction."""
     if op is ReduceOp.MEAN:
         return value
     raise InvalidArgumentError(
@@ -122,10 +113,6 @@ def mean_of_equals(op: ReduceOp, value: Any) -> Any:
 
 class ReplicaGroup(ABC):
     """The replicas in sync, of which each process runs equally many.
-
-    Args:
-        devices: Full names of the devices of this process's replicas.
-        cross_device_ops: Moves values between these.
 
     Attributes:
         across: Brings values of all replicas together.

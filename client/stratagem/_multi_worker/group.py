@@ -23,11 +23,6 @@ class WorkerGroup:
     All workers call the same methods in the same order. Each operation begins with an `exchange`,
     in which workers notice that they are at different operations. The first operation connects the
     workers; a worker that is alone never connects.
-
-    Args:
-        place: The place of this process among the workers.
-        timeout: Longest time that a worker waits for the others, in seconds.
-        facts: What has to be equal on all workers, as JSON can carry it.
     """
 
     def __init__(self, place: WorkerPlace, timeout: float, facts: Any) -> None:
@@ -44,11 +39,8 @@ class WorkerGroup:
     def exchange(self, operation: str, details: Any) -> list[Any]:
         """Send details to all workers, and return those of each worker, by rank.
 
-        This is cheap where the details of all workers are the same.
-
-        Args:
-            operation: What this is for. All workers must be at the same operation.
-            details: Anything that JSON can carry.
+        This is cheap where the details of all workers are the same. JSON carries them. All workers
+        must be at the same operation.
 
         Raises:
             AbortedError: Workers are at different operations.
@@ -66,27 +58,17 @@ class WorkerGroup:
         return [details for _, details in heard]
 
     def agree(self, what: str, details: Any, beside: Any = None) -> list[Any]:
-        """Check that details are equal on all workers.
+        """Check that details are equal on all workers; return the `beside` of each, by rank.
 
-        Args:
-            what: What the details are of, for the message.
-            details: Anything that JSON can carry.
-            beside: What may differ between workers.
-
-        Returns:
-            The `beside` of each worker, by rank.
-
-        Raises:
-            InvalidArgumentError: The details differ; shows the first difference.
+        JSON carries both. Raises InvalidArgumentError, which shows the first difference.
         """
         heard = self.exchange(what, [details, beside])
         for rank, (other, _) in enumerate(heard):
             if other != heard[0][0]:
                 mine, theirs = _first_difference(heard[0][0], other)
                 raise InvalidArgumentError(
-                    f"{what} differs between the workers: {self.place.tasks[0]} has "
-                    f"{mine}, {self.place.tasks[rank]} has {theirs}; run the same "
-                    "program on all workers",
+                    f"{what} differs between the workers: {self.place.tasks[0]} has {mine}, "
+                    f"{self.place.tasks[rank]} has {theirs}; run the same program on all workers",
                     task=self.place.name,
                 )
         return [beside for _, beside in heard]
@@ -94,23 +76,15 @@ class WorkerGroup:
     def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int = 0) -> list[torch.Tensor]:
         """Return the sum over workers of each tensor, the same bits on every worker.
 
-        The workers have agreed on shapes and dtypes.
-
-        Args:
-            tensors: Dense tensors of any dtype.
-            pack_bytes: About how many bytes are sent together; 0 is no bound.
+        The workers have agreed on shapes and dtypes. About `pack_bytes` are sent together; 0 is no
+        bound.
         """
         if self.size == 1:
             return list(tensors)
         return self._connected().sums(tensors, pack_bytes)
 
     def joined(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Return the tensors of all workers, by rank.
-
-        Args:
-            tensor: A dense tensor of any dtype. The first dimension may differ.
-            lengths: The first dimension, by rank.
-        """
+        """Return the tensors of all workers, by rank, whose first dimensions are the lengths."""
         if self.size == 1:
             return [tensor]
         return self._connected().joined(tensor, lengths)
@@ -140,10 +114,9 @@ class WorkerGroup:
         for rank, operation in enumerate(operations):
             if operation != operations[0]:
                 raise AbortedError(
-                    f"The workers are not at the same point of the program: "
-                    f"{self.place.tasks[0]} is at {operations[0]}, "
-                    f"{self.place.tasks[rank]} at {operation}; run the same program on "
-                    "all workers, and what all take part in outside of conditions on "
+                    f"The workers are not at the same point of the program: {self.place.tasks[0]} "
+                    f"is at {operations[0]}, {self.place.tasks[rank]} at {operation}; run the same "
+                    "program on all workers, and what all take part in outside of conditions on "
                     "the worker",
                     task=self.place.name,
                 )

@@ -41,12 +41,8 @@ class StepsTogether:
         """Return the step of all workers.
 
         Its variables are those for which any worker has a gradient, and its replicas those of all
-        workers that took part.
-
-        Args:
-            step: The step as this worker alone would take it.
-            written: A digest of what the user has written into parameters; "" if nothing.
-            find: Returns a variable by its name.
+        workers that took part. What the user has written into parameters has the digest `written`,
+        "" if nothing.
 
         Raises:
             InvalidArgumentError: The workers' optimizers, hyperparameters or writes differ.

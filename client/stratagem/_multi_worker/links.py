@@ -63,13 +63,8 @@ class ProcessGroup(Protocol):
 def gloo(store: Store, place: WorkerPlace, timeout: timedelta) -> ProcessGroup:
     """Connect with all workers, for tensors in the memory of hosts.
 
-    Args:
-        store: Where the workers find each other, under keys of this group alone.
-        place: The place of this process among the workers.
-        timeout: Longest time that an operation waits.
-
-    Raises:
-        RuntimeError: A worker ended, or did not come in time.
+    They find each other in the store, under keys of this group alone. Raises RuntimeError if a
+    worker ended, or did not come in time.
     """
     group: object = distributed.ProcessGroupGloo(store, place.rank, place.size, timeout)
     return cast("ProcessGroup", group)
@@ -78,11 +73,7 @@ def gloo(store: Store, place: WorkerPlace, timeout: timedelta) -> ProcessGroup:
 def nccl(
     store: Store, place: WorkerPlace, timeout: timedelta, device: torch.device
 ) -> ProcessGroup:
-    """Prepare for tensors on GPUs; the first operation connects the workers.
-
-    Raises:
-        UnimplementedError: This torch has no NCCL.
-    """
+    """Prepare for tensors on GPUs; the first operation connects the workers."""
     if not distributed.is_nccl_available():
         raise UnimplementedError(
             f"{place.name} has its replicas on {device}, but this torch has no NCCL; "
@@ -97,11 +88,7 @@ def nccl(
 
 
 def wait(work: distributed.Work, device: torch.device) -> None:
-    """Wait for an operation; on a GPU, only until it is queued there.
-
-    Raises:
-        RuntimeError: The operation failed.
-    """
+    """Wait for an operation; on a GPU, only until it is queued there."""
     # The wait is short and repeated, since the keyboard cannot interrupt it.
     while device.type == "cpu" and not work.is_completed():
         with suppress(RuntimeError):
@@ -111,10 +98,6 @@ def wait(work: distributed.Work, device: torch.device) -> None:
 
 class Links:
     """The connections of one process with all other workers.
-
-    Args:
-        place: The place of this process among the workers.
-        timeout: Longest time to wait for the others, in seconds.
 
     Raises:
         UnavailableError: The workers cannot be connected.

@@ -31,10 +31,6 @@ _numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(
 class Meeting:
     """The part of the store that belongs to one group of workers.
 
-    Args:
-        place: The place of this process among the workers.
-        timeout: Longest time to wait for the others, in seconds.
-
     Raises:
         UnavailableError: Nobody listens where the workers meet.
         FailedPreconditionError: A worker of this rank was here before.
@@ -51,9 +47,8 @@ class Meeting:
     def _arrive(self) -> None:
         if self.store.add(f"arrivals/{self._place.rank}", 1) > 1:
             raise FailedPreconditionError(
-                f"{self._place.name} has joined the workers at "
-                f"{self._place.meeting_point} before: it was started again while "
-                "others still run; start all workers anew",
+                f"{self._place.name} has joined the workers at {self._place.meeting_point} before: "
+                "it was started again while others still run; start all workers anew",
                 task=self._place.name,
             )
         self.store.set(f"here/{self._place.rank}", "")
@@ -77,9 +72,8 @@ class Meeting:
             if isinstance(error, DistStoreError) and not is_last:
                 return False
             raise DeadlineExceededError(
-                f"{self._place.name} waited {self._timeout:g} s at "
-                f"{self._place.meeting_point} for {self._missing('here')}: start "
-                "all workers of the cluster, or allow more time by "
+                f"{self._place.name} waited {self._timeout:g} s at {self._place.meeting_point} for "
+                f"{self._missing('here')}: start all workers of the cluster, or allow more time by "
                 "CommunicationOptions(timeout_seconds=...)",
                 task=self._place.name,
             ) from error

@@ -16,16 +16,10 @@ from stratagem_proto.errors import InvalidArgumentError
 class WorkerPlace:
     """A process among the workers that train together.
 
-    Attributes:
-        tasks: The names of the workers by rank, as in "/job:worker/replica:0/task:1"; one name if
-            this process is alone.
-        rank: The number of this process among them; the chief's is 0.
-        meeting_point: Address where the workers find each other, as "host:port"; "" if this process
-            is alone.
-        hosts_meeting: Whether this process listens at the meeting point.
-        attempt: The number of the start of these workers, if that is known.
-        local_rank: The number of this process on its machine, if it is to use only the GPU of that
-            number.
+    Workers are named by rank, as in "/job:worker/replica:0/task:1"; the chief's rank is 0. They
+    find each other at the meeting point, a "host:port"; a process that is alone has none. The
+    attempt is the number of the start of these workers, if that is known. With a `local_rank` the
+    process uses only the GPU of that number.
     """
 
     tasks: tuple[str, ...]
@@ -57,8 +51,8 @@ _ALONE = WorkerPlace(("/job:localhost/replica:0/task:0",))
 def place_in_cluster(resolver: ClusterResolver) -> WorkerPlace:
     """Return the place that a resolver describes; without a cluster, a single place.
 
-    Raises:
-        InvalidArgumentError: The task is not given, or does not train. Spec: MWU-2, MWU-3, MWU-7.
+    Raises InvalidArgumentError if the task is not given, or does not train. Spec: MWU-2, MWU-3,
+    MWU-7.
     """
     cluster = resolver.cluster_spec()
     if not cluster:

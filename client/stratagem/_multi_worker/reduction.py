@@ -34,13 +34,7 @@ Reduced = torch.Tensor | IndexedSlices
 
 
 class AcrossWorkers(AcrossReplicas):
-    """Brings values of all replicas of all workers together.
-
-    Args:
-        group: The workers.
-        local: The number of replicas of each worker.
-        options: How the workers communicate.
-    """
+    """Brings values of all replicas of all workers, `local` ones of each, together."""
 
     def __init__(self, group: WorkerGroup, local: int, options: CommunicationOptions) -> None:
         self._group = group

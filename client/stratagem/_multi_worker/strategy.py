@@ -95,12 +95,8 @@ def _devices_of(place: WorkerPlace) -> Sequence[str]:
 class WorkersReplicas(ReplicaGroup):
     """Replicas of workers that train together.
 
-    Args:
-        devices: Full names of the devices of this worker's replicas.
-        group: The workers.
-        options: How the workers communicate.
-        elsewhere: On a worker server, whose functions make nothing; None where the program itself
-            builds modules and optimizers.
+    On a worker server, `elsewhere` refuses to make what only the program makes; in the program it
+    is None.
     """
 
     across: AcrossWorkers

@@ -11,11 +11,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 
 
 class RunningClosure:
-    """A scheduled function while it runs. Thread-safe.
-
-    Args:
-        identity: Its name, the same when it runs again on another worker.
-    """
+    """A scheduled function while it runs. Thread-safe."""
 
     def __init__(self, identity: ClosureIdentity) -> None:
         self._identity = identity
@@ -46,13 +42,6 @@ def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:
 
 
 def next_closure_key(server: str) -> ClosureKey | None:
-    """Number the next mutation of a server by the function that this thread runs.
-
-    Args:
-        server: The server, by whatever name it always has.
-
-    Returns:
-        None if this thread runs none.
-    """
+    """Number the next mutation of a server by the function that this thread runs, if any."""
     closure = _running.get()
     return closure.next_key(server) if closure else None

@@ -36,8 +36,7 @@ class SentAhead(Protocol):
     def finish(self) -> None:
         """Wait until it is answered, and take the answer in; comes before all else.
 
-        Raises:
-            StratagemError: It has failed. The next call does not raise that again.
+        A failure is raised by one call only.
         """
 
     def attend(self) -> None:
@@ -78,12 +77,8 @@ class ServerGroup:
     ) -> None:
         """Describe the servers; do not connect.
 
-        Args:
-            addresses: "host:port" by task index.
-            identity: What to tell them about this process.
-            deadlines: How long calls may take.
-            visible: Which of them this task uses and may call; by default all.
-            locate: Says where the server of an index is now, "" if that is not known.
+        Without `visible`, this task uses and may call all of them. Where the server of an index is
+        now is said by `locate`, "" if that is not known.
         """
         self._description = addresses, identity, deadlines, visible, locate
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
@@ -118,7 +113,7 @@ class ServerGroup:
     @property
     def addresses(self) -> Sequence[str]:
         """The "host:port" of each server as far as is known, by task index."""
-        return [connection.address for connection in self._connections]
+        return [connection.route.address for connection in self._connections]
 
     @property
     def identity(self) -> Identity:
@@ -139,34 +134,22 @@ class ServerGroup:
     @property
     def whereabouts(self) -> object:
         """What changes whenever `runs` or `addresses` do."""
-        return [(each.run, each.address) for each in self._connections]
+        return [(each.run, each.route.address) for each in self._connections]
 
     def need_all(self, condition: Callable[[], bool]) -> None:
-        """Take servers for lost that go back to a checkpoint while a condition holds.
-
-        Args:
-            condition: Whether this process needs all that servers have applied.
-        """
+        """Take servers for lost that go back to a checkpoint while a condition holds."""
         for connection in self._connections:
             connection.needs_all = condition
 
     def expect(self, runs: Mapping[int, bytes]) -> None:
-        """Take servers for lost that were restarted since another task's sessions.
-
-        Args:
-            runs: That task's `runs`.
-        """
+        """Take servers for lost that were restarted since another task's `runs`."""
         for task, run in runs.items():
             self._connections[task].expect(run)
 
     def move(self, addresses: Sequence[str]) -> None:
-        """Take note of where servers are now.
-
-        Args:
-            addresses: Another task's `addresses`.
-        """
+        """Note where servers are now, by another task's `addresses`."""
         for connection, address in zip(self._connections, addresses, strict=True):
-            connection.move(address)
+            connection.route.move(address)
 
     @property
     def closed(self) -> bool:
@@ -184,20 +167,12 @@ class ServerGroup:
         return self._visible.called
 
     def require_visible(self, task: int) -> None:
-        """Check that this task may call a server.
-
-        Raises:
-            FailedPreconditionError: Saying what hides it.
-        """
+        """Check that this task may call a server; raise FailedPreconditionError if not."""
         if reason := self._visible.hidden.get(task):
             raise FailedPreconditionError(reason, task=f"/job:ps/task:{task}")
 
     def require_all_visible(self, what: str) -> None:
-        """Check that this task may call all servers, as `what` needs.
-
-        Raises:
-            FailedPreconditionError: Saying what hides one.
-        """
+        """Raise FailedPreconditionError if this task may not call all servers, as `what` needs."""
         for task, reason in self._visible.hidden.items():
             raise FailedPreconditionError(
                 f"{what} needs all servers, but {reason}", task=f"/job:ps/task:{task}"
@@ -223,14 +198,9 @@ class ServerGroup:
     def together(
         self, requests: Mapping[int, Request[Result]], beside_push: bool = False
     ) -> dict[int, Result]:
-        """Send a request to each of several servers, all in flight at once.
+        """Send a request to each of several servers, by task index; return their results.
 
-        Args:
-            requests: By task index.
-            beside_push: Whether not to wait for what was sent ahead.
-
-        Returns:
-            The results by task index.
+        All are in flight at once. They wait for what was sent ahead, unless they go `beside_push`.
 
         Raises:
             FailedPreconditionError: A server is hidden from this task, or something is to be
@@ -257,11 +227,7 @@ class ServerGroup:
             return self._together(requests)
 
     def send(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
-        """As `push`, but only sends them.
-
-        Returns:
-            What waits for the results; to be called, once.
-        """
+        """Send as `push` does, and return what waits for the results; to be called, once."""
         self._prepare(requests)
         self._require_present()
         with self.steps.taking():

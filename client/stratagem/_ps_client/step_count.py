@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 
 class FinishedStep(NamedTuple):
-    """What is over of a client's steps.
-
-    Attributes:
-        step: The last one.
-        report: What the client has kept for who saves a checkpoint after it.
-    """
+    """The last of a client's steps that is over, and what to save in a checkpoint after it."""
 
     step: int
     report: bytes
@@ -81,8 +76,7 @@ class StepCount:
     def set_apart(self) -> int:
         """Begin a part of the present step that may outlast it; one at a time.
 
-        Returns:
-            The step, for `taking_apart`, which must follow.
+        Returns the step, for `taking_apart`, which must follow.
         """
         with self._lock:
             self._current += not self._inside
@@ -92,8 +86,7 @@ class StepCount:
     def taking_apart(self, step: int) -> AbstractContextManager[None]:
         """Make what this thread sends meanwhile a part of a step, and end the part.
 
-        Args:
-            step: Which step, perhaps not the one that other threads take.
+        The step is perhaps not the one that other threads take.
         """
         return _TakingApart(self, step)
 

@@ -50,12 +50,7 @@ class TrafficMeter:
             return Traffic(self._sent, self._received)
 
     def sending(self, messages: Iterable[bytes], placed: int = 0) -> Iterator[bytes]:
-        """Yield the same messages, counted as they are taken.
-
-        Args:
-            messages: The messages.
-            placed: How many bytes the first one names in shared memory.
-        """
+        """Yield the same messages, counted with the bytes that the first names in shared memory."""
         for message in messages:
             self.sent(len(message) + placed)
             placed = 0

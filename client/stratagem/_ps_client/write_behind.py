@@ -30,15 +30,7 @@ Line = tuple[str, int, str]
 
 
 class SentWrite:
-    """A write that was sent.
-
-    Args:
-        pending: Its request.
-
-    Attributes:
-        has_outcome: Whether its outcome is known.
-        error: Why it failed, if it has.
-    """
+    """A write that was sent; `error` says why it failed, if it has."""
 
     def __init__(self, pending: Pending[Any]) -> None:
         self._pending = pending
@@ -98,12 +90,8 @@ class WriteBatcher(Protocol):
 class WritesBehind:
     """The writes of one function that it has not waited for. Thread-safe.
 
-    Args:
-        batcher: Says which of them wait; None if each is sent at once.
-
-    Attributes:
-        accepting: Whether the function has not ended.
-        batcher: As given.
+    It is `accepting` while the function has not ended. Without a batcher each write is sent at
+    once.
     """
 
     def __init__(self, batcher: WriteBatcher | None = None) -> None:
@@ -166,11 +154,7 @@ class Backlog:
         self._settling = threading.Lock()
 
     def add(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> None:
-        """Send a write of a function.
-
-        Raises:
-            StratagemError: It could not be sent.
-        """
+        """Send a write of a function; raise StratagemError if it could not be sent."""
         # A call without its place in the line would be answered with another's answer, and a write
         # that its function does not know of would land after its end.
         with uninterrupted():

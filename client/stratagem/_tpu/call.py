@@ -28,13 +28,7 @@ OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
 
 @dataclass(frozen=True)
 class Writes:
-    """What the program has changed since the previous call.
-
-    Attributes:
-        values: New values, by position in the call's `state`.
-        slots: New states of optimizers: the optimizer's name, the position of the variable in
-            `state`, and the tensors by key.
-    """
+    """What the program has changed since the previous call."""
 
     values: Mapping[int, torch.Tensor] = field(default_factory=dict)
     slots: Sequence[tuple[str, int, Mapping[str, torch.Tensor]]] = ()
@@ -44,15 +38,9 @@ class Writes:
 class HostAnswer:
     """How a call has ended on one host.
 
-    Attributes:
-        result: What the work returned, pickled.
-        error: What the work raised instead.
-        traceback: Where it was raised, as Python prints it.
-        in_step: Whether the host can go on with the others.
-        values: The values that have changed, by position in the call's `state`. Only the first host
-            returns them.
-        buffers: The buffers of modules, by position in the call's `modules` and by key. Only the
-            first host returns them.
+    The result is pickled. Only the first host returns the values that have changed, by position in
+    the call's `state`, and the buffers of modules, by position in the call's `modules` and by key.
+    A host that is not `in_step` cannot go on with the others.
     """
 
     result: bytes
@@ -76,12 +64,7 @@ def carry_out(
 ) -> HostAnswer:
     """Do the work of a call, in the strategy's cross-replica context.
 
-    Args:
-        strategy: The strategy on this host.
-        state: All variables and parameters.
-        modules: All modules that have buffers.
-        writes: What the program has changed.
-        work: What to do.
+    The `state` are all variables and parameters, the modules those that have buffers.
     """
     host = host_of(strategy)
     with entered(strategy):
@@ -148,10 +131,6 @@ def raised_by(answers: Sequence[HostAnswer], tasks: Sequence[int]) -> BaseExcept
     """Return the error of a call, caused by its traceback; None if all went well.
 
     An error of a host itself comes before one that tells of another host.
-
-    Args:
-        answers: How the call has ended on each host.
-        tasks: The indices of the hosts.
     """
     failed = [
         (answer, task, answer.error)

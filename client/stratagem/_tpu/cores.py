@@ -19,13 +19,7 @@ LoopStep = Callable[[MultiStepContext, Any], Any]
 
 
 class Cores(ABC):
-    """Where the replicas of a `TPUStrategy` run.
-
-    Args:
-        extended: The strategy's `extended`, which owns this.
-        replicas: The replicas in sync.
-        job: The job of the hosts.
-    """
+    """Runs the replicas of a `TPUStrategy`, whose `extended` owns this."""
 
     def __init__(self, extended: CopiesExtended, replicas: ReplicaGroup, job: str) -> None:
         self.extended = extended
@@ -73,22 +67,11 @@ class Cores(ABC):
 
     @abstractmethod
     def distribute(self, here: Callable[[], Any], there: Recipe) -> Any:
-        """Return a distributed dataset.
-
-        Args:
-            here: Makes the one that is read in this process.
-            there: Opens the one that a host reads.
-        """
+        """Return a distributed dataset, read `here` or opened by each host `there`."""
 
 
 class LocalCores(Cores):
-    """Cores of this process.
-
-    Args:
-        extended: The strategy's `extended`, which owns this.
-        topology: The hosts and their cores.
-        replicas: The replicas in sync; by default those on the cores of this process.
-    """
+    """Cores of this process; by default all replicas in sync are on them."""
 
     def __init__(
         self, extended: CopiesExtended, topology: Topology, replicas: ReplicaGroup | None = None

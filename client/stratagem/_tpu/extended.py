@@ -20,14 +20,7 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class CoresExtended(CopiesExtended):
-    """The `extended` of a `TPUStrategy`.
-
-    Args:
-        container_strategy: The strategy.
-        find_cores: Returns the cores, given this object.
-        resolver: Describes the cluster.
-        steps_per_run: How many steps a loop is to have.
-    """
+    """The `extended` of a `TPUStrategy`, whose cores are found for it."""
 
     _cluster_resolver: ClusterResolver
 

@@ -59,16 +59,7 @@ class VariableForm:
 
 
 class HostCores(LocalCores):
-    """The cores of this host, which step together with those of all hosts.
-
-    Args:
-        extended: The strategy's `extended` on this host, which owns this.
-        plan: What all hosts are told of the strategy.
-        task: The index of this host.
-
-    Attributes:
-        group: All hosts.
-    """
+    """The cores of this host, which step together with those of all hosts, the `group`."""
 
     replicas: WorkersReplicas
 

@@ -61,11 +61,7 @@ class HostGroup:
         self.close(_broken(why))
 
     def close(self, failure: StratagemError) -> None:
-        """End all sessions.
-
-        Args:
-            failure: What later calls raise.
-        """
+        """End all sessions; later calls raise the failure."""
         self._failure = self._failure or failure
         for worker in self._workers:
             worker.close()
@@ -73,13 +69,10 @@ class HostGroup:
     def _carried_out(
         self, parcels: Sequence[Parcel]
     ) -> tuple[Sequence[Future[ClosureAnswer]], Collection[Future[ClosureAnswer]]]:
-        """Have hosts carry out a call.
+        """Have hosts carry out a call; return the answers, and those that wait for a failed host.
 
         If the wait is interrupted, the connections are closed: nothing else would end the call on
         the hosts.
-
-        Returns:
-            The answers, and those among them that still wait for a host that failed.
         """
         pairs = zip(self._workers, parcels, strict=False)
         try:
@@ -118,14 +111,7 @@ class HostGroup:
 def connected(
     addresses: Sequence[tuple[int, str]], job: str, token: str, deadlines: Deadlines | None = None
 ) -> list[RemoteWorker]:
-    """Connect to worker servers.
-
-    Args:
-        addresses: The index and the "host:port" of each server.
-        job: The job of the servers.
-        token: The cluster's secret.
-        deadlines: How long a server may take to answer; None for the defaults.
-    """
+    """Connect to worker servers, given the index and the "host:port" of each."""
     identity, found = Identity(ROLE_CLIENT, token=token), list[RemoteWorker]()
     try:
         for index, address in addresses:

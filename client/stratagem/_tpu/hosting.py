@@ -19,11 +19,7 @@ from stratagem._tpu.values import Marks, Valued, variable_of, write
 
 
 class Memory:
-    """Tells what the hosts do not know yet, and takes over what they have changed.
-
-    Args:
-        optimizers: The state of optimizers, as far as the program knows it.
-    """
+    """Tells what the hosts do not know yet, and takes over what they have changed."""
 
     def __init__(self, optimizers: LocalOptimizers) -> None:
         self._optimizers = optimizers
@@ -96,11 +92,7 @@ class OptimizersOnHosts(Protocol):
 
 
 class HostsHosting(CopiesHosting):
-    """Hosts modules in the program, while their optimizers step on the hosts.
-
-    Attributes:
-        memory: What the hosts know.
-    """
+    """Hosts modules in the program, while their optimizers step on the hosts."""
 
     def __init__(
         self,
@@ -115,11 +107,7 @@ class HostsHosting(CopiesHosting):
         self.memory = Memory(self.optimizers)
 
     def begin_session(self, keep_slots: bool) -> None:
-        """Note that the next hosts know nothing.
-
-        Args:
-            keep_slots: Whether the state of optimizers that is known here stays.
-        """
+        """Note that the next hosts know nothing; `keep_slots` of optimizers that are known here."""
         if not keep_slots:
             self.optimizers = LocalOptimizers()
         self.memory = Memory(self.optimizers)

@@ -33,10 +33,7 @@ class HostsDataset:
 class HostsIterator:
     """Stands, in the program, for the iterators of all hosts.
 
-    Attributes:
-        strategy: The strategy.
-        recipe: Opens the dataset.
-        passes: How often the iterator was started again.
+    It was started again as often as `passes` says.
     """
 
     def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
@@ -45,11 +42,7 @@ class HostsIterator:
         self.passes = 0
 
     def initialize(self) -> list[Any]:
-        """Start again from the beginning.
-
-        Returns:
-            The operations that would have to be run in a graph: none.
-        """
+        """Start again from the beginning; return the operations to run in a graph: none."""
         self.passes += 1
         return []
 
@@ -64,9 +57,8 @@ class HostsIterator:
     def __next__(self) -> NoReturn:
         """Raise InvalidArgumentError: the data are on the hosts."""
         raise InvalidArgumentError(
-            "Hosts read their data themselves, so there is no input to be had here; "
-            "pass the iterator to experimental_run_steps_on_iterator, or "
-            "run_steps_on_dataset"
+            "Hosts read their data themselves, so there is no input to be had here; pass the "
+            "iterator to experimental_run_steps_on_iterator, or run_steps_on_dataset"
         )
 
     def get_next(self) -> NoReturn:
@@ -103,9 +95,8 @@ class StaticShapes:
     def get_next(self) -> Any:
         """Return the input of the next step.
 
-        Raises:
-            InvalidArgumentError: A tensor has another shape than that of another core, or of the
-                step before.
+        Raises InvalidArgumentError if a tensor has another shape than that of another core, or of
+        the step before.
         """
         inputs = self._iterator.get_next()
         for core in zip(*map(_parts, leaves(inputs)), strict=True):
@@ -118,10 +109,9 @@ class StaticShapes:
         for shape, usual in zip(shapes, expected, strict=True):
             if shape != usual:
                 raise InvalidArgumentError(
-                    "A loop on accelerators needs inputs with fully defined shapes, "
-                    f"but one has {tuple(shape)} where others have {tuple(usual)}; "
-                    "leave an incomplete last batch out, for instance by "
-                    "DataLoader(..., drop_last=True)"
+                    "A loop on accelerators needs inputs with fully defined shapes, but one has "
+                    f"{tuple(shape)} where others have {tuple(usual)}; leave an incomplete last "
+                    "batch out, for instance by DataLoader(..., drop_last=True)"
                 )
         self._shapes = expected
 

@@ -53,11 +53,7 @@ class TotalVariable(SyncOnReadVariable):
 
 
 class HostsReplicas(LocalReplicas):
-    """Replicas on hosts. The program has one copy of what they have.
-
-    Args:
-        cores: The cores that run them.
-    """
+    """Replicas on hosts. The program has one copy of what they have."""
 
     sync_on_read = TotalVariable
 
@@ -79,12 +75,6 @@ class RemoteCores(Cores):
     The program has one copy of each variable and parameter. What it writes goes to the hosts with
     the next call, and what a call changes there comes back at its end. Nothing is connected before
     the hosts are needed.
-
-    Args:
-        extended: The strategy's `extended`, which owns this.
-        resolver: Describes the cluster.
-        job: The job of the hosts.
-        num_cores: How many cores to use; None for all.
     """
 
     def __init__(
@@ -193,10 +183,9 @@ class RemoteCores(Cores):
     ) -> MultiStepContext:
         if not isinstance(iterator, HostsIterator):
             raise InvalidTypeError(
-                "A loop on hosts takes an iterator of a dataset that they read "
-                f"themselves, not {iterator!r}; make it by iter() of what "
-                "distribute_datasets_from_function or experimental_distribute_dataset "
-                "of this strategy returns"
+                "A loop on hosts takes an iterator of a dataset that they read themselves, not "
+                f"{iterator!r}; make it by iter() of what distribute_datasets_from_function or "
+                "experimental_distribute_dataset of this strategy returns"
             )
         work = _there(loop, self._strategy(), step, iterator, iterations)
         context = context_of(self._on_hosts(work))

@@ -19,17 +19,6 @@ from stratagem_proto.errors import CancelledError, InvalidArgumentError
 class HostsSession:
     """A session with all worker servers that are the hosts of a strategy.
 
-    Args:
-        strategy: The strategy.
-        resolver: Describes the cluster.
-        job: The job of the hosts.
-        num_cores: How many cores to use; None for all.
-
-    Attributes:
-        topology: The hosts and their cores.
-        plan: What hosts are told of the strategy.
-        calls: How many calls each host was sent by `call`.
-
     Raises:
         UnavailableError: A host cannot be reached.
         UnauthenticatedError: A host has another cluster token.
@@ -65,9 +54,8 @@ class HostsSession:
         for worker, cores in zip(self._workers, found, strict=True):
             if cores != found[0]:
                 raise InvalidArgumentError(
-                    f"{worker.name} has the cores {', '.join(cores)}, but "
-                    f"{self._workers[0].name} has {', '.join(found[0])}; hosts need "
-                    "equally many of one kind"
+                    f"{worker.name} has the cores {', '.join(cores)}, but {self._workers[0].name} "
+                    f"has {', '.join(found[0])}; hosts need equally many of one kind"
                 )
         first: Sequence[str] = found[0]
         return first
@@ -84,13 +72,9 @@ class HostsSession:
         return self._group.call([self._closure_pickler.dump(function)] * len(self._workers))
 
     def call(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Have each host that is used do its work, all at the same time.
+        """Have each host that is used do its work, all at the same time; return the results.
 
-        Args:
-            works: The work of each host, or one for all of them.
-
-        Returns:
-            The results, in the order of the hosts.
+        The work is one for each host, or the same for all.
         """
         self._group.release(self._closure_pickler.gone())
         parcels = [self._closure_pickler.dump(work, "what hosts are to do") for work in works]

@@ -44,9 +44,8 @@ class TPUStrategy(CoresStrategy):
             tpu_cluster_resolver = TPUClusterResolver("local")
         if not isinstance(tpu_cluster_resolver, ClusterResolver):
             raise InvalidTypeError(
-                "tpu_cluster_resolver must be a ClusterResolver, not "
-                f"{tpu_cluster_resolver!r}; TPUClusterResolver('local') stands for "
-                "this process"
+                f"tpu_cluster_resolver must be a ClusterResolver, not {tpu_cluster_resolver!r}; "
+                "TPUClusterResolver('local') stands for this process"
             )
         if steps_per_run < 1:
             raise InvalidArgumentError(

@@ -16,15 +16,10 @@ THIS_PROCESS = "localhost"
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts whose accelerators are the cores of a strategy.
+    """Hosts whose accelerators are the cores of a strategy, of which the first ones are used.
 
-    Hosts and cores are in the order of their names as strings.
-
-    Attributes:
-        job: The job of the hosts; "localhost" for this process.
-        tasks: The indices of the hosts.
-        cores: The cores of each host, as in "GPU:0".
-        num_cores: How many cores are used, the first ones.
+    Hosts and cores are in the order of their names as strings. Tasks are indices of hosts, and
+    cores are named as in "GPU:0".
 
     Raises:
         InvalidArgumentError: There are fewer cores, or hosts would use different numbers of them.
@@ -100,12 +95,7 @@ def cores_here() -> tuple[str, ...]:
 class HostPlan:
     """What all hosts are told of their strategy.
 
-    Attributes:
-        topology: The hosts and their cores.
-        steps_per_run: How many steps a loop is to have.
-        cluster: The addresses of all tasks, by job.
-        meeting_point: Where the hosts find each other, as "host:port"; "" if there is one host
-            alone.
+    They find each other at the meeting point, a "host:port"; "" if there is one host alone.
     """
 
     topology: Topology

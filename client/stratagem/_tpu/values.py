@@ -75,11 +75,8 @@ def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
 class LoopOutputs:
     """The outputs of the last step on one host, by name.
 
-    Attributes:
-        reduced: Tensors that are the same on all cores.
-        of_cores: The tensors of each core of this host.
-        others: Outputs that are no tensors.
-        others_of_cores: Lists or tuples of such outputs, one for each core.
+    Tensors are `reduced` if they are the same on all cores, else there are those of each core.
+    Other outputs are lists or tuples if there is one for each core.
     """
 
     reduced: Mapping[str, Any]

@@ -52,10 +52,6 @@ class PerDeviceDataset(HasIterators):
     An iterator gives each device one element per step; a last round that has not an element for
     each is dropped.
 
-    Args:
-        strategy: The strategy.
-        dataset_fn: Returns the dataset.
-
     Raises:
         InvalidArgumentError: It returns something else. Spec: TWR-16.
     """
@@ -75,10 +71,6 @@ class PerDeviceDataset(HasIterators):
 
 class UndistributedDataset(HasIterators):
     """A dataset as it is, until an iterator is made of it. Spec: TPU-8.
-
-    Args:
-        strategy: The strategy.
-        dataset_fn: Returns the dataset.
 
     Raises:
         InvalidArgumentError: It returns something else. Spec: TWR-16.
@@ -194,12 +186,7 @@ class MultiStepContext:
 
 
 class CoresContext(MultiStepContext):
-    """What a loop on accelerators has returned.
-
-    Args:
-        context: What its steps have reported to.
-        cores: How many there are.
-    """
+    """What a loop on accelerators has returned."""
 
     def __init__(self, context: multi_step.MultiStepContext, cores: int) -> None:
         super().__init__(context)

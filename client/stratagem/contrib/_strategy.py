@@ -77,9 +77,8 @@ class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
         require_strategy(self._strategy)
         if not in_cross_replica_context():
             raise ContextError(
-                f"`{method}` of {self._strategy} requires being in cross-tower "
-                "context; enter its scope, or in a tower use "
-                "get_tower_context().merge_call()"
+                f"`{method}` of {self._strategy} requires being in cross-tower context; enter its "
+                "scope, or in a tower use get_tower_context().merge_call()"
             )
 
     @old_spelling("Strategy.run")

@@ -176,9 +176,8 @@ class TPUStrategy(OneDeviceStrategy):
         several_hosts = self._strategy.extended.num_hosts > 1
         if several_hosts and aggregation is _FIRST:
             raise UnimplementedError(
-                "Cores of several hosts only support sum & mean, not "
-                f"{aggregation!r}: the first tower runs on another host; reduce what "
-                "they return, between loops"
+                f"Cores of several hosts only support sum & mean, not {aggregation!r}: the first "
+                "tower runs on another host; reduce what they return, between loops"
             )
         return reduced(self._strategy, aggregation, value, destinations)
 

@@ -43,8 +43,7 @@ def mapped(
 ) -> Any:
     """Call `fn` with each element, on one device after the other.
 
-    Returns:
-        A `MapOutput`; with several devices a `PerReplica` of them.
+    Returns a `MapOutput`; with several devices a `PerReplica` of them.
     """
     outputs: list[list[Any]] = [[] for _ in devices]
     for number, element in enumerate(map_over):
@@ -57,11 +56,7 @@ def mapped(
 
 
 def with_all_outputs(value: Any) -> Any:
-    """Return `value`, of a map's result the outputs of all elements.
-
-    Raises:
-        InvalidArgumentError: A map's result is empty.
-    """
+    """Return `value`, of a map's result the outputs of all elements, if there are any."""
     parts = value.values if isinstance(value, PerReplica) else (value,)
     if not any(isinstance(part, MapOutput) for part in parts):
         return value
@@ -74,13 +69,9 @@ def with_all_outputs(value: Any) -> Any:
 def reduced(
     strategy: Strategy, aggregation: VariableAggregation, value: Any, destinations: Any
 ) -> Any:
-    """Reduce over towers.
+    """Reduce a value of towers, or the result of a map, to destinations.
 
-    Args:
-        strategy: The strategy.
-        aggregation: SUM, MEAN or ONLY_FIRST_TOWER.
-        value: A value with one component per tower, or the result of a map.
-        destinations: As for `extended.reduce_to`, or a list of devices.
+    These are as for `extended.reduce_to`, or a list of devices.
 
     Raises:
         InvalidArgumentError: `aggregation` is another one, or a plain value other than 0 is to be

@@ -24,8 +24,8 @@ from stratagem_deploy.processes.private_directory import PrivateDirectory
 class LocalCluster(Cluster):
     """Parameter servers and workers on this machine.
 
-        with LocalCluster(ps=2, workers=2) as cluster: losses = cluster.run(train)  #
-            train(resolver), once per worker
+        with LocalCluster(ps=2, workers=2) as cluster:
+            losses = cluster.run(train)  # train(resolver), once per worker
 
     Servers listen on free ports of the loopback interface, behind a token made for this cluster.
     Leaving the block, or the death of this process however it comes, ends all processes and removes

@@ -24,8 +24,8 @@ _ONE_CPU: Resources = {"CPU": 1}
 class RayCluster(Cluster):
     """Parameter servers and workers as actors of Ray, wherever it has room for them.
 
-        with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster: losses =
-            cluster.run(train)  # train(resolver), once per worker
+        with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster:
+            losses = cluster.run(train)  # train(resolver), once per worker
 
     It uses the Ray that the program has connected to, else the one that `ray.init()` finds or
     starts. All nodes need the same versions of Python and Stratagem, and the program's modules.

@@ -45,7 +45,7 @@ def test_requests_fare_the_same_over_both_transports(
     ones = torch.ones(700_000)
     with calling(monkeypatch, transport) as connection:
         make(connection, "v", torch.zeros_like(ones))
-        assert connection.way == (UNIX if transport == AUTO else transport)
+        assert connection.route.way == (UNIX if transport == AUTO else transport)
         assert add(connection, "v", ones) == 2
         assert value_of(connection, "v", ones).eq(1).all()
         message = "this server hosts no variable 'w'; it hosts 1, none with a similar"
@@ -65,7 +65,7 @@ def test_a_server_may_be_told_to_speak_grpc_only() -> None:
     settings = ServerSettings(token=TOKEN, transport=GRPC)
     with ParameterServer(settings) as server, connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
 
 
 def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> None:
     with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
         make(connection, "v", torch.zeros(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
 
 
 class Failing(SocketTransport):
@@ -162,8 +162,8 @@ def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
     with connected(server.address, connect=0.3) as connection:
         make(connection, "v", torch.zeros(2))
-        assert connection.way == UNIX
+        assert connection.route.way == UNIX
         server.stop()
         with pytest.raises(UnavailableError, match="Check that the server runs"):
             add(connection, "v", torch.ones(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC

@@ -67,12 +67,12 @@ def test_a_write_is_applied_once_wherever_its_connection_is_cut(
     ones = torch.ones(nbytes // 8, dtype=torch.int64)
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros_like(ones))
-        assert connection.way == TCP
+        assert connection.route.way == TCP
         cuts = places_to_cut(nbytes)
         for direction, after in cuts:
             relay.cut_after(direction, after)
             add(connection, "v", ones)
-        assert connection.way == TCP
+        assert connection.route.way == TCP
         assert relay.cuts >= len(cuts) - 1
         assert value_of(connection, "v", ones).eq(len(cuts)).all()
 
@@ -110,7 +110,7 @@ def test_a_greeting_that_is_cut_leaves_the_session_to_grpc(
     relay.cut_after(TO_SERVER, 50)
     with connected(server.address) as connection:
         make(connection, "v", torch.ones(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
         assert relay.cuts == 1
 
 
@@ -128,9 +128,9 @@ def test_where_the_port_is_closed_requests_go_by_grpc(
     with connected(server.address) as connection:
         make(connection, "v", torch.ones(2))
         assert add(connection, "v", torch.ones(2)) == 2
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
         connection.resume()
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
     said = [line for line in caplog.messages if "is not called by tcp" in line]
     assert len(said) == 1
 
@@ -143,7 +143,7 @@ def test_where_nobody_answers_at_the_port_requests_go_by_grpc(
         told_by(server).data_port = silent.getsockname()[1]
         with connected(server.address) as connection:
             make(connection, "v", torch.ones(2))
-            assert connection.way == GRPC
+            assert connection.route.way == GRPC
 
 
 def test_another_server_behind_the_port_is_not_taken_for_it(
@@ -154,7 +154,7 @@ def test_another_server_behind_the_port_is_not_taken_for_it(
         told_by(server).data_port = told_by(other).data_port
         connection = stack.enter_context(connected(server.address))
         make(connection, "v", torch.ones(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
         assert add(connection, "v", torch.ones(2)) == 2
 
 
@@ -165,7 +165,7 @@ def test_a_server_that_took_the_place_of_another_is_not_taken_for_it() -> None:
         stack = ExitStack()
         connection = stack.enter_context(connected(first.address))
         make(connection, "v", torch.ones(2))
-        assert connection.way == TCP
+        assert connection.route.way == TCP
     with stack, ParameterServer(same) as second:
         assert told_by(second).data_port == port
         with pytest.raises(SessionLostError, match="was restarted"):
@@ -179,7 +179,7 @@ def test_tasks_of_one_host_that_do_not_see_each_other_use_the_port(
     told_by(server).name = b"of another network namespace"
     with connected(server.address) as connection:
         make(connection, "v", torch.ones(700_000))
-        assert connection.way == TCP
+        assert connection.route.way == TCP
         assert value_of(connection, "v", torch.ones(700_000)).eq(1).all()
 
 
@@ -195,7 +195,7 @@ def test_tasks_of_one_host_that_do_not_see_each_other_use_the_port(
 def test_a_server_may_be_told_to_have_no_such_port(settings: ServerSettings) -> None:
     with ParameterServer(settings) as server, connected(server.address) as connection:
         make(connection, "v", torch.ones(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -217,7 +217,7 @@ def test_servers_are_reached_at_hosts_of_either_family(host: str) -> None:
         called = server.address.replace("[::]", "127.0.0.1")
         connection = stack.enter_context(connected(called))
         make(connection, "v", torch.ones(2))
-        assert connection.way == TCP
+        assert connection.route.way == TCP
 
 
 def place_of(server: ParameterServer) -> TcpEndpoint:
@@ -238,7 +238,7 @@ def test_a_connection_that_a_server_cannot_set_up_is_let_go(
             assert mine.recv(1) == b""
     with connected(server.address) as connection:
         make(connection, "v", torch.ones(2))
-        assert connection.way == TCP
+        assert connection.route.way == TCP
 
 
 def test_a_system_that_does_not_end_dead_connections_stays_with_grpc(
@@ -248,7 +248,7 @@ def test_a_system_that_does_not_end_dead_connections_stays_with_grpc(
         with monkeypatch.context() as patch:
             patch.delattr(socket, "TCP_USER_TIMEOUT")
             make(connection, "v", torch.ones(2))
-        assert connection.way == GRPC
+        assert connection.route.way == GRPC
         assert add(connection, "v", torch.ones(2)) == 2
 
 

@@ -56,7 +56,7 @@ def place_of(connection: Connection) -> Endpoint:
     """The Unix socket of the server that a connection goes to."""
     connection.open()
     told = connection.call(opening(IDENTITY)).frame_sockets
-    return next(endpoints(told, connection.address, UNIX))
+    return next(endpoints(told, connection.route.address, UNIX))
 
 
 @pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
@@ -169,7 +169,7 @@ def test_a_segment_that_cannot_grow_is_given_back_like_any_other() -> None:
         assert add(connection, "v", torch.ones(LARGE)) == 2
         assert shared_bytes(server) == shared
         for _ in range(2):
-            connection.trim()
+            connection.route.trim()
         eventually(lambda: shared_bytes(server) == 0)
         assert value_of(connection, "w", torch.empty(20 * LARGE)).eq(1).all()
 
@@ -178,13 +178,13 @@ def test_memory_that_is_not_used_is_given_back() -> None:
     with served() as (server, connection):
         make(connection, "v", torch.zeros(LARGE))
         assert shared_bytes(server) > 0
-        connection.trim()
+        connection.route.trim()
         add(connection, "v", torch.ones(LARGE))
-        connection.trim()
+        connection.route.trim()
         # Which happens at the end of steps, too.
         connection.renew_lease()
         assert shared_bytes(server) > 0
-        connection.trim()
+        connection.route.trim()
         eventually(lambda: shared_bytes(server) == 0)
         assert add(connection, "v", torch.ones(LARGE)) == 3
 

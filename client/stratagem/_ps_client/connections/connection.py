@@ -60,13 +60,8 @@ class Connection:
     ) -> None:
         """Describe the server; do not connect.
 
-        Args:
-            task: Index of the server in the ps job.
-            address: Its "host:port".
-            identity: What to tell it about this process.
-            deadlines: How long its calls may take.
-            steps: The steps of this process; none if not given.
-            locate: Says where the server is now, "" if that is not known; by default where it was.
+        Where it is now is said by `locate`, "" if that is not known; by default it stays where it
+        was.
         """
         self.route = ServerRoute(task, address, locate)
         self.peer = self.route.peer
@@ -101,8 +96,8 @@ class Connection:
     def expect(self, run: bytes) -> None:
         """Take the server for lost if another run of it opens the first session.
 
-        Who learns of variables from another process could not tell otherwise whether the server has
-        been restarted since.
+        A process that learns of variables from another one could not tell otherwise whether the
+        server has been restarted since.
         """
         self._expected = run
 
@@ -110,20 +105,6 @@ class Connection:
     def name(self) -> str:
         """Who this process is, for the log."""
         return self._given.name
-
-    @property
-    def address(self) -> str:
-        """Where the server is, as far as is known."""
-        return self.route.address
-
-    @property
-    def way(self) -> str:
-        """How requests go: "unix", "tcp" or "grpc"."""
-        return self.route.way
-
-    def move(self, address: str) -> None:
-        """Send what comes from now on to another address, unless it is empty."""
-        self.route.move(address)
 
     def call(self, request: Request[Result]) -> Result:
         """Send a request and wait for its result; raise as `start` and `result`."""
@@ -140,10 +121,6 @@ class Connection:
 
     def start(self, request: Request[Result], style: Style = Style.SENT) -> Pending[Result]:
         """Send a request. Wait while another mutation is under way, if it is one.
-
-        Args:
-            request: The request.
-            style: When it is sent, and its result is asked for.
 
         Raises:
             StratagemError: The server could not be reached, or refused the handshake.
@@ -251,23 +228,15 @@ class Connection:
         nbytes = max(staged, request.response_nbytes)
         return self._session is None or nbytes <= self._session.max_request_bytes
 
-    def trim(self) -> None:
-        """Free shared memory that was not used since the last call."""
-        self.route.trim()
-
     def attend(self) -> bool:
         """Have the server see that this process lives; whether it could until now."""
         session = self._session
         if session is None or self._restarted:
             return True
-        return self._attendance.begin(self.address, session.identifier)
+        return self._attendance.begin(self.route.address, session.identifier)
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
-        """Tell the server that this process lives, if there is a session.
-
-        Raises:
-            CancelledError: The connection is closed.
-        """
+        """Tell the server that this process lives, if there is a session; raise as `pipeline`."""
         session = self._session
         if session is None or self._restarted:
             return None

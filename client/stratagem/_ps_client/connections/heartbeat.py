@@ -36,12 +36,6 @@ class Heartbeat:
     """
 
     def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
-        """Describe it; start nothing.
-
-        Args:
-            connections: Whose leases it renews.
-            steps: Of this process.
-        """
         self._connections, self._steps = connections, steps
         self.idle: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
@@ -111,7 +105,7 @@ class Heartbeat:
         if now >= self._trim_due:
             self._trim_due = now + self._third_of_lease()
             for connection in self._connections:
-                connection.trim()
+                connection.route.trim()
 
     def _glance(self) -> float:
         """Return seconds until servers may be told anew that this process lives."""

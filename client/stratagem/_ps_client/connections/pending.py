@@ -70,15 +70,7 @@ class Pending(Generic[Result]):
         on_outcome: Callable[[], None] = lambda: None,
         style: Style = Style.SENT,
     ) -> None:
-        """Send the request for the first time.
-
-        Args:
-            owner: The connection to the server.
-            request: Stamped with its session, and with its number if it has one.
-            deadlines: For each attempt, and for repeating it.
-            on_outcome: Called when the request is answered or given up.
-            style: When it is sent for the first time, and its result is asked for.
-        """
+        """Send the request; call `on_outcome` once it is answered or given up."""
         self._owner, self._route = owner, owner.route
         self._request = request
         self._deadlines = deadlines
@@ -201,18 +193,13 @@ class Pending(Generic[Result]):
             raise self._unanswered(error) from error
 
     def _require_harmless(self) -> None:
-        """Check that it is not the request that ends the server.
-
-        Raises:
-            AbortedError: It was under way in two runs of the server that are over.
-        """
+        """Check that the request is not what has ended two runs of the server."""
         over = self._lost_runs - {self._run}
         if len(over) > 1:
             raise AbortedError(
-                f"{self._route.peer} ended {len(over)} times while "
-                f"{self._request.method} was under way there, so it is not sent "
-                "again: it may be what ends the server, whose log says more. Of what "
-                "it was to change nothing is known to be applied"
+                f"{self._route.peer} ended {len(over)} times while {self._request.method} was "
+                "under way there, so it is not sent again: it may be what ends the server, whose "
+                "log says more. Of what it was to change nothing is known to be applied"
             )
 
     def _may_pass(self, error: StratagemError) -> bool:

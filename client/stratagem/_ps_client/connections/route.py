@@ -25,12 +25,6 @@ class ServerRoute:
 
     Nothing is sent before the first attempt.
 
-    Args:
-        task: Index of the server in the ps job.
-        address: Its "host:port".
-        locate: Returns where the server is now, "" if that is not known; by default the server
-            stays where it was.
-
     Attributes:
         peer: The server and its first address, as errors and the log call it.
         meter: Counts the bytes that pass.
@@ -85,11 +79,7 @@ class ServerRoute:
     def attempt(
         self, request: Request[Result], deadlines: Deadlines, style: Style = Style.SENT
     ) -> Attempt:
-        """Send a stamped request once.
-
-        Raises:
-            CancelledError: The route is closed.
-        """
+        """Send a stamped request once."""
         self.require_open()
         sent = request.request_nbytes
         nbytes = sent + request.response_nbytes

@@ -35,14 +35,9 @@ from stratagem_proto.wire.channel import open_channel
 class Identity:
     """What a client tells each server about itself.
 
-    Attributes:
-        role: What it is to the cluster.
-        job: Its job, for instance "worker"; "" for a program without a task.
-        index: Its index within the job.
-        token: The secret of the cluster.
-        client: Random bytes that name it in all its sessions; empty if it has but one.
-        outlives_servers: Whether it goes on with a server that restarts and restores a checkpoint,
-            without what was applied since.
+    `client` is random bytes that name it in all its sessions, empty if it has but one. It
+    `outlives_servers` if it goes on with a server that restarts and restores a checkpoint, without
+    what was applied since.
     """
 
     role: Role.ValueType
@@ -93,10 +88,6 @@ class ServerSession:
 
         The outcome of the one before is known by then, unless it was `pipelined`; the keys after it
         say so for ever.
-
-        Args:
-            steps: Of this process.
-            closure: Which of a scheduled function's mutations it is, if it is one.
         """
         with self._counting:
             self._open.pop(self._in_turn, None)
@@ -147,13 +138,8 @@ def opening(
 ) -> Request[OpenSessionResponse]:
     """Return the handshake of a new session, or of one that the server may have ended.
 
-    Another run of the server does not take it on, unless it restored a checkpoint and the identity
-    outlives servers.
-
-    Args:
-        identity: Who opens it.
-        session: The one that may have been ended; None for a new one.
-        run: The run of the server that a new one is meant for; empty for any.
+    Another run of the server does not take the latter on, unless it restored a checkpoint and the
+    identity outlives servers. A new session is with the given run, or with any if that is empty.
     """
     identifier = session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     message = handshake(identity, identifier)
@@ -190,16 +176,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
 def opened(
     request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
 ) -> ServerSession:
-    """Return the session that a handshake gave.
-
-    Args:
-        request: What was asked.
-        answer: What the server said.
-        server: The task that the cluster has at this address, and the address.
-
-    Raises:
-        FailedPreconditionError: The address is another server's.
-    """
+    """Return the session that a handshake gave; raise as `check_answering`."""
     check_answering(answer.task, server)
     return ServerSession(
         request.session_id,
@@ -211,11 +188,7 @@ def opened(
 
 
 def check_answering(answering: Task, server: str) -> None:
-    """Check that a server is the one that was called.
-
-    Args:
-        answering: The task that it says it is.
-        server: As of `opened`.
+    """Check that a server, given by task and address, is the one that was called.
 
     Raises:
         FailedPreconditionError: It is another one.
@@ -253,15 +226,7 @@ class SessionAttendance:
         self._changing = threading.Lock()
 
     def begin(self, address: str, session_id: bytes) -> bool:
-        """Call the server unless a call is under way; do not wait.
-
-        Args:
-            address: "host:port" of the server.
-            session_id: Identifier of the session to attend.
-
-        Returns:
-            Whether a call was under way.
-        """
+        """Call the server unless a call is under way; do not wait. Return whether one was."""
         with uninterrupted(), self._changing:
             place = address, session_id
             goes_on = self._call is not None and not self._call.done()

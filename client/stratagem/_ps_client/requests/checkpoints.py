@@ -13,12 +13,7 @@ from stratagem_proto.v1 import checkpoint_pb2 as pb
 
 @dataclass(frozen=True)
 class SavedPart:
-    """What a server has written.
-
-    Attributes:
-        part: Its file.
-        state: What the server needs to go on besides variables, as JSON.
-    """
+    """The file that a server has written, and as JSON what it needs to go on besides variables."""
 
     part: TensorFile
     state: str
@@ -29,10 +24,8 @@ def hold_steps(
 ) -> Request[pb.HoldStepsResponse]:
     """Return the request that lets steps wait that have not begun.
 
-    Args:
-        cut: Which cut is taken.
-        begun: The last step of each client that has begun on some server.
-        wait: How long the server may wait for steps to be finished, in seconds.
+    For each client, `begun` has the last step that has begun on some server. The server may `wait`
+    so many seconds for these to be finished.
     """
     steps = [pb.ClientStep(client=client, step=step) for client, step in begun.items()]
     message = pb.HoldStepsRequest(cut=cut, begun=steps, wait_seconds=wait)
@@ -92,10 +85,8 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
 class Wanted:
     """What a server is to read of a checkpoint.
 
-    Attributes:
-        variables: Names of what it hosts.
-        data: Whether also the account of data, which it keeps.
-        closures: Whether also what it had recorded of functions that had not ended.
+    Besides variables that it hosts, by name, these are the account of data, which it keeps, and
+    what it had recorded of closures that had not ended.
     """
 
     variables: Sequence[str] = ()
@@ -106,13 +97,10 @@ class Wanted:
 def stage_variables(
     restoration: bytes, path: str, wanted: Wanted, wait: float
 ) -> Request[pb.StageVariablesResponse]:
-    """Return the request that reads what is on disk, and changes nothing yet.
+    """Return the request that reads what is on disk in a path, and changes nothing yet.
 
-    Args:
-        restoration: What it is for.
-        path: Absolute path of the checkpoint; empty to forget what was read.
-        wanted: What to read.
-        wait: How long reading may take, in seconds.
+    An empty path makes the server forget what it read for the restoration. Reading may take `wait`
+    seconds.
     """
     message = pb.StageVariablesRequest(
         restoration=restoration,

@@ -31,9 +31,7 @@ from stratagem_proto.v1.draws_pb2 import (
 def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
     """Return the request for permits to take steps, one of each group.
 
-    Args:
-        steps: Where this worker is in each group.
-        wait: For how long to wait for slower workers, in seconds.
+    It waits for slower workers for so many seconds.
     """
     message = BeginStepRequest(steps=steps, wait_seconds=wait)
     awaits = "workers that are behind" if wait else ""
@@ -60,13 +58,9 @@ def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
 
 
 def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[BarrierResponse]:
-    """Return the request that ends once all tasks have sent it.
+    """Return the request that ends once all tasks have sent it, after so many seconds at most.
 
-    Args:
-        name: Which barrier.
-        generation: How often this program has passed it before.
-        num_tasks: Number of tasks to wait for.
-        wait: Longest wait in seconds.
+    The generation is how often this program has passed the barrier before.
     """
     message = BarrierRequest(
         name=name, generation=generation, num_tasks=num_tasks, wait_seconds=wait
@@ -77,13 +71,7 @@ def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[
 
 @dataclass(frozen=True)
 class DataPass:
-    """One pass over data.
-
-    Attributes:
-        ledger: Name of the data.
-        number: Its number, from 0.
-        seed: By which all passes are shuffled.
-    """
+    """A pass over the data of a ledger, by its number from 0 and the seed of all passes."""
 
     ledger: str
     number: int
@@ -95,11 +83,8 @@ def open_pass(
 ) -> Request[OpenPassResponse]:
     """Return the request that begins a pass, or continues another coordinator's.
 
-    Args:
-        ledger: Name of the data.
-        num_batches: How many batches a pass has.
-        seed: By which they are shuffled, if this is the first pass.
-        coordinator: Space of the functions that will draw.
+    A pass has `num_batches`, which the seed shuffles if it is the first one. The functions that
+    draw are of the coordinator's space.
     """
     message = OpenPassRequest(
         ledger=ledger, num_batches=num_batches, seed=seed, coordinator=coordinator
@@ -110,9 +95,7 @@ def open_pass(
 def draw_batch(opened: DataPass, num_batches: int) -> Request[int | None]:
     """Return the request for the number of the next batch; None if there is none left.
 
-    Args:
-        opened: The pass.
-        num_batches: How many batches the data have here.
+    The data have `num_batches` here.
     """
     message = DrawBatchRequest(ledger=opened.ledger, number=opened.number, num_batches=num_batches)
     return Request("DrawBatch", message, _drawn)
@@ -128,10 +111,8 @@ def end_closures(
 ) -> Request[EndClosuresResponse]:
     """Return the request that has a server forget functions and refuse their writes.
 
-    Args:
-        space: Names the coordinator.
-        through: All functions up to this number have ended,
-        unended: but for those of these numbers.
+    All functions of the coordinator's space up to the number `through` have ended, but for those
+    that are `unended`.
     """
     message = EndClosuresRequest(space=space, through=through, unended=unended)
     return Request("EndClosures", message, sole(EndClosuresResponse))

@@ -40,10 +40,8 @@ class Reading(NamedTuple):
 class ReadsAfterUpdate(NamedTuple):
     """Whole variables to read after an update.
 
-    Attributes:
-        readings: What to read of each.
-        layout: That of their tensors.
-        encoded: The part of an `UpdateHeader` that asks for them.
+    Their tensors have the layout, and `encoded` is the part of an `UpdateHeader` that asks for
+    them.
     """
 
     readings: Sequence[Reading]

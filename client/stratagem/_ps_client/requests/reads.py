@@ -47,18 +47,11 @@ def read(
     snapshot: bytes = b"",
     begins: Sequence[StepBegin] = (),
 ) -> Request[list[int]]:
-    """Return the request that fills the readings' tensors.
+    """Return the request that fills the readings' tensors; it gives their versions.
 
-    Args:
-        readings: What to read, of one server.
-        after: Wait until this step is applied.
-        wait: For how long, in seconds.
-        told: Hears what else is said with the values.
-        snapshot: The cut whose values to read; empty for those of now.
-        begins: Steps to ask permits for before that, if that needs no waiting.
-
-    Returns:
-        A request whose result are the versions read, one for each reading.
+    It waits until the step `after` is applied, for so many seconds at most, and asks for permits
+    for the steps that begin if that needs no waiting. A snapshot is the cut whose values to read;
+    empty for those of now. Whatever else is said with the values is `told`.
     """
     message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot, begins=begins)
     layout = layout_of(kinds_of([reading.into for reading in readings]))
@@ -96,17 +89,9 @@ def filled(
     header_type: type[Header],
     values_of: Callable[[Header], ReadHeader],
 ) -> tuple[Header, list[int]]:
-    """Fill the readings' tensors.
+    """Fill the readings' tensors; return the header and the versions of the values.
 
-    Args:
-        readings: What was asked for.
-        layout: That of their tensors.
-        responses: The answer, and the segment of the call, if it has one.
-        header_type: Of the answer's header.
-        values_of: What that says of the values.
-
-    Returns:
-        The header, and the versions of the values, one for each reading.
+    The layout is that of the tensors; `values_of` returns what a header says of the values.
 
     Raises:
         MalformedStreamError: It is no answer to that.
@@ -154,15 +139,8 @@ def _taken(
 ) -> bool:
     """Copy values run by run from where `starts` puts them in the segment.
 
-    Args:
-        targets: Where to.
-        layout: Where values that come are if they are there.
-        chunks: The chunks of the first message.
-        seen: Gets the other messages.
-        responses: Those.
-
-    Returns:
-        Whether all values were there.
+    Messages other than the first, whose chunks are given, are added to those that were seen.
+    Returns whether all values were in the segment, where the layout has them.
     """
     assert responses.segment is not None
     if layout.room > responses.segment.nbytes:
@@ -274,12 +252,7 @@ def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
-
-    Attributes:
-        versions: Of what was read, one for each reading.
-        grants: Permits for the steps that were begun; none if one has to wait.
-    """
+    """The versions of what was read, and permits for steps that were begun unless one waits."""
 
     versions: Sequence[int]
     grants: Sequence[StepGrant]
@@ -293,11 +266,8 @@ def and_read(
 ) -> Request[Answer]:
     """Return the request that runs an update program, then fills the readings' tensors.
 
-    Args:
-        update: The request that only runs the program; not to be used any more.
-        then: What to read of the server.
-        begins: Steps to ask permits for, if that needs no waiting.
-        tensors: What to send in place of the tensors of the update.
+    The request that only runs the program is not to be used any more. Given tensors take the place
+    of its own. Permits for steps are asked for if that needs no waiting.
     """
     message = cast("UpdateHeader", update.message)
     message.then.begins.extend(begins)

@@ -23,13 +23,7 @@ from stratagem_proto.wire.segment import Segment
 
 
 class _Method(NamedTuple):
-    """What is the same for all requests of a method.
-
-    Attributes:
-        path: The RPC as gRPC calls it.
-        uploads: Whether a request is a stream of frames.
-        mutates: Whether requests are numbered, to be applied once.
-    """
+    """What is the same for all requests of a method."""
 
     path: str
     uploads: bool
@@ -149,28 +143,27 @@ class Request(Generic[Result]):
 
     def stamp(self, key: RequestKey) -> None:
         """Write into the message which session sends it, and under which number."""
+        message = cast(_Stamped, self.message)
         if self.mutates:
-            cast(_Numbered, self.message).key.CopyFrom(key)
+            message.key.CopyFrom(key)
             return
         fields = self.message.DESCRIPTOR.fields_by_name
-        cast(_Anonymous, self.message).session_id = key.session_id
+        message.session_id = key.session_id
         if "finished" in fields:
-            telling = cast(_Telling, self.message)
-            telling.finished, telling.report = key.finished, key.report
+            message.finished, message.report = key.finished, key.report
         if "trace_parent" in fields:
-            cast(_Traceable, self.message).trace_parent = key.trace_parent
+            message.trace_parent = key.trace_parent
 
     def acknowledge(self, number: int) -> None:
         """Tell with a stamped mutation that outcomes up to a number are known."""
-        key = cast(_Numbered, self.message).key
+        key = cast(_Stamped, self.message).key
         key.acknowledged = min(number, key.sequence - 1)
 
     @property
     def session_id(self) -> bytes:
         """The session that sends it, once it is stamped."""
-        if self.mutates:
-            return cast(_Numbered, self.message).key.session_id
-        return cast(_Anonymous, self.message).session_id
+        message = cast(_Stamped, self.message)
+        return message.key.session_id if self.mutates else message.session_id
 
     @property
     def room(self) -> int:
@@ -182,14 +175,10 @@ class Request(Generic[Result]):
         return max(self._layout.room, self.response_room)
 
     def encoded(self, segment: Segment | None = None) -> Iterable[bytes]:
-        """Return the messages to send; a small request is a single one.
-
-        Args:
-            segment: Memory shared with the server for its tensors; None if there is none.
-        """
+        """Return the messages to send, one for a small request; memory takes the tensors."""
         if not _METHODS[self.method].uploads:
             if self.response_room:
-                cast(_Reading, self.message).into_segment = segment is not None
+                cast(_Stamped, self.message).into_segment = segment is not None
             return (self._header(),)
         if segment is not None:
             return (encode_placed(self._header(), self.tensors, segment, self._layout),)
@@ -205,26 +194,17 @@ class Request(Generic[Result]):
         return type(self.message).FromString(self._header())
 
 
-class _Numbered(Protocol):
-    @property
-    def key(self) -> RequestKey: ...
+class _Stamped(Protocol):
+    """The fields of messages that are set when one is sent; each message has some of them."""
 
-
-class _Anonymous(Protocol):
     session_id: bytes
-
-
-class _Traceable(Protocol):
     trace_parent: str
-
-
-class _Telling(Protocol):
     finished: int
     report: bytes
-
-
-class _Reading(Protocol):
     into_segment: bool
+
+    @property
+    def key(self) -> RequestKey: ...
 
 
 def _drained(responses: Iterator[bytes]) -> None:

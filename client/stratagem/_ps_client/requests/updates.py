@@ -66,10 +66,8 @@ class SentGradient(NamedTuple):
 class Limits:
     """The limits of what contributions to a synchronous step add up to.
 
-    Attributes:
-        of_sum: The limits.
-        nonfinite_variable: Name of a variable of any server because of whose gradient here the step
-            is dropped or fails; "" if there is none.
+    If a gradient here is not finite, so that the step is dropped or fails, its variable is named,
+    whichever server has it.
     """
 
     of_sum: GradientLimits
@@ -83,20 +81,12 @@ def step(
     limits: Limits | None = None,
     backward: BackwardPass | None = None,
 ) -> Request[list[int]]:
-    """Return the request that steps an optimizer over variables.
+    """Return the request that steps an optimizer; it gives the versions of the variables after it.
 
-    Args:
-        program: The optimizer, with the hyperparameters of this step; or the part of an
-            `UpdateHeader` that says so, encoded.
-        gradients: One for each variable to step.
-        contribution: Present when the gradients are this worker's part of a synchronous step, which
-            the server only keeps until `commit`.
-        limits: What becomes of a contribution.
-        backward: Present when earlier gradients were sent by `keep`.
-
-    Returns:
-        A request whose result are the variables' versions after it, in the order of the gradients;
-        nothing for a contribution.
+    The program is the optimizer with the hyperparameters of this step, or an encoded part of an
+    `UpdateHeader` that says so. With a contribution, the gradients are this worker's part of a
+    synchronous step, which the server only keeps until `commit`; then there are no versions.
+    `backward` is present when earlier gradients were sent by `keep`.
     """
     header = UpdateHeader(
         contribution=contribution,
@@ -111,14 +101,7 @@ def step(
 
 
 class GradientHeaderCache:
-    """Of which variables the dense gradients of a request are, step after step.
-
-    Args:
-        gradients: Variable and param group of each.
-
-    Attributes:
-        variables: Names of the variables.
-    """
+    """Says of which variables the dense gradients of a request are, step after step."""
 
     def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
         self.variables = frozenset([variable for variable, _ in gradients])
@@ -136,25 +119,14 @@ class GradientHeaderCache:
 def dense_step(
     program: bytes, header: GradientHeaderCache, gradients: Sequence[torch.Tensor]
 ) -> Request[list[int]]:
-    """As `step`, of gradients that are neither of rows nor encoded.
-
-    Args:
-        program: As for `step`.
-        header: What they are of.
-        gradients: In its order.
-    """
+    """Return a `step` of gradients that are neither of rows nor encoded, as the header has them."""
     layout, described = header.of(gradients)
     rest = program + described
     return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 
 
 def keep(backward: BackwardPass, gradients: Sequence[SentGradient]) -> Request[list[int]]:
-    """Return the request that has a server keep gradients until their step comes.
-
-    Args:
-        backward: The pass.
-        gradients: Some of its gradients.
-    """
+    """Return the request that has a server keep gradients of a pass until their step comes."""
     header = UpdateHeader(backward=backward)
     header.backward.keep = True
     return _with_gradients(header, gradients)
@@ -178,9 +150,8 @@ def _with_gradients(
 def _described(gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]) -> bytes:
     """Return the part of an `UpdateHeader` that says of which variables gradients are.
 
-    Args:
-        gradients: Variable, group, and whether it is dense, of each.
-        kinds: Of their tensors; the indices of rows follow the rows.
+    Of each gradient, the variable, the group and whether it is dense are given; then the kinds of
+    tensors, where the indices of rows follow the rows.
     """
     header = UpdateHeader(tensors=[spec_of_kind(*kind) for kind in kinds])
     tensor = 0
@@ -224,12 +195,7 @@ def _reference(gradient: SentGradient, attachments: Attachments) -> GradientRef:
 
 
 class GraphRun(NamedTuple):
-    """What came of running a graph program.
-
-    Attributes:
-        versions: Of the variables that it wrote, after it.
-        outputs: What it gives back; a scalar for a number.
-    """
+    """The versions of variables that a graph program wrote, and its outputs."""
 
     versions: list[int]
     outputs: list[torch.Tensor]
@@ -243,14 +209,8 @@ def run(
 ) -> Request[GraphRun]:
     """Return the request that runs a graph program.
 
-    Args:
-        program: The program.
-        bindings: What its inputs stand for, in order.
-        attachments: The tensors that the bindings point to.
-        non_slot: Whether it writes variables that belong to no one variable.
-
-    Returns:
-        A request whose result is what came of it.
+    The bindings say what its inputs stand for, in order, and point to the attachments. It is
+    `non_slot` if it writes variables that belong to no one variable.
     """
     header = UpdateHeader(
         program=UpdateProgram(graph=program), bindings=bindings, tensors=attachments.specs
@@ -271,9 +231,7 @@ def commit(mark: StepMark) -> Request[CommitContributionResponse]:
 def closed_steps(mark: StepMark, wait: float = 0.0) -> Request[Mapping[int, ClosedStep]]:
     """Return the request for what a server has of the norm of closed steps, by number.
 
-    Args:
-        mark: The last step of interest.
-        wait: For how long to wait until it is closed, in seconds.
+    It waits up to so many seconds until the last step of interest is closed.
     """
     message = ListClosedStepsRequest(group=mark.group, step=mark.step, wait_seconds=wait)
     return Request("ListClosedSteps", message, _listed, wait=wait)

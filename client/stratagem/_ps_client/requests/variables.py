@@ -31,14 +31,7 @@ from stratagem_proto.wire.tensors import int64_vector, spec_of
 
 @dataclass(frozen=True)
 class Writing:
-    """What to write to one variable.
-
-    Attributes:
-        variable: Its name.
-        mode: What becomes of the present value.
-        value: Of the variable's dtype, and of its shape or that of the rows.
-        rows: Indices of the rows to write, int64; None for the whole variable.
-    """
+    """What to write to one variable, or to those of its rows whose int64 indices are given."""
 
     variable: str
     mode: AssignMode.ValueType
@@ -55,11 +48,7 @@ def create(
 
 
 def assign(writings: Sequence[Writing]) -> Request[list[int]]:
-    """Return the request that writes variables, all at once.
-
-    Returns:
-        A request whose result are the versions after it, one for each writing.
-    """
+    """Return the request that writes variables, all at once; it gives their versions after it."""
     attachments = Attachments()
     assignments = [
         Assignment(
@@ -81,8 +70,7 @@ def _assigned(responses: Iterator[bytes]) -> list[int]:
 def delete(names: Sequence[str]) -> Request[list[str]]:
     """Return the request that deletes variables and their slot variables; all or none.
 
-    Returns:
-        A request whose result are the names of all that was deleted.
+    It gives the names of all that was deleted.
     """
     message = DeleteVariablesRequest(names=names)
     return Request("DeleteVariables", message, _deleted)
@@ -124,25 +112,17 @@ def _listed(responses: Iterator[bytes]) -> list[VariableInfo]:
 
 @dataclass(frozen=True)
 class KeyPage:
-    """Some keys of a table on one server.
-
-    Attributes:
-        keys: int64 vector, ascending.
-        is_last: Whether there are none that are larger.
-    """
+    """Some keys of a table on one server: an ascending int64 vector, and whether it is the last."""
 
     keys: torch.Tensor
     is_last: bool
 
 
 def list_keys(table: str, after: int | None, limit: int, snapshot: bytes = b"") -> Request[KeyPage]:
-    """Return the request for the smallest keys of a table that follow on one.
+    """Return the request for the smallest keys of a table, or of its part, larger than `after`.
 
-    Args:
-        table: Name of the table, or of its part on the server.
-        after: Only larger keys; None for all.
-        limit: The most keys; 0 for as many as the server gives at a time.
-        snapshot: The cut whose keys to list; empty for those of now.
+    With a limit of 0 the server gives as many as it does at a time. A snapshot is the cut whose
+    keys to list; empty for those of now.
     """
     message = ListKeysRequest(table=table, after=after, limit=limit, snapshot=snapshot)
     return Request("ListKeys", message, _page)

@@ -32,11 +32,7 @@ class _CallUnderWay:
 
 
 class GrpcTransport:
-    """Calls a server by gRPC. Connects at the first call. Thread-safe.
-
-    Args:
-        address: Its "host:port".
-    """
+    """Calls a server by gRPC. Connects at the first call. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -45,11 +41,7 @@ class GrpcTransport:
         self._opening = threading.Lock()
 
     def send(self, call: Call) -> Attempt:
-        """Begin a call.
-
-        Raises:
-            ValueError: The transport is closed; also where responses are asked for.
-        """
+        """Begin a call; a closed transport raises ValueError here or for responses."""
         with uninterrupted():
             return self._send(call)
 

@@ -22,12 +22,7 @@ class Pipeline:
     One thread at a time sends or pushes, and one at a time receives. Where one call fails to come
     through, or is given up, so do all that are under way.
 
-    Args:
-        endpoint: Where the server takes frames.
-        seconds: How long connecting may take.
-
-    Raises:
-        OSError: Nobody, or not the server, answers there.
+    The constructor raises OSError if nobody, or not the server, answers at the endpoint.
     """
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
@@ -62,12 +57,7 @@ class Pipeline:
         self.break_off()
 
     def next_frame(self) -> SocketFrame:
-        """Wait for the next answer.
-
-        Raises:
-            OSError: The connection broke, or it took too long.
-            MalformedStreamError: The server sent what it may not.
-        """
+        """Wait for the next answer; raise OSError or MalformedStreamError if none comes."""
         if self._failure is not None:
             raise self._failure
         return self._link.receive()
@@ -86,11 +76,7 @@ class _Turn:
         self._answered = False
 
     def responses(self) -> Iterator[bytes]:
-        """Yield the one response.
-
-        Raises:
-            SocketError: The call failed.
-        """
+        """Yield the one response; raise SocketError if the call failed."""
         frame = self._answer()
         if frame.kind == FrameKind.STATUS:
             return require_ok(frame)

@@ -75,15 +75,7 @@ class ServerTransport:
             sockets.close()
 
     def send(self, call: Call, control: bool = False) -> Attempt:
-        """Begin a call.
-
-        Args:
-            call: The call.
-            control: Whether it must go by gRPC.
-
-        Raises:
-            ValueError: The transport is closed.
-        """
+        """Begin a call, over gRPC if `control`; raise ValueError if the transport is closed."""
         sockets = None if control else self._sockets
         if sockets is not None and not self._rests():
             try:

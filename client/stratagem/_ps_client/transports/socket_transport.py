@@ -23,11 +23,7 @@ class SocketTransport:
     """Calls a server over sockets. Thread-safe.
 
     Each call has a connection for itself, which its thread writes and reads; only those that are
-    pipelined share one.
-
-    Args:
-        endpoint: Where the server takes them.
-        shares: Whether large tensors may go through shared memory, where there is any.
+    pipelined share one. Large tensors go through shared memory, if it `shares` and there is any.
     """
 
     def __init__(self, endpoint: Endpoint, shares: bool = True) -> None:
@@ -41,11 +37,7 @@ class SocketTransport:
         self._closed = False
 
     def connect(self) -> None:
-        """Open the first connection.
-
-        Raises:
-            OSError: Nobody, or not the server, answers there.
-        """
+        """Open the first connection; raise OSError if nobody, or not the server, answers."""
         self.give_back(SocketLink(self.endpoint), usable=True)
 
     def send(self, call: Call) -> Attempt:
@@ -79,15 +71,7 @@ class SocketTransport:
         return pipeline.send(call)
 
     def memory_of(self, link: SocketLink, room: int) -> Segment | None:
-        """Return what a link shares with the server for a call; None if it is to send.
-
-        Args:
-            link: The link.
-            room: Bytes that the call needs, if any.
-
-        Raises:
-            OSError: The connection broke, or it took too long.
-        """
+        """Return what a link shares with the server for a call; None if it is to send."""
         if not 0 < room <= self._most_shared:
             return None
         large_enough = link.segment is not None and link.segment.nbytes >= room
@@ -102,12 +86,7 @@ class SocketTransport:
         self._most_shared = self._wanted
 
     def give_back(self, link: SocketLink, usable: bool) -> None:
-        """End the use of a connection.
-
-        Args:
-            link: It.
-            usable: Whether another call can follow.
-        """
+        """End the use of a connection, after which another call can follow if it is `usable`."""
         self._busy.discard(link)
         if not usable or not self._idle.put(link):
             link.close()
@@ -133,11 +112,8 @@ class SocketTransport:
 class _Exchange(Iterator[bytes]):
     """One call: sent at once, its responses read by who iterates over them.
 
-    Raises:
-        SocketError: The call failed; where a response is asked for.
-
-    Attributes:
-        segment: What its messages may name places in; None if there is none.
+    Where a response is asked for, SocketError says that the call failed. Messages may name places
+    in the `segment`, if there is one.
     """
 
     def __init__(
@@ -235,11 +211,7 @@ class IdleLinks:
         self._closed = False
 
     def take(self, room: int) -> SocketLink | None:
-        """Return the best one for a call, if there is any.
-
-        Args:
-            room: Bytes that the call would share.
-        """
+        """Return the best one for a call that would share so many bytes, if there is any."""
         with self._lock:
             if room and self._sharing:
                 if len(self._sharing) == 1:
