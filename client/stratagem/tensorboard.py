@@ -26,7 +26,7 @@ __all__ = ["ScalarWriter"]
 
 
 class ScalarWriter:
-    """Writes numbers of a program, and how the workers of its strategy fare::
+    """Writes numbers of a program, and how the workers of its strategy fare.
 
         with stratagem.tensorboard.ScalarWriter(strategy, "runs/demo") as scalars:
             for step in range(1000):

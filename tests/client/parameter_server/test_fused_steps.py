@@ -282,7 +282,7 @@ def test_a_large_push_and_its_answer_go_by_grpc_as_streams(
 def test_what_is_only_kept_is_refused(alone: Cluster) -> None:
     with connected(alone.servers[0]) as connection:
         kept = updates.keep(BackwardPass(optimizer="SGD", number=1), [])
-        with pytest.raises(InvalidArgumentError, match="send by Update"):
+        with pytest.raises(InvalidArgumentError, match="to be kept by Update"):
             connection.call(and_read(kept, NOTHING_FOLLOWS, ()))
 
 
