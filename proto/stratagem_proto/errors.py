@@ -1,29 +1,42 @@
 """The errors of Stratagem: one tree.
 
-StratagemError ├── InvalidArgumentError (ValueError)      the request can never succeed as it is │
-├── InvalidNameError │   ├── RowIndexError (IndexError)         there is no such row │   ├──
-MalformedStreamError │   ├── UpdateFunctionError                an update function that cannot be
-traced │   ├── NonFiniteGradientError (FloatingPointError) NaN or infinity in a gradient │   └──
-UnbatchedInputError (IndexError)   rows are to be shared, but there are none ├── InvalidTypeError
-(TypeError) ├── NotFoundError (LookupError) │   └── VariableNotFoundError ├── AlreadyExistsError
-(ValueError) │   └── DuplicateTaskError (KeyError)      two descriptions of one task of a cluster
-├── FailedPreconditionError (RuntimeError) the state of the system forbids it │   ├── ContextError
-wrong replica, cross-replica or scope context │   ├── AttachmentError                    worker and
-chief built different variables │   ├── SessionLostError                   the server no longer
-knows the session │   ├── ProtocolVersionError │   ├── ForkedProcessError                 a
-connection used in a forked child │   └── ClosureInputError                  what a closure uses is
-not on its worker ├── OutOfRangeError (IndexError)           data have ended ├── UnimplementedError
-(NotImplementedError) ├── UnauthenticatedError (PermissionError) ├── PermissionDeniedError
-(PermissionError) ├── ResourceExhaustedError (MemoryError) ├── AbortedError (RuntimeError)
-the peers made progress impossible; retry │   └── UnfinishedStepError                nobody told the
-servers a step's norm ├── CancelledError (RuntimeError) ├── DeadlineExceededError (TimeoutError) ├──
-UnavailableError (ConnectionError)     the server cannot be reached now │   ├── PSUnavailableError
-a parameter server that a worker needs │   └── WorkerLostError                    a worker is gone,
-with what it was running ├── DataLossError (RuntimeError) └── InternalError (RuntimeError)
-a bug; please report it
+StratagemError
+├── InvalidArgumentError (ValueError)      the request can never succeed as it is
+│   ├── InvalidNameError
+│   ├── RowIndexError (IndexError)         there is no such row
+│   ├── MalformedStreamError
+│   ├── UpdateFunctionError                an update function that cannot be traced
+│   ├── NonFiniteGradientError (FloatingPointError) NaN or infinity in a gradient
+│   └── UnbatchedInputError (IndexError)   a batch to split has no rows
+├── InvalidTypeError (TypeError)
+├── NotFoundError (LookupError)
+│   └── VariableNotFoundError
+├── AlreadyExistsError (ValueError)
+│   └── DuplicateTaskError (KeyError)      two descriptions of one task of a cluster
+├── FailedPreconditionError (RuntimeError) the state of the system forbids it
+│   ├── ContextError                       wrong replica, cross-replica or scope context
+│   ├── AttachmentError                    worker and chief built different variables
+│   ├── SessionLostError                   the server no longer knows the session
+│   ├── ProtocolVersionError
+│   ├── ForkedProcessError                 a connection used in a forked child
+│   └── ClosureInputError                  what a closure uses is not on its worker
+├── OutOfRangeError (IndexError)           data have ended
+├── UnimplementedError (NotImplementedError)
+├── UnauthenticatedError (PermissionError)
+├── PermissionDeniedError (PermissionError)
+├── ResourceExhaustedError (MemoryError)
+├── AbortedError (RuntimeError)            what the call waited for cannot happen
+│   └── UnfinishedStepError                no worker sent the norm of a step
+├── CancelledError (RuntimeError)
+├── DeadlineExceededError (TimeoutError)
+├── UnavailableError (ConnectionError)     the server cannot be reached now
+│   ├── PSUnavailableError                 a parameter server that a worker needs
+│   └── WorkerLostError                    a worker is gone, with what it was running
+├── DataLossError (RuntimeError)
+└── InternalError (RuntimeError)           a bug; please report it
 
-`stratagem_proto.wire.status` carries them over the wire. No gRPC is needed here, which takes its
-time to load.
+`stratagem_proto.wire.status` carries them over the wire. This module does not import gRPC, which
+takes long to load.
 """
 
 from __future__ import annotations

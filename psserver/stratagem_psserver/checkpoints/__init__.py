@@ -1,1 +1,1 @@
-"""Saving what a server has, and giving it back."""
+"""Saving the state of a server, and restoring it."""

@@ -1,4 +1,4 @@
-"""What a server needs besides variables to go on where a checkpoint was taken."""
+"""The state of a server besides variables in a checkpoint, and resuming from a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def dump(state: ServerState) -> str:
-    """Return all that there is besides variables, as JSON."""
+    """Return the state of a server except variables, as JSON."""
     facts = {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
@@ -65,17 +65,17 @@ def _session_from_json(item: dict[str, Any]) -> Session:
 
 
 def resume(state: ServerState, path: str) -> bool:
-    """Let a server that has nothing yet continue from its part of a checkpoint.
+    """Restore an empty server from its part of the latest checkpoint.
 
     Args:
-        state: The server's.
+        state: The state of the server.
         path: The folder of checkpoints.
 
     Returns:
         Whether there was a checkpoint.
 
     Raises:
-        FailedPreconditionError: It was taken without this server.
+        FailedPreconditionError: The checkpoint has no part of this server.
         DataLossError: It is damaged.
     """
     try:
@@ -94,7 +94,7 @@ def resume(state: ServerState, path: str) -> bool:
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
-    # Checkpoints of earlier releases do not have all of these.
+    # Checkpoints of earlier releases lack some of these.
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))

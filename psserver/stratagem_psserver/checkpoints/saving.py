@@ -1,4 +1,4 @@
-"""Writing a server's part of a checkpoint, beside all else."""
+"""Saves: writing a server's part of a checkpoint while training goes on."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from stratagem_psserver.checkpoints.continuation import dump
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
 
-# Of saves that ended: clients have a handful of which they have not asked yet.
+# The most ended saves that are remembered until clients ask for their results.
 _REMEMBERED = 32
 
-# Saves under way: each may come to take the memory of all variables.
+# The most saves under way, each of which can grow to the size of all variables.
 MAX_SAVES = 8
 
 Saved = tuple[TensorFile, str]
-"""A part, and what the server needs to go on besides variables, as JSON."""
+"""A written part, and the server's state besides variables as JSON."""
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A part that is on disk: where, when, how large, and how long it took."""
+    """A part that was written.
+
+    Attributes:
+        folder: The folder of the checkpoint.
+        ended: When the part was complete, in seconds of the monotonic clock.
+        nbytes: Its size.
+        seconds: How long it took to write.
+    """
 
     folder: str
     ended: float
@@ -38,7 +45,7 @@ class _Written:
 
 
 class Saves:
-    """The saves of a server by their cuts."""
+    """The saves of a server, by their cuts."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -47,9 +54,10 @@ class Saves:
         self._tasks: dict[bytes, asyncio.Task[Saved]] = {}
 
     def begin(self, cut: bytes, folder: str) -> None:
-        """Mark all variables and begin to write them; do nothing the second time.
+        """Take a snapshot of all variables and begin to write it; a repetition does nothing.
 
         Raises:
+            InvalidArgumentError: The path of the folder is not absolute.
             NotFoundError: The folder does not exist on this machine.
             FailedPreconditionError: Too many saves are under way.
         """
@@ -85,7 +93,7 @@ class Saves:
         write = partial(write_part, path, snapshot.contents, snapshot.values())
         began = time.monotonic()
         try:
-            # Beside the threads that compute, which it would keep waiting.
+            # Not in the threads of `Compute`, which it would block.
             part = await asyncio.get_running_loop().run_in_executor(None, write)
         except OSError as error:
             self._failures += 1
@@ -96,13 +104,13 @@ class Saves:
             self._state.snapshots.close(snapshot)
         self._saves += 1
         ended = time.monotonic()
-        # The folder of a checkpoint has another name once all parts are there.
+        # The parts' own folder is renamed once all parts are written.
         folder, nbytes = str(path.parents[1]), part.file.nbytes
         self._last = _Written(folder, ended, nbytes, ended - began)
         return part, facts
 
     def report(self) -> CheckpointStatus:
-        """Return what was written, and when the last time."""
+        """Return the number of saves, and the facts of the last one."""
         status = CheckpointStatus(saves=self._saves, failures=self._failures)
         if last := self._last:
             status.folder, status.bytes = last.folder, last.nbytes
@@ -111,25 +119,25 @@ class Saves:
         return status
 
     def knows(self, cut: bytes) -> bool:
-        """Return whether a cut's save has begun."""
+        """Return whether the save of a cut has begun."""
         return cut in self._tasks
 
     async def finish(self, cut: bytes, seconds: float) -> Saved | None:
-        """Return what was written; None if it takes longer.
+        """Wait for a save and return its result; None if it takes longer than so many seconds.
 
         Raises:
-            StratagemError: It could not be written.
+            FailedPreconditionError: The save is unknown, or its part could not be written.
         """
         task = self._tasks.get(cut)
         if task is None:
             raise FailedPreconditionError(
-                f"{self._state.settings.label} knows of no such save; it may have "
+                f"{self._state.settings.label} does not know this save; it may have "
                 "restarted meanwhile. Save again"
             )
         await asyncio.wait([task], timeout=seconds)
         return task.result() if task.done() else None
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for all saves that are under way."""
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The fast paths: steps and reads that repeat are not worked out again.
+"""The fast paths, which save the work that repeated steps and reads have in common.
 
-Whatever is here gives the bytes of the plain path, which works without it.
+They give the same bytes as the plain path, which works without them.
 """

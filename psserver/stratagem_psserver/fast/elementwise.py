@@ -1,4 +1,4 @@
-"""Whether it is all the same to an optimizer in which tensor an element is."""
+"""A test whether an optimizer gives the same bytes however elements are divided into tensors."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.dry_run import Hyperparameters
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
-# Ends of tensors, where fewer elements are left than a processor takes at once, and lengths at
-# which torch goes over to other loops.
+# Sizes that are not multiples of the processor's vectors, and sizes from which on torch uses other
+# loops.
 _SIZES = (1, 3, 8, 17, 33, 100, 1037)
 _STEPS = 3
 
-# They take apart in blocks of their own what is too small to show it here, or more than one tensor
-# at a time.
+# With these settings torch works in blocks that are larger than the sizes here, or on several
+# tensors at a time, so the test would prove nothing.
 _OTHERS = ("fused", "foreach")
 
 
 def is_elementwise(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype) -> bool:
-    """Whether a step of joined parameters comes to the same bytes, on this machine.
+    """Return whether a step of joint parameters gives the same bytes on this machine.
 
     Args:
         rule: The optimizer.
-        values: Hyperparameters of a param group, which were tried before.
-        dtype: Of the parameters.
+        values: Hyperparameters of a param group, which a dry run has accepted.
+        dtype: The dtype of the parameters.
     """
     if dtype not in (torch.float32, torch.float64) or any(map(values.get, _OTHERS)):
         return False
-    # The learning rate changes with each step of a scheduler, unlike the rest.
+    # Schedulers change the learning rate at each step, so it is no key of the cache.
     rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
     return _is_elementwise(rule, rest, dtype)
 

@@ -1,6 +1,6 @@
-"""Many small variables that are stepped as if they were one vector.
+"""Groups of many small variables that are stepped as one vector.
 
-What takes longest about a step of small tensors is to call torch for each of them.
+Otherwise most of the time of such a step would go into calls of torch, one for each tensor.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.store import VariableStore
 
-# Larger ones do not stay in a processor's cache from one operation to the next.
+# Larger vectors do not stay in a processor's cache from one operation to the next.
 _MOST_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
 class FlatParameters:
-    """The variables of a param group, where they lie one behind the other.
+    """The variables of a param group in joint memory.
 
     Attributes:
-        value: All of their values.
-        begin: Where their gradients begin among the elements of those of all groups.
-        state: The state of all of them, by the optimizer's keys. Where every variable has one
-            number, it is the number of the first one.
-        numbers: The numbers of all variables, by such keys.
+        value: The vector of all their values.
+        begin: Where their gradients begin in the vector of the gradients of all groups.
+        state: The state of all variables as one vector, by the optimizer's keys; a key with one
+            number per variable has the number of the first variable.
+        numbers: The numbers of all variables, by the keys that have one number per variable.
     """
 
     value: torch.Tensor
@@ -50,13 +50,13 @@ class FlatParameters:
         bindings: Sequence[ParameterBinding],
         before: int,
     ) -> FlatParameters | None:
-        """Move variables together; return None if they have to be stepped apart.
+        """Move variables into joint memory; return None if they cannot be stepped as one vector.
 
         Args:
             store: The store of the variables.
             settings: The hyperparameters of the group.
-            bindings: The variables, as they were bound in their last step.
-            before: Bytes of the gradients of the groups before this one.
+            bindings: The bindings of the variables in their last step.
+            before: The offset of the group's gradients in that of all groups, in bytes.
         """
         whole = [binding for binding in bindings if isinstance(binding, WholeBinding)]
         if len(whole) < len(bindings) or not _can_be_flat(settings, whole):
@@ -71,26 +71,26 @@ class FlatParameters:
                 return None
             state[key] = memory
             if kept.is_scalar:
-                # They are as far apart as tensors that begin on their own.
+                # Joint memory places scalars at the same distances as it does tensors.
                 numbers[key] = memory.view(len(whole), -1)[:, 0]
                 state[key] = numbers[key][0]
         return cls(value, before // value.itemsize, state, numbers)
 
     def gradient(self, all_groups: torch.Tensor) -> torch.Tensor:
-        """Cut the gradient of these variables out of that of all groups."""
+        """Return the gradient of these variables, a part of that of all groups."""
         size = self.value.numel()
         if size == all_groups.numel():
             return all_groups
         return all_groups.narrow(0, self.begin, size)
 
     def distinct_numbers(self) -> Iterator[tuple[str, Sequence[float]]]:
-        """Yield the numbers of the variables: one of them if all are the same."""
+        """Yield each key with the numbers of the variables; only one number if all are equal."""
         for key, numbers in self.numbers.items():
             first, *others = each = numbers.tolist()
             yield key, each if others.count(first) < len(others) else [first]
 
-    def take(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Take over the state that an optimizer has made."""
+    def take_over(self, made: Mapping[str, torch.Tensor]) -> None:
+        """Copy the state that an optimizer has made into the state of the variables."""
         for key, ours in self.state.items():
             if made[key] is not ours:
                 ours.copy_(made[key])
@@ -117,32 +117,32 @@ def _is_elementwise(settings: GroupSettings, dtype: torch.dtype) -> bool:
 
 
 class FlatGroup:
-    """A group of variables that is stepped as one vector if all gradients lie so, too.
+    """A group of variables that is stepped as one vector if its gradients are in one, too.
 
     Args:
         number: The number of the param group.
         settings: The hyperparameters of the last step.
-        apart: The same group, to step the variables one by one.
-        flat: The variables in one vector.
+        separate: The same group, which steps the variables one by one.
+        flat: The variables as one vector.
     """
 
     is_by_rows = False
 
     def __init__(
-        self, number: int, settings: GroupSettings, apart: WholeGroup, flat: FlatParameters
+        self, number: int, settings: GroupSettings, separate: WholeGroup, flat: FlatParameters
     ) -> None:
         self._number, self._settings = number, settings
-        self._apart, self._flat = apart, flat
+        self._separate, self._flat = separate, flat
         self._optimizer: Optimizer | None = None
         self._is_elementwise = _is_elementwise(settings, flat.value.dtype)
-        # Whether all variables have the same numbers.
+        # Whether the scalars in the state are equal for all variables.
         self._agree = False
 
     def put(self) -> None:
         pass
 
     def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
-        if not self._apart.takes(groups):
+        if not self._separate.accepts_settings(groups):
             return False
         if (settings := groups[self._number]) is not self._settings:
             self._settings, self._optimizer = settings, None
@@ -154,14 +154,14 @@ class FlatGroup:
     def step(self, gradients: Gradients) -> None:
         flat = self._flat
         if gradients.flat is None or not self._agree or not self._is_elementwise:
-            return self._apart.step(gradients)
+            return self._separate.step(gradients)
         optimizer = self._optimizer = self._optimizer or self._made()
         try:
             flat.value.grad = flat.gradient(gradients.flat)
             take_step(optimizer, sparse=False)
         finally:
             flat.value.grad = None
-        flat.take(optimizer.state[flat.value])
+        flat.take_over(optimizer.state[flat.value])
 
     def _made(self) -> Optimizer:
         value = self._flat.value
@@ -170,4 +170,4 @@ class FlatGroup:
         return optimizer
 
     def commit(self, store: VariableStore) -> None:
-        self._apart.commit(store)
+        self._separate.commit(store)

@@ -1,9 +1,9 @@
 """Plans of training steps, kept for the updates that repeat them.
 
-Steps repeat: all workers send the same update over and over, with other numbers. As a database
-keeps the plans of queries by their text, a server keeps those of updates by what they have in
-common. A plan never says whether a request may be carried out now: numbering, locks, budgets and
-limits are checked each time.
+All workers send the same update over and over, with other numbers. As a database keeps the plans of
+queries by their text, a server keeps the plans of updates by what the updates have in common. A
+plan does not decide whether a request may be applied: numbering, locks, budgets and limits are
+checked each time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from stratagem_psserver.variables.store import VariableStore
 
 MAX_PLANS = 256
 
-# The texts of all plans together. A text has some 50 bytes a variable, and what is worked out for
-# the variable takes about 1 KiB.
+# The texts of all plans together. A text has some 50 bytes per variable, and the plan itself about
+# 1 KiB per variable.
 MAX_TEXT_BYTES = 1 << 20
 
 
 class StepPlan:
-    """What is known of updates with the same text.
+    """The plan of updates that have a common part.
 
     Args:
-        common: The part that they have in common.
-        text: The same, encoded.
+        common: The common part of their headers.
+        text: The common part, encoded.
 
     Attributes:
-        text: The common part, encoded.
+        text: As the argument.
         names: The variables to step.
-        step: The step itself, while `holds`; None if it has to be checked each time.
+        step: The step, which can be repeated while `holds` is true; None if it must be checked each
+            time.
     """
 
     def __init__(self, common: pb.UpdateHeader, text: bytes) -> None:
@@ -68,20 +69,20 @@ class StepPlan:
         return self._manifest or Manifest(header.tensors, borrows=True)
 
     def holds(self, store: VariableStore) -> bool:
-        """Return whether the variables are still those that the plan was made for."""
+        """Return whether no variable was added, removed or replaced since the plan was made."""
         return self._generation == store.generation
 
     def renew(self, store: VariableStore, step: RepeatedStep | None) -> None:
-        """Replace the step by one of the variables that there are now."""
+        """Replace the step by one for the present variables."""
         self.step, self._generation = step, store.generation
         self._owners, self._read = store.owners(self.names), None
 
     def owners(self, store: VariableStore) -> list[str]:
-        """Return `VariableStore.owners` of the variables to step."""
+        """Return the owners of the variables to step; see `VariableStore.owners`."""
         return self._owners if self.holds(store) else store.owners(self.names)
 
     def gradients(self, staged: StagedTensors) -> Gradients:
-        """Pick the gradients from the tensors of an update."""
+        """Return the gradients among the tensors of an update."""
         tensors = staged.tensors
         each = [tensors[place] for place in self._places]
         if self._manifest is None:
@@ -93,10 +94,10 @@ class StepPlan:
         return Gradients(each, flat=self._manifest.flat(staged.segment))
 
     def read_plan(self, store: VariableStore, selections: Sequence[pb.Selection]) -> ReadPlan:
-        """Plan what is read behind an update, as `ReadPlan.of` does.
+        """Return the plan of the read that follows an update.
 
         Raises:
-            StratagemError: As of `ReadPlan.of`.
+            StratagemError: As for `ReadPlan.of`.
         """
         holds = self.holds(store)
         if holds and self._read is not None and self._read.is_still(selections):
@@ -108,7 +109,7 @@ class StepPlan:
 
 
 class Recognised(NamedTuple):
-    """An update whose plan was found or made.
+    """An update that has a plan.
 
     Attributes:
         plan: The plan.
@@ -120,10 +121,10 @@ class Recognised(NamedTuple):
 
 
 class StepPlans:
-    """The plans of the variables of a store; a change of its variables drops all.
+    """The plans for the variables of a store; adding or removing a variable drops all plans.
 
-    Who carries out an update asks `recognise` first. If the plan's step cannot be taken again, the
-    update is worked out in full and `learn` is given the step.
+    For each update call `recognise`. If the step of the plan cannot be repeated, check the update
+    in full and pass the step to `learn`.
     """
 
     def __init__(self, store: VariableStore) -> None:
@@ -139,11 +140,10 @@ class StepPlans:
 
         Args:
             header: The update.
-            text: The update with its tag and size, as it came in a frame; empty if it did not come
-                so.
+            text: The encoded update with its tag and size in the frame; empty if it is not known.
 
         Returns:
-            None if the update is not one that repeats.
+            The plan; None if updates of this kind have none.
         """
         repeated = unchanging_bytes(text) if text else b""
         if (found := self._repeated.get(repeated)) is not None:
@@ -156,7 +156,7 @@ class StepPlans:
         return found
 
     def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
-        """Find or make the plan of an update by its decoded header alone."""
+        """Find or make the plan of an update by its decoded header."""
         if not is_step(header):
             return None
         common = common_part(header)
@@ -167,7 +167,7 @@ class StepPlans:
         return plan
 
     def learn(self, plan: StepPlan, step: CheckedStep) -> None:
-        """Keep a plan with its step; the locks that it was taken under are held."""
+        """Keep a plan with a step that has run; the locks of the step are held."""
         plan.renew(self._store, RepeatedStep.of(step, self._store))
         self.keep(plan)
 
@@ -181,12 +181,12 @@ class StepPlans:
         self._repeated = LruCache[bytes, Recognised](MAX_PLANS, MAX_TEXT_BYTES)
 
 
-# Of all kept choices; with each of them about 1 KiB is kept.
+# The most names in all cached plans; a plan has about 1 KiB per name.
 MOST_NAMES = 4096
 
 
 class ReadPlanCache:
-    """The plans of reads of whole variables; a change of the store drops all."""
+    """The plans of reads of whole variables; adding or removing a variable drops all plans."""
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
@@ -194,23 +194,23 @@ class ReadPlanCache:
         store.watch(self._clear)
 
     def of(self, selections: Sequence[Selection]) -> ReadPlan:
-        """As `ReadPlan.of`, of the variables as they are now."""
+        """Return the plan of a read of the present variables; see `ReadPlan.of`."""
         if not all(map(_is_of_all, selections)):
             return ReadPlan.of(self._store, selections)
         names = tuple([selection.variable for selection in selections])
         kept = self._kept.get(names)
         if kept is not None and kept.is_still(selections):
             return kept
-        choice = ReadPlan.of(self._store, selections)
-        if choice.is_whole:
-            self._kept.put(names, choice)
-        return choice
+        plan = ReadPlan.of(self._store, selections)
+        if plan.is_whole:
+            self._kept.put(names, plan)
+        return plan
 
     def _clear(self) -> None:
         self._kept = LruCache[tuple[str, ...], ReadPlan](MOST_NAMES, MOST_NAMES)
 
 
 def _is_of_all(selection: Selection) -> bool:
-    """Return whether it is of a variable as it is."""
+    """Return whether a whole variable is selected, in its own dtype."""
     is_part = selection.WhichOneof("part") is not None
     return not is_part and not selection.HasField("narrowed_to")

@@ -1,4 +1,4 @@
-"""Which updates a plan can stand for, and by which bytes a plan is found."""
+"""Which updates can have a plan, and the bytes by which their plan is found."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 
-# The fields that a plan honours, by message. A field that is not listed was added later or is not
-# for plans. An update that has one is always carried out in full, since a plan would skip the field
-# from the second update on.
+# The fields that a plan honours, by message. An update with any other field is always checked in
+# full, since a plan would ignore that field from the second update on. So a field that is added
+# later is not ignored.
 _PERMITTED: Mapping[str, frozenset[str]] = {
     message.DESCRIPTOR.full_name: frozenset(names)
     for message, names in (
@@ -34,9 +34,9 @@ _READ_EACH_TIME = frozenset({"key", "groups", "begins"})
 
 
 def is_step(header: pb.UpdateHeader) -> bool:
-    """Whether an update is an optimizer's step with the tensors of its gradients alone.
+    """Return whether an update is an optimizer's step with no tensors but those of its gradients.
 
-    Of its fields, only those of the header itself are checked; see `is_repeatable`.
+    Only the fields of the header itself are checked; see `is_repeatable`.
     """
     is_optimizer = header.program.WhichOneof("kind") == "optimizer"
     of_rows = sum([each.HasField("rows") for each in header.gradients])
@@ -49,14 +49,14 @@ def is_repeatable(header: pb.UpdateHeader) -> bool:
     """Return whether a plan honours all fields of a step, at any depth."""
     gradients = header.gradients
     rows = [place for place in map(rows_of, gradients) if place is not None]
-    # A plan knows the size of every tensor but those of a gradient by rows.
+    # A plan knows the size of every tensor except those of row-sparse gradients.
     places = sorted([*rows, *(each.tensor for each in gradients)])
     each_has_one_use = not rows or places == list(range(len(header.tensors)))
     return each_has_one_use and _is_permitted(header)
 
 
 def rows_of(gradient: pb.GradientRef) -> int | None:
-    """Return the tensor that names a gradient's rows; None if it is of all rows."""
+    """Return the index of the tensor with a gradient's rows; None if the gradient is dense."""
     return gradient.rows if gradient.HasField("rows") else None
 
 
@@ -79,14 +79,14 @@ def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
 def unchanging_bytes(text: bytes) -> bytes:
     """Return the part of an encoded update that is the same in each step.
 
-    Clients encode the request's key and the steps that it begins first. The bytes behind them find
-    a plan sooner than the decoded header does.
+    Clients encode first the request's key and the steps that it begins. Finding a plan by the bytes
+    after these is faster than by the decoded header.
 
     Args:
-        text: The update with its tag and size in the frame.
+        text: The encoded update with its tag and size in the frame.
 
     Returns:
-        Nothing if the update begins in another way.
+        The bytes; empty if the update does not begin in that way.
     """
     _, at = _sized(text, 0)
     if text[at : at + 1] != _KEY:
@@ -113,7 +113,7 @@ def _is_permitted(message: Message) -> bool:
 
 
 def _planned_parts(field: FieldDescriptor, value: object) -> Iterable[Message]:
-    """Return the messages in a field that a plan would stand for."""
+    """Return the messages in a field that are part of a plan."""
     if field.message_type is None or field.name in _READ_EACH_TIME:
         return ()
     return (value,) if isinstance(value, Message) else value  # type: ignore[return-value]
@@ -126,7 +126,7 @@ def _forget_count(header: pb.UpdateHeader, place: int) -> None:
 
 
 def _tag(number: int) -> bytes:
-    """Return the tag of a message in a field of a low number."""
+    """Return the tag of a message field with a number below 16."""
     return bytes([number << 3 | 2])
 
 
@@ -136,7 +136,7 @@ _BEGINS = _tag(pb.FollowingRead.BEGINS_FIELD_NUMBER)
 
 
 def _sized(text: bytes, at: int) -> tuple[int, int]:
-    """Return the size of a message in a field, and where the message begins."""
+    """Return the size of the message in the field at an offset, and where the message begins."""
     size = shift = 0
     while True:
         at += 1

@@ -1,4 +1,4 @@
-"""Param groups that are stepped again and again."""
+"""Param groups of repeated steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class Gradients(NamedTuple):
     """The gradients of one step.
 
     Attributes:
-        each: One for each variable, in their order.
-        rows: The rows of the variable that each is of, in the same order; None for all. Empty if no
-            gradient is by rows.
-        flat: All of them in one vector, each at the place where a segment has it, with gaps in
-            between; None if they do not lie so.
+        each: The gradient of each variable, in the order of the variables.
+        rows: The rows of each gradient, None for a dense one; empty if all are dense.
+        flat: One vector of all gradients and the gaps between them, as they lie in shared memory;
+            None if they do not.
     """
 
     each: Sequence[torch.Tensor]
@@ -35,36 +34,38 @@ class Gradients(NamedTuple):
 
 
 class RepeatedGroup(Protocol):
-    """Variables of one param group with an optimizer that stays with them.
+    """Variables of one param group, with an optimizer that is kept for them.
 
     Attributes:
-        is_by_rows: Whether `step` changes copies of rows, which `put` writes.
+        is_by_rows: Whether `step` changes copies of rows, which `put` writes back.
     """
 
     is_by_rows: bool
 
     def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
-        """Take over hyperparameters, unless the state is another one with them.
+        """Adopt hyperparameters for the next step, and return whether the step can be repeated.
+
+        It cannot if the hyperparameters need other state, if the gradients do not fit, or if a
+        number is not ordinary, so that the step may fail.
 
         Args:
             groups: The settings of all groups.
-            gradients: The gradients of the step to come. A step is not repeated if they do not fit,
-                or if it may fail for its numbers.
+            gradients: The gradients of the next step.
         """
 
     def step(self, gradients: Gradients) -> None:
         """Change variables and state, given the gradients of the whole step."""
 
     def put(self) -> None:
-        """Write what was stepped in copies; call it when all groups are stepped."""
+        """Write back copies of rows; call it when all groups are stepped."""
 
     def commit(self, store: VariableStore) -> None:
-        """Tell the store what became of the state."""
+        """Put the state into slot variables of the store."""
 
 
 @dataclass(eq=False)
 class WholeParameter:
-    """A variable with its state.
+    """A variable that is stepped whole, with its state.
 
     Attributes:
         value: The variable's value.
@@ -82,7 +83,7 @@ class WholeParameter:
 
     @classmethod
     def of(cls, binding: ParameterBinding, place: int) -> WholeParameter | None:
-        """Return the variable if its gradient is dense and all state is tensors."""
+        """Return the variable if its gradient is dense and every state entry is a tensor."""
         if not isinstance(binding, WholeBinding) or len(binding.slots) < len(binding.layout):
             return None
         layout, slots = binding.layout, binding.slots
@@ -96,11 +97,11 @@ class WholeParameter:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether no step can fail for the numbers of the state."""
+        """Whether all numbers of the state are ordinary, so that no step fails because of them."""
         return all(is_ordinary_state(key, self.state[key].item()) for key in self._numbers)
 
     def commit(self, store: VariableStore) -> None:
-        """Tell the store what became of the state."""
+        """Put the state into slot variables of the store."""
         for key, value in self.state.items():
             slot = self.slots[key]
             if slot.value is value:
@@ -110,7 +111,7 @@ class WholeParameter:
 
 
 class WholeGroup:
-    """Variables that are stepped one after the other, in place.
+    """Variables that are stepped one by one, in place.
 
     Args:
         number: The number of the param group.
@@ -129,10 +130,10 @@ class WholeGroup:
         self._optimizer: Optimizer | None = None
 
     def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
-        return self.takes(groups) and all([each.is_ordinary for each in self.parameters])
+        return self.accepts_settings(groups) and all([each.is_ordinary for each in self.parameters])
 
-    def takes(self, groups: Sequence[GroupSettings]) -> bool:
-        """Do as `accepts` does, without a look at the state."""
+    def accepts_settings(self, groups: Sequence[GroupSettings]) -> bool:
+        """Adopt hyperparameters like `accepts`, without checking the numbers of the state."""
         settings = groups[self._number]
         if settings is not self._settings:
             for each in self.parameters:

@@ -1,7 +1,7 @@
-"""Steps that were checked once and are taken again, with other gradients.
+"""Steps that were checked once and are repeated with other gradients.
 
-Besides the step itself, what takes longest about a step of many small variables is to find its
-state and names and to check that everything fits.
+For many small variables, finding the state and checking that everything fits takes about as long as
+the step itself.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Made = TypeVar("Made")
 
 
 class RepeatedStep:
-    """A step whose state is all there.
+    """A step whose state exists, so that it can be repeated.
 
-    It holds until a variable of the store comes, goes or is replaced. Hold the locks of its
-    variables from `begin` to `Optimizers.commit`.
+    It is valid until a variable of the store is added, removed or replaced. The caller holds the
+    locks of its variables from `begin` to `Optimizers.commit`.
 
     Args:
-        checked: The step as it was taken before.
-        groups: Those of its param groups that have variables.
+        checked: The checked step that it repeats.
+        groups: The param groups that have variables.
 
     Attributes:
-        program: The optimizer.
+        program: The optimizer program.
         variables: The variables to step, in the order of the gradients.
-        nbytes: Size of the gradients that `begin` was given last.
-        is_flat: Whether a group is stepped faster with all gradients in one vector.
+        nbytes: The size of the gradients of the latest `begin`.
+        is_flat: Whether a group is stepped faster if all gradients are in one vector.
     """
 
     def __init__(self, checked: CheckedStep, groups: Sequence[RepeatedGroup]) -> None:
-        # Without hyperparameters, and without the request that the step was part of.
+        # A copy without hyperparameters, which does not keep the request in memory.
         self.program = OptimizerProgram(
             name=checked.program.name, class_name=checked.program.class_name
         )
         self.variables = checked.variables
         self.nbytes = checked.nbytes
-        # Rows first: their step fails before anything is changed.
+        # Groups of rows come first, since they can fail without having changed anything.
         self._groups = sorted(groups, key=lambda group: not group.is_by_rows)
         self._number_of_groups = len(checked.groups)
         self.is_flat = any(isinstance(group, FlatGroup) for group in groups)
@@ -63,12 +63,12 @@ class RepeatedStep:
 
     @classmethod
     def of(cls, checked: CheckedStep, store: VariableStore) -> RepeatedStep | None:
-        """Return the step, if it can be taken again without another check.
+        """Return a repeated step, or None if the step must be checked each time.
 
         Args:
-            checked: The step, which was taken and committed.
-            store: Where its variables are. They may be moved in memory, so their locks have to be
-                held.
+            checked: The step, which was run and committed.
+            store: The store of its variables. They may be moved in memory, so the caller holds
+                their locks.
         """
         making = _Making(checked, store)
         made = [
@@ -82,15 +82,15 @@ class RepeatedStep:
     def begin(
         self, optimizers: Optimizers, program: OptimizerProgram, gradients: Gradients
     ) -> bool:
-        """Take the hyperparameters and gradients of the next time.
+        """Set the hyperparameters and gradients of the next step.
 
         Args:
-            optimizers: Those of the store since which no variable came, went or was replaced.
+            optimizers: The optimizers of the store.
             program: The step's program, perhaps with other hyperparameters.
             gradients: Gradients of the step's variables, of the same kinds as before.
 
         Returns:
-            Whether the step can be taken again; if not, check it anew.
+            Whether the step can be repeated; if not, the update must be checked in full.
 
         Raises:
             InvalidArgumentError: A hyperparameter is not acceptable.
@@ -104,7 +104,7 @@ class RepeatedStep:
         same = len(settings) == self._number_of_groups
         taken = same and all(group.accepts(settings, gradients) for group in self._groups)
         if taken:
-            # Gradients that are refused must not stay here.
+            # Only accepted gradients are kept, since `run` drops them.
             self._gradients = gradients
             self.nbytes = sum([each.nbytes for each in gradients.each])
         return taken
@@ -113,9 +113,9 @@ class RepeatedStep:
         """Change the values of the variables and their slots.
 
         Raises:
-            ResourceExhaustedError: There is no memory for it; nothing is changed.
+            ResourceExhaustedError: There is not enough memory; nothing is changed.
         """
-        # They are in the memory of a request, which is answered after this.
+        # Their memory belongs to the request, so no reference may remain after the step.
         gradients, self._gradients = self._gradients, _NONE
         with Undo(self.program.class_name) as undo:
             if self.nbytes > LARGE:
@@ -127,26 +127,26 @@ class RepeatedStep:
             group.put()
 
     def commit(self, store: VariableStore) -> None:
-        """Tell the store what became of the state."""
+        """Put the state into slot variables of the store."""
         for group in self._groups:
             group.commit(store)
 
 
 class _Making:
-    """Makes the groups of a step that was checked."""
+    """Makes the repeated groups of a checked step."""
 
     def __init__(self, checked: CheckedStep, store: VariableStore) -> None:
         self._store = store
         variables = checked.variables
         self._places = {id(each): place for place, each in enumerate(variables)}
-        # Gradients of rows lie elsewhere.
+        # If a gradient is row-sparse, the dense ones have other offsets than those below.
         self._has_rows = any(
             binding.is_by_rows for group in checked.groups for binding in group.bindings
         )
         self._begins, _ = starts([each.value.nbytes for each in variables])
 
     def groups(self, number: int, checked: Group) -> Iterator[RepeatedGroup | None]:
-        """Yield the groups to step a param group as; None if it cannot be repeated."""
+        """Yield the repeated groups of a param group, or None if it cannot be repeated."""
         by_rows = [binding for binding in checked.bindings if binding.is_by_rows]
         whole = [binding for binding in checked.bindings if not binding.is_by_rows]
         if whole:
@@ -187,7 +187,7 @@ class _Making:
 
 
 def _all_made(made: Iterable[Made | None]) -> list[Made] | None:
-    """Return all that was made; None if one could not be."""
+    """Return all objects; None if one of them is None."""
     each = list(made)
     found = [one for one in each if one is not None]
     return found if len(found) == len(each) else None

@@ -1,4 +1,4 @@
-"""Rows of variables that are stepped again and again."""
+"""Groups of variables whose rows are stepped repeatedly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 class Stepped(NamedTuple):
-    """Copies of rows that were stepped.
+    """Copies of rows after a step.
 
     Attributes:
-        value: Rows of the variable.
-        state: Rows of the state, by the optimizer's keys.
-        scalars: State that is one number for all rows, likewise.
+        value: The rows of the variable.
+        state: The rows of the state, by the optimizer's keys.
+        scalars: The state that is one number for all rows, by the optimizer's keys.
     """
 
     value: Taken
@@ -34,7 +34,7 @@ class Stepped(NamedTuple):
 
 @dataclass(eq=False)
 class RowParameter:
-    """A variable that has all its rows, with its state.
+    """A variable that is not a table, whose rows are stepped, with its state.
 
     Attributes:
         value: The variable's value.
@@ -57,11 +57,11 @@ class RowParameter:
 
     @classmethod
     def of(cls, binding: ParameterBinding, place: int) -> RowParameter | None:
-        """Return the variable if its state is there and its rows can be moved whole."""
+        """Return the variable if its state exists and its rows can be copied whole."""
         if not isinstance(binding, TensorRowBinding) or not binding.needs.takes_sparse:
             return None
         layout, slots, value = (binding.needs.layout, binding.slots, binding.variable.value)
-        # Where elements are rows themselves, torch rounds what it adds once more.
+        # For rows of a single number, torch rounds differently from the rules here.
         if len(slots) < len(layout) or value.dim() < 2:
             return None
         states = [slots[key].value for key in slots if not layout[key].is_scalar]
@@ -69,7 +69,7 @@ class RowParameter:
         return cls(value, place, layout, slots) if are_movable else None
 
     def fits(self, gradients: Gradients) -> bool:
-        """Whether its gradient names distinct rows that exist, in ascending order."""
+        """Return whether its gradient has distinct rows that exist, in ascending order."""
         gradient, rows = gradients.each[self.place], gradients.rows[self.place]
         if rows is None or rows.dtype != torch.int64 or rows.dim() != 1:
             return False
@@ -91,7 +91,7 @@ class RowParameter:
         return Stepped(value, taken, scalars)
 
     def put(self, stepped: Stepped) -> None:
-        """Write the rows that were stepped."""
+        """Write the rows back."""
         self._value.put(stepped.value)
         for key, state in self._states.items():
             state.put(stepped.state[key])
@@ -136,7 +136,7 @@ class RowGroup:
         self._stepped = [one.stepped(rule, settings, gradients) for one, rule in each]
 
     def put(self) -> None:
-        # They are as large as a request and must not stay.
+        # The copies are as large as a request, so they must not stay in memory.
         stepped, self._stepped = self._stepped, []
         for parameter, rows in zip(self._parameters, stepped, strict=True):
             parameter.put(rows)

@@ -1,8 +1,8 @@
-"""Rules that step the rows of a sparse gradient as optimizers of torch do.
+"""Rules that step the rows of a sparse gradient with the same bytes as optimizers of torch.
 
-torch makes sparse tensors of all that it adds, and looks rows up again by a mask, which takes half
-of the time of a step. On each machine one way is tried against the other, and torch steps unless
-all bytes are the same.
+torch makes a sparse tensor of every term that it adds, and finds rows again by a mask, which takes
+much of the time of a step. Each rule is compared with torch on the machine that it runs on, and
+used only if all bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from stratagem_psserver.optimization.single_steps import make_optimizer, take_st
 State: TypeAlias = Mapping[str, torch.Tensor]
 
 SparseRule: TypeAlias = Callable[[Mapping[str, Value], torch.Tensor, torch.Tensor, State], None]
-"""Steps rows and their state, given hyperparameters, the rows and their gradient."""
+"""Steps rows and their state; takes hyperparameters, the rows, their gradient and their state."""
 
-# Numbers of rows, and of elements of each, with which torch goes over to other loops.
+# Numbers of rows, and of elements per row, from which on torch uses other loops.
 _SHAPES = ((1, 1), (1, 3), (3, 8), (17, 4), (100, 33), (1037, 16))
 _STEPS = 3
 
-# They take other ways, which are not looked at here.
+# With these settings torch uses other implementations, with which the rules are not compared.
 _OTHERS = ("fused", "foreach", "maximize", "differentiable")
 
 
 def sparse_rule(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
 ) -> SparseRule | None:
-    """Return what comes to the same bytes as torch's step of a sparse gradient.
+    """Return a rule that gives the same bytes as torch's step of a sparse gradient.
 
     Args:
         rule: The optimizer.
-        values: Hyperparameters of a param group, with which torch takes such steps.
-        dtype: Of the parameters.
+        values: Hyperparameters of a param group, which a dry run with a sparse gradient accepted.
+        dtype: The dtype of the parameters.
 
     Returns:
-        None if torch has to step.
+        The rule; None if torch has to do the step.
     """
     found = _RULES.get(rule.cls)
     is_plain = dtype in (torch.float32, torch.float64)
     if found is None or not is_plain or any(map(values.get, _OTHERS)):
         return None
-    # The learning rate changes with each step of a scheduler, unlike the rest.
+    # Schedulers change the learning rate at each step, so it is no key of the cache.
     rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
     return found if _is_same(rule, rest, dtype) else None
 
@@ -95,7 +95,7 @@ def _is_same(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> 
 
 
 class _Trial:
-    """A parameter that is stepped to see what comes of it."""
+    """A parameter with an optimizer, for the comparison of a rule with torch."""
 
     def __init__(
         self, rule: OptimizerRule, values: Mapping[str, Value], value: torch.Tensor

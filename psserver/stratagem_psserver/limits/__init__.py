@@ -1,1 +1,1 @@
-"""What a server may keep in memory: requests on their way, and variables."""
+"""Limits of memory: for requests, for variables and for caches."""

@@ -1,4 +1,4 @@
-"""Memory that the machine does not have, told from other errors."""
+"""Recognising and reporting that the machine has no memory left."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
 
-# What torch raises as a RuntimeError: its allocator, or C++ code beside it, found none.
+# Texts of the RuntimeErrors of torch when its allocator, or other C++ code, finds no memory.
 _SIGNS = ("can't allocate memory", "std::bad_alloc")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory could not be taken; torch has no class for it."""
+    """Return whether an error says that there is no memory; torch has no class for that."""
     text = str(error)
     return isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
 
 
 @contextmanager
 def allocating(advice: str) -> Iterator[None]:
-    """Say by name that the machine is out of memory.
+    """Turn errors of the block that say that there is no memory into a typed error.
 
     Args:
-        advice: What to do about it.
+        advice: The remedy, for the message.
 
     Raises:
-        ResourceExhaustedError: The body could not take memory.
+        ResourceExhaustedError: There is no memory.
     """
     try:
         yield
@@ -40,12 +40,12 @@ def allocating(advice: str) -> Iterator[None]:
 
 
 def require_memory(sizes: Sequence[int]) -> None:
-    """Check that the machine has memory, which is left to what follows.
+    """Check that the machine has memory, by taking and freeing it.
 
     Args:
-        sizes: Bytes of what is to be taken, all at a time.
+        sizes: The sizes of tensors that will exist at the same time, in bytes.
 
     Raises:
-        RuntimeError: There is none; see `is_out_of_memory`.
+        RuntimeError: There is not enough; see `is_out_of_memory`.
     """
     _ = [torch.empty(size, dtype=torch.uint8) for size in sizes]

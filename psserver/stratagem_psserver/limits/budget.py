@@ -1,4 +1,4 @@
-"""The bytes that a server lets requests occupy."""
+"""The budget of bytes that requests may occupy."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from types import TracebackType
 
 from stratagem_proto.errors import ResourceExhaustedError
 
-# When to come again: what is in the way is applied or sent at about this rate.
+# To suggest when to retry: other requests are applied or sent at about this rate.
 _BYTES_PER_SECOND = 1e9
 _LEAST_SECONDS = 0.1
 
 
 class Budget:
-    """Counts bytes that are staged or waiting, before they are allocated.
+    """Counts the bytes of requests before they are allocated.
 
     Args:
-        limit: How many there may be.
-        reclaim: Releases reservations that can be done without, if there are any; called when there
-            is not enough.
+        limit: The most bytes.
+        reclaim: Releases dispensable reservations; called when there are not enough bytes.
     """
 
     def __init__(self, limit: int, reclaim: Callable[[], None] = lambda: None) -> None:
@@ -31,10 +30,10 @@ class Budget:
         return self.limit - self.used
 
     def reserve(self, nbytes: int, purpose: str) -> Reservation:
-        """Take bytes for as long as the reservation is not released.
+        """Take bytes until the reservation is released.
 
         Raises:
-            ResourceExhaustedError: The limit would be passed.
+            ResourceExhaustedError: The limit would be exceeded.
         """
         if nbytes > self.available:
             self._reclaim()
@@ -43,36 +42,36 @@ class Budget:
         return Reservation(self, nbytes)
 
     def _refusal(self, nbytes: int, purpose: str) -> ResourceExhaustedError:
-        passes = nbytes <= self.limit
-        remedy = "repeat it in a moment" if passes else "ask for less"
+        is_temporary = nbytes <= self.limit
+        remedy = "repeat it in a moment" if is_temporary else "ask for less"
         error = ResourceExhaustedError(
             f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
             f"{self.limit} bytes for staged and waiting data are in use; {remedy}, "
             "or start the server with a larger --staged-bytes"
         )
-        if passes:
+        if is_temporary:
             in_the_way = nbytes - self.available
             error.retry_seconds = _LEAST_SECONDS + in_the_way / _BYTES_PER_SECOND
         return error
 
 
 class Reservation:
-    """Bytes of a budget; a context manager that gives them back at its end."""
+    """Reserved bytes of a budget; a context manager that releases them at its end."""
 
     def __init__(self, budget: Budget, nbytes: int) -> None:
         self._budget, self.nbytes = budget, nbytes
         budget.used += nbytes
 
     def release(self) -> None:
-        """Give the bytes back; do nothing the second time."""
+        """Release the bytes; a repetition does nothing."""
         self._budget.used -= self.nbytes
         self.nbytes = 0
 
     def hand_over(self) -> Reservation:
-        """A new reservation of the same bytes, which this one then no longer has."""
-        heir = Reservation(self._budget, self.nbytes)
+        """Move the bytes to a new reservation, and return it."""
+        successor = Reservation(self._budget, self.nbytes)
         self.release()
-        return heir
+        return successor
 
     def absorb(self, other: Reservation) -> None:
         """Take over the bytes of another reservation of the same budget."""

@@ -1,4 +1,4 @@
-"""What was asked for last, as much of it as may be kept."""
+"""A cache that drops the least recently used entries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Entry = TypeVar("Entry")
 
 
 class LruCache(Generic[Key, Entry]):
-    """Entries by their keys; those that were not asked for the longest go first.
+    """A cache of entries by key; the least recently used entries are dropped first.
 
     Args:
-        most: Entries there may be.
-        most_in_keys: How long their keys may be together.
+        most: The most entries.
+        most_in_keys: The most total length of their keys.
     """
 
     def __init__(self, most: int, most_in_keys: float = math.inf) -> None:
         self._most, self._most_in_keys = most, most_in_keys
-        # Those that were asked for last are at the end.
+        # The most recently used entries are at the end.
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._in_keys = 0
 
@@ -31,15 +31,15 @@ class LruCache(Generic[Key, Entry]):
         return key in self._entries
 
     def get(self, key: Key) -> Entry | None:
-        """The entry of a key, which was asked for by this; None if there is none."""
+        """Return the entry of a key, which is then the most recently used; None if it has none."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Keep an entry in place of its key's, unless there may be no such key."""
-        # All others would go before it.
+        """Set the entry of a key; a key that is too long is ignored."""
+        # All other entries would be dropped before this one.
         if len(key) > self._most_in_keys:
             return
         if key not in self._entries:

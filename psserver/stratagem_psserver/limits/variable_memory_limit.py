@@ -1,4 +1,4 @@
-"""The bytes that the variables of a server may take."""
+"""The limit of the memory of a server's variables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from stratagem_proto.errors import ResourceExhaustedError
 
 
 class VariableMemoryLimit:
-    """Counts what variables take, with their slots, and lets them take no more.
+    """Counts the bytes of variables and their slots, and refuses to exceed a limit.
 
-    Whoever lets a variable grow takes the bytes first, on any thread, and what it has come to in
-    the end is recorded: less, if the growth failed.
+    Code that lets a variable grow first calls `take`, on any thread. Afterwards `record` sets the
+    actual size, which is smaller if the growth failed.
 
     Args:
-        limit: Most bytes of all variables together; None for no limit, so that nothing is counted.
+        limit: Most bytes of all variables together; None for no limit. Then nothing is counted.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -34,19 +34,19 @@ class VariableMemoryLimit:
 
     @property
     def used(self) -> int:
-        """What variables take; 0 where there is no limit."""
+        """The bytes that are counted; 0 if there is no limit."""
         return self._used
 
     @property
     def left(self) -> int | None:
-        """How many bytes are left; None where there is no limit."""
+        """The bytes that are left; None if there is no limit."""
         return None if self._limit is None else max(0, self._limit - self._used)
 
     def take(self, name: str, nbytes: int) -> None:
-        """Let a variable have more bytes.
+        """Count more bytes for a variable.
 
         Raises:
-            ResourceExhaustedError: They are more than are left.
+            ResourceExhaustedError: Not so many are left.
         """
         if self._limit is None:
             return
@@ -64,7 +64,7 @@ class VariableMemoryLimit:
             self._set(name, taken + nbytes)
 
     def record(self, name: str, nbytes: int) -> None:
-        """Record how much a variable takes, which may be beyond the limit."""
+        """Set the bytes of a variable, even if they exceed the limit."""
         if self._limit is not None:
             with self._lock:
                 self._set(name, nbytes)

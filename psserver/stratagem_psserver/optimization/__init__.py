@@ -1,1 +1,1 @@
-"""Optimizer steps on hosted variables, and the gradients that they take."""
+"""Optimizer steps on hosted variables, and the gradients for them."""

@@ -1,9 +1,10 @@
-"""What an optimizer is lent for a step, and what comes of it.
+"""The binding of a variable to an optimizer for one step.
 
-A dense gradient steps the variable's own tensor. A row-sparse one steps a copy of the rows that it
-names, with a copy of the same rows of the state; they are put back when the step has been taken. So
-the step costs what the rows cost, of whatever a variable or a table is large; rows without a
-gradient stay as they are, state included; and a step that fails has changed none.
+With a dense gradient, the optimizer steps the variable's own tensor. With a row-sparse gradient it
+steps a copy of the rows that have a gradient, and of the same rows of the state; after the step
+they are written back. So the cost of a step depends on the number of its rows and not on the size
+of the variable; rows without a gradient keep their values and state; and a step that fails has
+changed no row.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 class BoundParameter(NamedTuple):
-    """What an optimizer sees of a variable.
+    """A parameter as the optimizer gets it.
 
     Attributes:
         tensor: The parameter.
         gradient: Its gradient.
-        state: Its state by key; empty where the optimizer begins it.
+        state: Its state by key; empty if this is its first step.
     """
 
     tensor: torch.Tensor
@@ -34,7 +35,7 @@ class BoundParameter(NamedTuple):
 
 
 class ParameterBinding(Protocol):
-    """A variable lent to an optimizer for one step."""
+    """A variable that is bound to an optimizer for one step."""
 
     @property
     def variable(self) -> Variable:
@@ -42,23 +43,23 @@ class ParameterBinding(Protocol):
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether its gradient is of some rows."""
+        """Whether its gradient is row-sparse."""
 
     def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
-        """Take all memory that the step needs; change nothing.
+        """Take all memory that the step needs, without changing the variable.
 
         Args:
-            memory_limit: What there is for more state and rows.
+            memory_limit: The limit of the memory for new state and rows.
 
         Raises:
-            ResourceExhaustedError: There is not enough.
+            ResourceExhaustedError: There is not enough memory.
         """
 
     def close(self, state: Mapping[str, Any]) -> None:
-        """Take back what the optimizer has made."""
+        """Take over the results of the optimizer: rows, and the state that it made."""
 
     def commit(self, store: VariableStore) -> None:
-        """Let the store know the state's variables."""
+        """Put the state into slot variables of the store."""
 
 
 @dataclass
@@ -67,10 +68,10 @@ class WholeBinding:
 
     Attributes:
         variable: The variable.
-        gradient: Of its shape.
+        gradient: The gradient, of the variable's shape.
         layout: The state that the optimizer keeps for it.
-        names: Names of its slots by the optimizer's keys.
-        slots: Those that there are by the optimizer's keys: all or none.
+        names: The names of its slots, by the optimizer's keys.
+        slots: The slots that exist, by the optimizer's keys: all or none.
     """
 
     variable: Variable
@@ -86,7 +87,7 @@ class WholeBinding:
 
     @property
     def missing(self) -> int:
-        """Bytes of the state that the optimizer has yet to make."""
+        """Bytes of the state that the optimizer will make."""
         return missing_nbytes(self.variable, self.layout, self.slots)
 
     def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
@@ -101,13 +102,13 @@ class WholeBinding:
         for key, tensor in self._made.items():
             slot = self.slots.get(key)
             if slot is not None and slot.value is tensor:
-                slot.version += 1  # as nearly always
+                slot.version += 1  # nearly always: the optimizer changed its state in place
             else:
                 store.put_slot(self.names[key], self.variable.name, tensor)
 
 
 def missing_nbytes(variable: Variable, layout: StateLayout, slots: Mapping[str, Variable]) -> int:
-    """Bytes of the state that an optimizer has yet to make for all of a variable."""
+    """Return the bytes of the state that an optimizer will make for a whole variable."""
     if len(slots) == len(layout):
         return 0
     return sum(
@@ -118,13 +119,13 @@ def missing_nbytes(variable: Variable, layout: StateLayout, slots: Mapping[str, 
 
 
 def as_tensors(state: Mapping[str, Any], layout: StateLayout) -> dict[str, torch.Tensor]:
-    """Return what an optimizer made, in the dtypes of the layout."""
+    """Return an optimizer's state as tensors of the layout's dtypes."""
     return {key: as_tensor(value, layout[key].dtype) for key, value in state.items()}
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return what an optimizer made, in some dtype."""
-    # Of 160 parameters, calls that change nothing cost as much as a small step.
+    """Return a tensor or number of an optimizer's state as a tensor of a dtype."""
+    # With 160 parameters, conversions that change nothing would take as long as a small step.
     if isinstance(value, torch.Tensor) and value.dtype == dtype:
         return value
     return torch.as_tensor(value).to(dtype)

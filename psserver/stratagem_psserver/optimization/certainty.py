@@ -1,8 +1,8 @@
-"""Whether a step of torch may fail once it has begun.
+"""Bounds of hyperparameters and state within which a step cannot fail once it has begun.
 
-torch computes with hyperparameters and counts of steps as numbers of Python. Some come to a
-division by zero, or to a number that the type of a tensor does not have, when a few tensors are
-written already. Within what is ordinary no rule's numbers do.
+torch computes with hyperparameters and counts of steps as Python numbers. Extreme ones lead to a
+division by zero, or to a number that a tensor's dtype cannot represent, after some tensors have
+been written. Numbers within the bounds of this module, called ordinary, do not, for any rule.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import torch
 from stratagem_proto.programs.optimizers import OptimizerRule, Value
 from stratagem_psserver.optimization.single_steps import make_optimizer
 
-# The largest float16 is 65504, which a rate over a small bias correction passes.
+# float16 is not among them: its largest number is 65504, and a rate divided by a small bias
+# correction can be larger.
 _WIDE = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
-# The least difference of a decay to 1 is 1e-16: the largest rate over it still fits all wide types.
-# ASGD raises a product of three numbers to the power of alpha.
+# The least difference between a decay and 1 is 1e-16; the largest rate divided by it still fits all
+# wide dtypes. ASGD raises a product of three numbers to the power of alpha.
 _LARGEST = 1e6
 _LARGEST_OF = {"alpha": 8.0}
 
-# The numbers that optimizers keep beside tensors of the parameter's shape, and the largest that is
-# ordinary.
+# The scalars in the state of optimizers, and the largest ordinary number of each.
 NUMBERS = {"step": 2.0**53, "mu_product": 1.0, "mu": 1.0, "eta": _LARGEST}
 
 
 def are_ordinary(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype) -> bool:
-    """Return whether no step with such hyperparameters fails for its numbers.
+    """Return whether hyperparameters are ordinary, so that no step fails because of them.
 
     Args:
         rule: The optimizer.
         values: Hyperparameters of a param group, which its constructor accepts.
-        dtype: Of the parameters.
+        dtype: The dtype of the parameters.
     """
     defaults = _defaults(rule)
     return dtype in _WIDE and all(
@@ -44,11 +44,11 @@ def are_ordinary(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.
 
 
 def is_ordinary_state(key: str, number: float) -> bool:
-    """The same of a number of an optimizer's state, which a client may have written.
+    """Return whether a number of an optimizer's state is ordinary; clients can write any.
 
     Args:
         key: One of `NUMBERS`.
-        number: It.
+        number: The number.
     """
     return 0 <= number <= NUMBERS[key]
 

@@ -1,4 +1,4 @@
-"""What a step of an optimizer would do, tried on scratch tensors."""
+"""Trying steps of optimizers on scratch tensors, to learn what they need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stratagem_psserver.optimization.single_steps import make_optimizer, take_st
 Hyperparameters = tuple[tuple[str, Value], ...]
 
 
-# What these do to a row, they do to it alone: a step on some rows of a variable is a step of a
-# variable that has these rows only.
+# These step each row by itself: a step of some rows of a variable is the same as a step of a
+# variable that has only these rows.
 ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"})
 
 
@@ -27,9 +27,9 @@ class StateTensor:
     """One tensor, or number, that an optimizer keeps for a parameter.
 
     Attributes:
-        dtype: Of the tensor. A scalar of int64 is a number to the optimizer.
-        is_scalar: Whether it is one value and not one for each element.
-        initial: What its elements are before the first step.
+        dtype: The dtype of the tensor. The optimizer gets a scalar of int64 as a Python int.
+        is_scalar: Whether it is one value, and not one for each element of the parameter.
+        initial: The value of its elements before the first step.
     """
 
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class StateTensor:
         return torch.Size(()) if self.is_scalar else parameter.shape
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor | int:
-        """Return the state as the optimizer wants it."""
+        """Return the state as the optimizer takes it."""
         is_number = self.is_scalar and self.dtype == torch.int64
         return int(tensor) if is_number else tensor
 
@@ -54,22 +54,23 @@ class StepNeeds:
 
     Attributes:
         layout: The state that the optimizer keeps for a parameter.
-        takes_sparse: Whether it is given row-sparse gradients as such. Else it is given the rows,
-            as a dense parameter, with their dense gradient.
+        takes_sparse: Whether the optimizer accepts a sparse tensor as a gradient. Otherwise a
+            row-sparse gradient is passed as the dense gradient of a parameter that has only its
+            rows.
     """
 
     layout: StateLayout
     takes_sparse: bool
 
 
-# What torch makes of an optimizer's scalars depends on the default dtype of the process, which a
-# program that hosts a server in itself may change at any time.
+# torch gives an optimizer's scalars the default dtype of the process, which a program that runs a
+# server in its own process may change at any time.
 _SCALAR = torch.float32
 
 
 @cache
 def hyperparameters_of(rule: OptimizerRule) -> frozenset[str]:
-    """Those of the allow-list that this release of PyTorch has for the class."""
+    """Return the hyperparameters of the allow-list that this release of PyTorch has."""
     optimizer = make_optimizer(rule, {}, [])
     return rule.hyperparameters & optimizer.param_groups[0].keys()
 
@@ -77,21 +78,21 @@ def hyperparameters_of(rule: OptimizerRule) -> frozenset[str]:
 def dry_run(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
 ) -> StepNeeds:
-    """What a step with these hyperparameters needs, after trying it on a scratch.
+    """Try a step with these hyperparameters on scratch tensors, and return what it needs.
 
-    What `torch.optim` has to say about hyperparameters is found out here, but for what depends on
-    the learning rate and on state: see `certainty`.
+    This finds the errors that `torch.optim` raises for hyperparameters, except those that depend on
+    the learning rate and on state; `certainty` is about these.
 
     Args:
         rule: The optimizer.
         values: Hyperparameters of a param group.
-        dtype: Of the parameter.
-        sparse: Whether its gradient comes by rows.
+        dtype: The dtype of the parameter.
+        sparse: Whether its gradient is row-sparse.
 
     Raises:
-        InvalidArgumentError: With the sentence of `torch.optim`.
+        InvalidArgumentError: `torch.optim` refuses the step; the message contains its reason.
     """
-    # The learning rate changes with each step of a scheduler, unlike the rest.
+    # Schedulers change the learning rate at each step, so it is no key of the cache.
     rate = values.get("lr")
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate >= 0:
         raise InvalidArgumentError(
@@ -159,5 +160,5 @@ def _step_once(
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """A copy of the state, with numbers as tensors."""
+    """Return a copy of the state, with numbers as tensors."""
     return {key: torch.as_tensor(value).clone() for key, value in state.items()}

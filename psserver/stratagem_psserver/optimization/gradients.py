@@ -1,4 +1,4 @@
-"""Gradients as they arrive with a request, checked against the store."""
+"""The gradients of a request, decoded and checked against their variables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Gradient:
     Attributes:
         variable: Name of the variable.
         group: Index of the param group that the variable belongs to.
-        value: Tensor of the variable's shape, or that of `rows` of it.
-        rows: int64 vector of the rows of a row-sparse gradient; None if dense.
+        value: A tensor of the variable's shape, or of the shape of its `rows`.
+        rows: The rows of a row-sparse gradient, an int64 vector; None if the gradient is dense.
     """
 
     variable: str
@@ -37,13 +37,13 @@ class Gradient:
 
 @dataclass
 class RowGradient:
-    """A row-sparse gradient with its rows in order, each once.
+    """A row-sparse gradient with its distinct rows in order.
 
     Attributes:
-        rows: int64 vector of distinct rows.
-        places: For each row of `values`, its place in `rows`; None if they are the same rows in the
-            same order.
-        values: The gradients of single rows, in the order in which they came.
+        rows: The distinct rows in ascending order, an int64 vector.
+        places: For each row of `values`, its index in `rows`; None if `values` has one row for each
+            of `rows`, in the same order.
+        values: The gradients of rows, in the order in which they arrived.
     """
 
     rows: torch.Tensor
@@ -59,14 +59,14 @@ class RowGradient:
 
     @classmethod
     def added(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
-        """As `of`, with what there is for repeated rows added in its order."""
+        """Return a gradient whose repeated rows are added up, in their order."""
         if _ascend(rows):
             return cls(rows, None, values)
         found, sums = summed(rows, values)
         return cls(found, None, sums)
 
     def only(self, wanted: torch.Tensor) -> RowGradient:
-        """Return the gradient of some of the distinct rows, given by a mask."""
+        """Return the gradient of some of the distinct rows, which a mask selects."""
         if self.places is None:
             return RowGradient(self.rows[wanted], None, self.values[wanted])
         kept = wanted[self.places]
@@ -90,7 +90,7 @@ def _ascend(rows: torch.Tensor) -> bool:
 def as_sparse(
     indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_coalesced: bool | None = None
 ) -> torch.Tensor:
-    """Return the sparse tensor of some rows that were checked before."""
+    """Return a sparse tensor of rows, which were checked before."""
     return torch.sparse_coo_tensor(
         indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
     )
@@ -99,10 +99,10 @@ def as_sparse(
 def gather(
     store: VariableStore, references: Sequence[GradientRef], tensors: Sequence[torch.Tensor]
 ) -> list[Gradient]:
-    """The gradients of a request. Whether they fit is for `check_gradient` to say.
+    """Return the gradients of a request; `check_gradient` checks whether they fit.
 
     Raises:
-        VariableNotFoundError: With the nearest name.
+        VariableNotFoundError: There is no such variable; the error suggests the nearest name.
         InvalidArgumentError: A variable is named twice, or there is no such tensor.
     """
     seen: set[str] = set()
@@ -141,7 +141,7 @@ def check_gradient(variable: Variable, gradient: Gradient) -> None:
 
 
 def decoded_specs(references: Sequence[GradientRef]) -> list[TensorSpec]:
-    """Return what will be made of the encoded gradients of a request."""
+    """Return the descriptions of a request's encoded gradients after decoding."""
     return [each.encoding.decoded for each in references if each.HasField("encoding")]
 
 
@@ -151,8 +151,8 @@ def decode_gradients(
     """Return the tensors of a request, with those of encoded gradients decoded.
 
     Raises:
-        InvalidArgumentError: What came is not as its encoding says, or several gradients share a
-            tensor that is encoded.
+        InvalidArgumentError: A tensor is not as its encoding says, or several gradients share an
+            encoded tensor.
     """
     whole = list(tensors)
     uses = Counter(reference.tensor for reference in references)

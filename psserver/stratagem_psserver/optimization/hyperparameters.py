@@ -1,4 +1,4 @@
-"""The hyperparameters of param groups, as requests bring them."""
+"""The hyperparameters of the param groups of a request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stratagem_psserver.optimization.certainty import are_ordinary
 from stratagem_psserver.optimization.dry_run import StepNeeds, dry_run, hyperparameters_of
 from stratagem_psserver.optimization.single_steps import Prototype
 
-# More than hyperparameters take; larger groups are not remembered.
+# Larger groups are not cached; sensible hyperparameters take less.
 _MOST_GROUP_BYTES = 4 << 10
 
 
 class GroupSettings:
-    """The hyperparameters of a param group, with what was found out about them.
+    """The hyperparameters of a param group, and what is cached about them.
 
     Attributes:
         rule: The optimizer.
@@ -33,26 +33,26 @@ class GroupSettings:
         self._ordinary: dict[torch.dtype, bool] = {}
 
     def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
-        """Return what a step of a parameter of that type needs."""
+        """Return what a step of a parameter of that dtype needs."""
         key = (dtype, sparse)
         if key not in self._needs:
             self._needs[key] = dry_run(self.rule, self.values, dtype, sparse)
         return self._needs[key]
 
     def is_ordinary(self, dtype: torch.dtype) -> bool:
-        """Whether no step of a parameter of that type fails for these numbers."""
+        """Return whether the hyperparameters are ordinary for parameters of that dtype."""
         if dtype not in self._ordinary:
             self._ordinary[dtype] = are_ordinary(self.rule, self.values, dtype)
         return self._ordinary[dtype]
 
     @cached_property
     def prototype(self) -> Prototype:
-        """What makes optimizers with these hyperparameters; ask once `needs` passed."""
+        """Makes optimizers with these hyperparameters; use it after `needs`, which checks them."""
         return Prototype(self.rule, self.values)
 
 
 def settings_of(class_name: str, group: HyperparameterGroup) -> GroupSettings:
-    """Return the settings of a group; steps come with the same ones again and again.
+    """Return the settings of a group, which are cached because most steps repeat them.
 
     Raises:
         InvalidArgumentError: There is no such class, or it has other hyperparameters.

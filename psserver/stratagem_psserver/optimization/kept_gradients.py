@@ -1,4 +1,4 @@
-"""Gradients that come while their backward pass goes on."""
+"""Gradients that arrive during their backward pass and are kept until it ends."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.optimization.gradients import Gradient
 
-# More than any sane program has; without an end they would fill the memory.
+# No sensible program has as many; without a limit they would fill the memory.
 MAX_PASSES = 10_000
 
 
 @dataclass
 class Kept:
-    """What has come of one pass.
+    """The gradients of one backward pass that have arrived.
 
     Attributes:
         number: The client's number of the pass.
-        reservation: The bytes that the gradients occupy.
-        gradients: By variable, in the order in which they came.
+        reservation: The bytes of the budget that the gradients occupy.
+        gradients: The gradients by variable, in the order of their arrival.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Kept:
 
 
 class KeptGradients:
-    """One pass at most for each session and optimizer."""
+    """The kept gradients of all sessions, of at most one pass for each session and optimizer."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bytes, str], Kept] = {}
@@ -43,10 +43,10 @@ class KeptGradients:
         gradients: Sequence[Gradient],
         reservation: Reservation,
     ) -> None:
-        """Add gradients to those of a pass; drop those of an earlier one.
+        """Add gradients to those of a pass; drop those of an earlier pass.
 
         Raises:
-            InvalidArgumentError: A variable has one already, or there are too many passes.
+            InvalidArgumentError: A variable has a gradient already, or there are too many passes.
         """
         check_name(backward.optimizer, "optimizer")
         key = (session_id, backward.optimizer)
@@ -65,37 +65,37 @@ class KeptGradients:
         kept.gradients |= {gradient.variable: gradient for gradient in gradients}
 
     def of(self, session_id: bytes, backward: BackwardPass) -> Kept:
-        """Return what has come of a pass; `drop` it once it is used.
+        """Return the gradients of a pass; the caller calls `drop` once they are used.
 
         Raises:
-            AbortedError: The pass is not known, or no longer.
+            AbortedError: No gradients of the pass are kept, or no longer.
         """
         kept = self._kept.get((session_id, backward.optimizer))
         if kept is None or kept.number != backward.number:
             raise AbortedError(
-                f"what has come of backward pass {backward.number} of "
-                f"{backward.optimizer!r} is gone, because the lease of its session ran "
-                "out meanwhile; compute the gradients again"
+                f"the gradients of backward pass {backward.number} of "
+                f"{backward.optimizer!r} are gone, because the lease of the session ran "
+                "out meanwhile; compute them again"
             )
         return kept
 
     def drop(self, session_id: bytes, backward: BackwardPass) -> None:
-        """Forget what has come for an optimizer; nothing if nothing has."""
+        """Drop the gradients that are kept for an optimizer, if any."""
         kept = self._kept.pop((session_id, backward.optimizer), None)
         if kept is not None:
             kept.reservation.release()
 
     def session_ended(self, session_id: bytes) -> None:
-        """Forget what a session has sent."""
+        """Drop the gradients that a session has sent."""
         for key in [key for key in self._kept if key[0] == session_id]:
             self._kept.pop(key).reservation.release()
 
 
 def require_distinct(gradients: Sequence[Gradient], kept: dict[str, Gradient]) -> None:
-    """Check that variables have no gradient in a pass yet.
+    """Check that the variables of some gradients have none in a pass yet.
 
     Raises:
-        InvalidArgumentError: One has.
+        InvalidArgumentError: A variable has one.
     """
     for gradient in gradients:
         if gradient.variable in kept:

@@ -1,8 +1,8 @@
-"""Running `torch.optim` over hosted variables, with its state in slot variables.
+"""Running `torch.optim` on hosted variables, with its state in slot variables.
 
-A step makes the real optimizer, lends it the very tensors of the store as parameters and state,
-lets it step, and takes back what state it made. The store is the only owner of the state: restoring
-a slot variable restores the optimizer.
+A step makes an optimizer of the real class, passes it tensors of the store as parameters and state,
+calls its `step`, and stores the state that it made. Only the store keeps state, so restoring a slot
+variable restores the optimizer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stratagem_psserver.optimization.row_bindings import TableRowBinding, Tensor
 from stratagem_psserver.optimization.steps import CheckedStep, Group, ReadyStep
 from stratagem_psserver.variables.store import Variable, VariableStore
 
-# More than any sane program has; without an end they would fill the memory.
+# No sensible program has as many; without a limit they would fill the memory.
 MAX_OPTIMIZERS = 10_000
 
 
 class Optimizers:
-    """The optimizers that have stepped variables of a store."""
+    """The optimizers that have stepped variables of the store."""
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Optimizers:
         self._known: dict[str, tuple[str, set[str]]] = {}
 
     def prepare(self, program: OptimizerProgram, gradients: Sequence[Gradient]) -> CheckedStep:
-        """Check a step completely, without touching a variable.
+        """Check a step completely, without changing a variable.
 
         Raises:
             InvalidArgumentError: The class, a hyperparameter, a group or a gradient is not
@@ -58,10 +58,10 @@ class Optimizers:
         )
 
     def check_class(self, program: OptimizerProgram) -> None:
-        """Check that an optimizer's name can be that of its class.
+        """Check that an optimizer of this name can have this class.
 
         Raises:
-            InvalidArgumentError: There is no such class, or no name can be so.
+            InvalidArgumentError: There is no such class, or the name is not valid.
             AlreadyExistsError: The name belongs to an optimizer of another class.
             FailedPreconditionError: There are too many optimizers.
         """
@@ -82,9 +82,9 @@ class Optimizers:
             )
 
     def commit(self, step: ReadyStep) -> list[int]:
-        """Record what a step did; return its variables' versions, in its order."""
+        """Record what a step did, and return the new versions of its variables in their order."""
         if isinstance(step, CheckedStep):
-            # What a repeated step changes was recorded the first time.
+            # A repeated step has the same variables as the checked one before it.
             unknown = step.program.class_name, set[str]()
             stepped = self._known.setdefault(step.program.name, unknown)[1]
             stepped.update([variable.name for variable in step.variables])
@@ -108,7 +108,7 @@ class Optimizers:
         }
 
     def restore(self, classes: Mapping[str, tuple[str, Sequence[str]]]) -> None:
-        """Take over the optimizers that a checkpoint has state of."""
+        """Add the optimizers of a checkpoint."""
         for name, (class_name, stepped) in classes.items():
             self._known[name] = (class_name, set(stepped))
 

@@ -1,4 +1,4 @@
-"""Some rows of a variable or a table, lent to an optimizer for one step."""
+"""Bindings of some rows of a variable or a table to an optimizer for one step."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 State: TypeAlias = "dict[str, torch.Tensor]"
 
-# BLAS takes no more elements at once.
+# The most elements of one call of BLAS.
 _MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass
 class _RowBinding:
-    """What loans of rows have in common.
+    """What the two bindings of rows have in common.
 
     Attributes:
         variable: The variable or table.
-        gradient: By rows.
+        gradient: The row-sparse gradient.
         needs: What the optimizer's step needs.
-        names: Names of the slots by the optimizer's keys.
-        slots: Those that there are by the optimizer's keys: all or none.
+        names: The names of the slots, by the optimizer's keys.
+        slots: The slots that exist, by the optimizer's keys: all or none.
     """
 
     variable: Variable
@@ -74,12 +74,12 @@ class _RowBinding:
     def _scalar(self, key: str) -> torch.Tensor:
         layout = self.needs.layout[key]
         if key in self.slots:
-            # Optimizers count in place.
+            # Optimizers change their counts in place.
             return self.slots[key].value.clone()
         return torch.full((), layout.initial, dtype=layout.dtype)
 
     def _returned(self, state: Mapping[str, Any]) -> State:
-        """Return the rows of the state; scalars are kept aside."""
+        """Return the rows of the state, and keep its scalars for `commit`."""
         layout = self.needs.layout
         made = as_tensors(state, layout)
         self._scalars = {key: made[key] for key in made if layout[key].is_scalar}
@@ -91,7 +91,7 @@ class _RowBinding:
 
 
 class TensorRowBinding(_RowBinding):
-    """Rows of a variable that has all its rows."""
+    """Rows of a variable that is not a table."""
 
     def open(self, memory_limit: VariableMemoryLimit) -> BoundParameter:
         missing = missing_nbytes(self.variable, self.needs.layout, self.slots)
@@ -130,13 +130,13 @@ class TensorRowBinding(_RowBinding):
 
 
 class TableRowBinding(_RowBinding):
-    """Rows of a table, of which those without admission are left out."""
+    """Rows of a table; the step leaves out new keys that are not admitted yet."""
 
     def check_fit(self) -> None:
-        """Check that the table can store so many rows at once.
+        """Check that the table can store all rows of the gradient at once.
 
         Raises:
-            InvalidArgumentError: It cannot, with the state that is still to come.
+            InvalidArgumentError: It cannot, together with the state that the step makes.
         """
         rows, more_bytes = self.gradient.rows, self._more_row_bytes
         assert rows is not None
@@ -163,7 +163,7 @@ class TableRowBinding(_RowBinding):
 
     @property
     def _more_row_bytes(self) -> int:
-        """How much longer rows become by the state that is still to come."""
+        """The bytes per row of the state that the step makes."""
         elements = self.variable.value.shape[1:].numel()
         return elements * sum(
             state.dtype.itemsize
@@ -216,11 +216,11 @@ class TableRowBinding(_RowBinding):
 
 
 def _can_be_one_row(gradient: RowGradient) -> bool:
-    """Return whether all rows together may be stepped as a single one.
+    """Return whether all rows together may be passed to torch as a single row.
 
-    torch adds sparse rows to dense ones by a call of BLAS for each row, which takes longer than one
-    call for all. MKL gives the same bytes either way; elements that are rows themselves are added
-    without it.
+    torch adds sparse rows to dense ones by one call of BLAS for each row, which takes longer than
+    one call for all. With MKL the bytes are the same either way. Rows of a single number are added
+    without BLAS.
     """
     is_plain = gradient.places is None and gradient.values.dim() > 1
     fits = 0 < gradient.values.numel() <= _MOST_ELEMENTS

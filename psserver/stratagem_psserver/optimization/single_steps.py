@@ -1,4 +1,4 @@
-"""Objects of `torch.optim` that take a single step each."""
+"""Objects of `torch.optim` that each make a single step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 def make_optimizer(
     rule: OptimizerRule, values: Mapping[str, Value], fresh: list[torch.Tensor]
 ) -> Optimizer:
-    """An optimizer of one param group with these hyperparameters.
+    """Return an optimizer of one param group with these hyperparameters.
 
     Args:
-        rule: The class to make.
+        rule: The class of the optimizer.
         values: Hyperparameters of the group.
-        fresh: Parameters without state. Adagrad gives them theirs at once.
+        fresh: Parameters without state. Adagrad makes their state in its constructor.
     """
     accepted = _keywords(rule)
     arguments: dict[str, Any] = {key: value for key, value in values.items() if key in accepted}
@@ -37,14 +37,14 @@ def make_optimizer(
 
 
 class Prototype:
-    """Makes the optimizers of steps with the same hyperparameters.
+    """Makes optimizers with the same hyperparameters.
 
-    Each step has one of its own, since several may be taken at once. They are copies: the
-    constructor would check again what it has accepted before.
+    Each step has an optimizer of its own, since several steps may run at once. It is a copy of the
+    first one, because the constructor would check the hyperparameters again.
 
     Args:
-        rule: Their class.
-        values: Hyperparameters of their one param group, which a step was tried with.
+        rule: The class of the optimizers.
+        values: Hyperparameters of their param group, which a dry run has accepted.
     """
 
     def __init__(self, rule: OptimizerRule, values: Mapping[str, Value]) -> None:
@@ -52,18 +52,18 @@ class Prototype:
         self._first = make_optimizer(rule, values, [])
         group = self._first.param_groups[0]
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            # torch would decide so each time for tensors in the memory of processors.
+            # torch would choose this at each step for tensors in the memory of the CPU.
             group["foreach"] = False
 
     def optimizer(self, parameters: list[torch.Tensor], fresh: list[torch.Tensor]) -> Optimizer:
-        """An optimizer of some parameters; give it the state of those that have any.
+        """Return an optimizer of some parameters; the caller sets the state of those that have any.
 
         Args:
-            parameters: All of them.
-            fresh: Those without state.
+            parameters: All parameters.
+            fresh: The parameters without state.
         """
         if self._first.state and fresh:
-            # Its constructor begins the state of parameters.
+            # The constructor of this class makes the state of parameters.
             made = make_optimizer(self._rule, self._values, fresh)
         else:
             made = object.__new__(type(self._first))
@@ -74,12 +74,12 @@ class Prototype:
 
 
 def take_step(optimizer: Optimizer, sparse: bool) -> None:
-    """Step, without ranges for profilers and hooks of the process.
+    """Call an optimizer's step, without the process's hooks and without ranges for profilers.
 
     Args:
-        optimizer: What steps.
-        sparse: Whether a gradient is sparse. Its rows were checked when it came, so the checks that
-            torch would warn about are left out.
+        optimizer: The optimizer.
+        sparse: Whether a gradient is sparse. Its rows were checked when it arrived, so the checks
+            of torch are left out, which would warn.
     """
     kind: Any = type(optimizer)
     with torch.no_grad(), _unchecked() if sparse else _AS_IT_IS:
@@ -104,10 +104,10 @@ def _keywords(rule: OptimizerRule) -> frozenset[str]:
 
 @cache
 def _without_compiler(rule: OptimizerRule) -> type[Optimizer]:
-    """Return the class of a rule without what it does for `torch.compile`.
+    """Return the class of a rule without its support of `torch.compile`.
 
-    The original imports the compiler with its first object, which costs each server process more
-    than a second of processor time and some 70 MB.
+    The first object of the original class imports the compiler, which would cost each server
+    process much time and memory.
     """
     methods = {name: inspect.unwrap(getattr(rule.cls, name)) for name in _GUARDED}
     return type(rule.cls.__name__, (rule.cls,), methods)

@@ -1,4 +1,4 @@
-"""Steps of optimizers that were checked, and change variables only now."""
+"""Checked steps of optimizers, which change variables when they run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 States: TypeAlias = Sequence[Mapping[str, Any]]
-"""What an optimizer has made of the state of each of its parameters."""
+"""The state of each of an optimizer's parameters after a step."""
 
 
 @dataclass
 class Group:
-    """A param group with those of its variables that have a gradient."""
+    """A param group, and the bindings of its variables that have a gradient."""
 
     settings: GroupSettings
     bindings: list[ParameterBinding] = field(default_factory=list)
 
     def step(self, all_bound: Sequence[BoundParameter]) -> States:
-        """Change what was lent; variables of which rows were lent stay as they are."""
+        """Step the bound tensors, and return the state of each; rows are written back later."""
         if not all_bound:
             return ()
         fresh = [bound.tensor for bound in all_bound if not bound.state]
@@ -47,14 +47,14 @@ class Group:
         return [optimizer.state.get(bound.tensor, {}) for bound in all_bound]
 
     def is_ordinary(self, all_bound: Sequence[BoundParameter]) -> bool:
-        """Return whether the step does not fail for its numbers."""
+        """Return whether hyperparameters and state are ordinary, so that the step cannot fail."""
         return all(
             self.settings.is_ordinary(bound.tensor.dtype) and _has_ordinary_state(bound)
             for bound in all_bound
         )
 
     def written(self, all_bound: Sequence[BoundParameter]) -> Iterator[torch.Tensor]:
-        """Return the tensors of variables that the step writes."""
+        """Yield the tensors of variables that the step writes in place."""
         for binding, bound in zip(self.bindings, all_bound, strict=True):
             if not binding.is_by_rows:
                 yield bound.tensor
@@ -62,13 +62,13 @@ class Group:
 
     @property
     def missing(self) -> int:
-        """Bytes of the state that the step begins."""
+        """Bytes of the state that the step makes."""
         return sum(
             binding.missing for binding in self.bindings if isinstance(binding, WholeBinding)
         )
 
     def close(self, states: States, undo: Undo) -> None:
-        """Write rows, and take back what the optimizer has made."""
+        """Write rows back, and take over the state that the optimizer made."""
         for binding, state in zip(self.bindings, states, strict=True):
             binding.close(state)
             if binding.is_by_rows:
@@ -76,12 +76,12 @@ class Group:
 
 
 class ReadyStep(Protocol):
-    """A step that may be taken. Call `run` once, then `Optimizers.commit`.
+    """A step that is ready to run. Call `run` once, then `Optimizers.commit`.
 
     Attributes:
-        program: The optimizer.
+        program: The optimizer program.
         variables: The variables to step, in the order of the gradients.
-        nbytes: Size of the gradients.
+        nbytes: The size of the gradients.
     """
 
     program: OptimizerProgram
@@ -92,7 +92,7 @@ class ReadyStep(Protocol):
         """Change the values of the variables and their slots, on any thread."""
 
     def commit(self, store: VariableStore) -> None:
-        """Tell the store what became of the state."""
+        """Put the state into slot variables of the store."""
 
 
 @dataclass
@@ -109,8 +109,9 @@ class CheckedStep:
         """Change the values of the variables and their slots.
 
         Raises:
-            InvalidArgumentError: torch could not; nothing is changed.
-            ResourceExhaustedError: There is no memory for it; nothing is changed.
+            InvalidArgumentError: torch failed; nothing is changed.
+            ResourceExhaustedError: There is not enough memory; nothing is changed.
+            DataLossError: torch failed after variables were changed that cannot be restored.
         """
         with Undo(self.program.class_name) as undo:
             opened = [
@@ -126,18 +127,22 @@ class CheckedStep:
     def _prepare(
         self, undo: Undo, opened: Sequence[Sequence[BoundParameter]]
     ) -> Sequence[torch.Tensor]:
-        """See to it that nothing is lost; return what is written in place."""
+        """Look for memory or make copies, so that a failure loses nothing.
+
+        Returns:
+            The tensors that are written in place.
+        """
         pairs = list(zip(self.groups, opened, strict=True))
         written = [each for group, bound in pairs for each in group.written(bound)]
         if all(group.is_ordinary(bound) for group, bound in pairs):
-            bound = [each.tensor for lents in opened for each in lents]
+            bound = [each.tensor for group_bound in opened for each in group_bound]
             undo.require_memory(bound, sum(group.missing for group in self.groups))
         else:
             undo.keep(written)
         return written
 
     def commit(self, store: VariableStore) -> None:
-        """Let the store know what has come of the state."""
+        """Put the state into slot variables of the store."""
         for group in self.groups:
             for binding in group.bindings:
                 binding.commit(store)

@@ -1,4 +1,4 @@
-"""Steps that come to nothing, and leave variables as they were."""
+"""Undoing a step that fails, so that its variables are as they were before."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from stratagem_proto.errors import (
 )
 from stratagem_psserver.limits.allocation import is_out_of_memory, require_memory
 
-# What an optimizer makes on the way, in tensors of a parameter; of SGD less.
+# The most temporary tensors of a parameter's size that an optimizer makes during a step.
 _TEMPORARIES = 3
-# Of less, memory that was freed is there.
+# Smaller steps find memory that was freed before.
 LARGE = 1 << 20
 
 
 class Undo:
-    """One step: a context that turns its failure into an error by name.
+    """A context for one step, which undoes the step if it fails and raises a typed error.
 
-    Copies are made where a step may fail for its numbers. Any other can fail for want of memory
-    alone, which is looked for before it begins.
+    A step that may fail because of its numbers has its variables copied first, by `keep`. Any other
+    step can only fail for lack of memory, so `require_memory` looks for memory before it begins.
 
     Args:
-        class_name: The optimizer, for messages.
+        class_name: The optimizer's class, for messages.
 
     Attributes:
-        begun: Whether variables may be changed; the step says so.
+        begun: Whether the step may have changed variables; the caller sets it.
     """
 
     __slots__ = ("_class_name", "_kept", "begun")
@@ -42,20 +42,20 @@ class Undo:
         self.begun = False
 
     def keep(self, written: Iterable[torch.Tensor]) -> None:
-        """Copy what the step writes."""
+        """Copy the tensors that the step writes, to restore them if it fails."""
         self._kept = [(tensor, tensor.clone()) for tensor in written]
 
     def drop_copies(self) -> None:
-        """Note that something is written of which there is no copy."""
+        """Drop the copies, because the step now writes tensors that were not copied."""
         self._kept, self.begun = None, True
 
     @staticmethod
     def require_memory(written: Sequence[torch.Tensor], missing: int = 0) -> None:
-        """Look for the memory that the step takes besides what it writes.
+        """Check that there is memory for the temporary tensors and the new state of the step.
 
         Args:
-            written: The parameters among others.
-            missing: Bytes of state that is yet to be made.
+            written: Tensors that the step writes, among them the parameters.
+            missing: Bytes of the state that the step makes.
         """
         largest = max((tensor.nbytes for tensor in written), default=0)
         if largest + missing > LARGE:
@@ -76,7 +76,8 @@ class Undo:
             tensor.copy_(before)
         if isinstance(error, Exception):
             is_named = isinstance(error, StratagemError)
-            # A client would send it again.
+            # The server's lack of memory is temporary for clients, which would repeat a step that
+            # has changed variables.
             if not is_named or (self._is_changed and is_out_of_memory(error)):
                 raise self._named(error) from error
 

@@ -1,1 +1,1 @@
-"""Update functions of users, recorded as graphs of operations."""
+"""Graph programs: update functions of users, recorded as graphs of operations."""

@@ -1,4 +1,4 @@
-"""Runs graph programs: first on shapes alone, then for good or not at all."""
+"""Running graph programs: first on shapes alone, then on variables, which a failure restores."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MAX_FOOTPRINTS = 256
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A program with its bindings, known to fit.
+    """A program with bindings that fit it.
 
     Attributes:
         graph: The program.
-        bindings: What is bound to its inputs. Variables are written in place.
-        nbytes: At most this many bytes are allocated at a time, and no view is larger unless there
-            is memory behind it.
+        bindings: The values of its inputs. Variables are written in place.
+        nbytes: An upper bound of the bytes that are allocated at a time, and of the size of views
+            that are larger than the memory behind them.
     """
 
     graph: CompiledGraph
@@ -35,14 +35,14 @@ class PreparedRun:
     nbytes: int
 
     def run(self) -> list[GraphOutput]:
-        """Write the variables; if it fails they are what they were.
+        """Run the program; if it fails, the variables are restored.
 
         Returns:
-            Its outputs, which share no memory with variables.
+            The outputs, which share no memory with variables.
 
         Raises:
-            InvalidArgumentError: Contents do not fit, for instance an index is out of range or an
-                integer is divided by zero.
+            InvalidArgumentError: The values do not fit, for instance because an index is out of
+                range or an integer is divided by zero.
             ResourceExhaustedError: There is not enough memory.
         """
         journal = Journal(self.graph)
@@ -58,17 +58,17 @@ class PreparedRun:
 
 
 def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
-    """Check bindings and find out what memory a run takes, without taking it.
+    """Check bindings, and compute how much memory a run takes without taking it.
 
     The program runs on tensors that have shapes and dtypes but no contents.
 
     Raises:
-        InvalidArgumentError: The bindings do not fit the program, or shapes or dtypes on the way do
-            not fit each other, or what it gives back is too large.
+        InvalidArgumentError: The bindings do not fit the program, shapes or dtypes do not fit each
+            other, or the outputs are too large.
     """
     graph.check_bindings(bindings)
     shapes = tuple((one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor))
-    # Other threads run the same program: what is there now may be cleared next.
+    # Another thread that runs the same program may clear the cache between two accesses.
     nbytes = graph.footprints.get(shapes)
     if nbytes is None:
         nbytes = _footprint(graph, bindings)
@@ -89,7 +89,7 @@ def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:
             most = max(most, memory.nbytes + journal.nbytes, largest)
             memory.release(step)
             found = values
-    # As tensors, and as the bytes of the answer.
+    # Outputs exist twice: as tensors and as the bytes of the answer.
     return most + 2 * _output_nbytes(graph, found)
 
 
@@ -102,7 +102,7 @@ def _output_nbytes(graph: CompiledGraph, values: Sequence[Any]) -> int:
 def _executed(
     graph: CompiledGraph, bindings: Sequence[Any], device: str, journal: Journal
 ) -> Iterator[tuple[Step, Sequence[Any]]]:
-    """Run a program step by step, yielding each with the values so far."""
+    """Run a program, and yield each step with the values so far."""
     values = [*bindings, *[None] * (len(graph.values) - len(bindings))]
     for step in graph.steps:
         arguments = [_filled(one, values) for one in step.arguments]
@@ -115,7 +115,7 @@ def _executed(
         yield step, values
         for number in step.released:
             values[number] = None
-        # What they refer to is to be freed before the next step allocates.
+        # Released values must be freed before the next step allocates memory.
         del arguments, keywords, results
 
 
@@ -134,13 +134,13 @@ def _without_contents(binding: Binding) -> Binding:
 
 
 class _Memory:
-    """Counts the bytes of results whose memory some later step still uses."""
+    """Counts the bytes of results whose memory later steps still use."""
 
     def __init__(self, graph: CompiledGraph, bindings: Sequence[Binding]) -> None:
         self.nbytes = 0
         self._values = graph.values
         self._num_inputs = len(bindings)
-        # By root: the size of its memory, and how many results use it.
+        # By root: the size of its memory, and the number of results that use it.
         self._sizes = dict(enumerate(map(_nbytes, bindings)))
         self._users: Counter[int] = Counter()
 
@@ -148,8 +148,8 @@ class _Memory:
         """Count a step's results.
 
         Returns:
-            Size of the largest result that is larger than the memory behind it, as an expanded view
-            is. Whatever goes through it takes that long.
+            The size of the largest result that is larger than the memory behind it, such as an
+            expanded view. Operations on it take as long as its size says.
         """
         largest = 0
         for number in step.results:
@@ -172,7 +172,7 @@ class _Memory:
 
 
 def _nbytes(value: Any) -> int:
-    """Bytes of all elements, whether or not they share memory."""
+    """Return the bytes of all elements, even if they share memory."""
     if not isinstance(value, torch.Tensor):
         return 0
     return value.numel() * value.itemsize

@@ -1,4 +1,4 @@
-"""Graph programs made ready to run, and the cache that keeps them so."""
+"""Compiled graph programs, and the cache of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Binding = torch.Tensor | int | float
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands for a numbered value among the arguments of a step."""
+    """A numbered value, as an argument of a step."""
 
     number: int
 
@@ -40,14 +40,14 @@ class Step:
     """One node of a program, decoded.
 
     Attributes:
-        name: Of the operation.
-        operation: None for arithmetic on numbers.
-        arguments: With `Reference`s for values.
-        keywords: Likewise.
-        results: The numbers of its results.
-        writes: Root of the memory that it writes, if any.
-        released: Values that no later step uses.
-        location: In the client's source.
+        name: The name of the operation.
+        operation: The operation; None for arithmetic on numbers.
+        arguments: The positional arguments, with a `Reference` for each value.
+        keywords: The keyword arguments, likewise.
+        results: The numbers of the results.
+        writes: The root of the memory that the step writes, or None.
+        released: The values that no later step uses.
+        location: The place in the client's source.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Step:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Turn what torch and Python raise into errors that name the source.
+        """Turn errors of torch and Python into errors that name the place in the source.
 
         Raises:
             InvalidArgumentError: The arguments do not fit.
@@ -98,14 +98,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class CompiledGraph:
-    """A checked program, ready to be run any number of times.
+    """A checked program, which can run any number of times.
 
     Attributes:
-        digest: Equal for programs that do the same.
-        inputs: As in the program.
-        values: What is known about each numbered value.
-        steps: In order.
-        outputs: The numbers of the values that it gives back.
+        digest: A hash, equal for programs that do the same.
+        inputs: The inputs of the program.
+        values: A description of each numbered value.
+        steps: The steps, in order.
+        outputs: The numbers of the values that it returns.
     """
 
     digest: bytes
@@ -113,12 +113,12 @@ class CompiledGraph:
     values: Sequence[Value]
     steps: Sequence[Step]
     outputs: Sequence[int]
-    # Bytes that a run takes, by the shapes that are bound.
+    # The memory of a run in bytes, by the shapes of the bindings.
     footprints: dict[Hashable, int] = field(default_factory=dict)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """The numbers of the inputs that it writes, in order."""
+        """The numbers of the inputs that the program writes, in order."""
         return tuple(
             number
             for number, source in enumerate(self.inputs)
@@ -126,11 +126,11 @@ class CompiledGraph:
         )
 
     def check_bindings(self, bindings: Sequence[Binding]) -> None:
-        """Check what is to be bound to the inputs.
+        """Check the values that are bound to the inputs.
 
         Raises:
-            InvalidArgumentError: The number, kinds or dtypes differ from the inputs', or something
-                written is bound twice.
+            InvalidArgumentError: Their number, kinds or dtypes differ from those of the inputs, or
+                a variable that is written is bound twice.
         """
         if len(bindings) != len(self.inputs):
             raise InvalidArgumentError(
@@ -141,7 +141,7 @@ class CompiledGraph:
         for number in self.written:
             if sum(one is bindings[number] for one in bindings) > 1:
                 raise InvalidArgumentError(
-                    f"what input {number} ({self.inputs[number].label}) writes is "
+                    f"the variable that input {number} ({self.inputs[number].label}) writes is "
                     "bound to another input as well; bind each variable once"
                 )
 
@@ -169,7 +169,7 @@ def compile_graph(program: GraphProgram) -> CompiledGraph:
 
     Raises:
         ResourceExhaustedError: It has too many nodes.
-        InvalidArgumentError: As `check_graph`.
+        InvalidArgumentError: As for `check_graph`.
     """
     values = check_graph(program)
     steps: list[Step] = []
@@ -240,7 +240,7 @@ class GraphCache:
     """The most recently used programs, compiled.
 
     Attributes:
-        compilations: How many programs were compiled so far.
+        compilations: The number of programs that were compiled.
     """
 
     def __init__(self, size: int = 256) -> None:
@@ -249,17 +249,17 @@ class GraphCache:
         self._lock = threading.Lock()
 
     def compiled(self, program: GraphProgram) -> CompiledGraph:
-        """Return the program, compiled now or before.
+        """Return a compiled program, from the cache if possible.
 
         Raises:
-            ResourceExhaustedError: As `compile_graph`.
-            InvalidArgumentError: As `compile_graph`.
+            ResourceExhaustedError: As for `compile_graph`.
+            InvalidArgumentError: As for `compile_graph`.
         """
         check_size(program)
         key = digest(program)
         with self._lock:
             known = self._graphs.get(key)
-        # The event loop, too, takes the lock: it must not wait for a compilation.
+        # The event loop takes the lock, too, and must not wait for a compilation.
         graph = known or compile_graph(program)
         with self._lock:
             self.compilations += known is None
@@ -273,15 +273,15 @@ _DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 def check_division(
     operation: Operation, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> None:
-    """Check the numbers that are divided, if they are integers.
+    """Check an integer division for overflow.
 
     Args:
-        operation: What is called.
+        operation: The operation, of any kind.
         arguments: Its positional arguments.
-        keywords: The others.
+        keywords: Its keyword arguments.
 
     Raises:
-        OverflowError: The smallest number of their type is divided by -1.
+        OverflowError: The smallest number of the integers' dtype is divided by -1.
     """
     if operation.name.split(".")[1].rstrip("_") not in _DIVIDING:
         return
@@ -306,7 +306,7 @@ def _has(numbers: Any, number: int) -> bool:
 
 
 def _is_any(found: torch.Tensor) -> bool:
-    # Tensors without contents are all that a program is tried on.
+    # When a program is prepared, its tensors have no contents.
     return not found.is_meta and bool(found.any())
 
 

@@ -1,4 +1,4 @@
-"""What a graph program overwrites, kept until it has succeeded."""
+"""A journal of what a graph program overwrites, kept until the program has succeeded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stratagem_psserver.programs.graphs import CompiledGraph, Reference, Step, r
 
 
 class Journal:
-    """Saves what each step of a run is about to overwrite in variables.
+    """Saves what the steps of a run overwrite in variables.
 
-    Call `before` for each step, and `undo` if the run fails. A variable written whole is saved
-    once; of one written by index only the elements that are touched.
+    Call `before` for each step, and `undo` if the run fails. A variable that is written whole is
+    saved once; of one that is written by index, only the touched elements are saved.
 
     Attributes:
-        nbytes: Bytes saved so far.
+        nbytes: The bytes that are saved.
     """
 
     def __init__(self, graph: CompiledGraph) -> None:
@@ -29,7 +29,7 @@ class Journal:
         self._restores: list[Callable[[], object]] = []
 
     def before(self, step: Step, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Saves what a step will overwrite."""
+        """Save what a step will overwrite."""
         if step.operation is None or step.writes not in self._graph.written:
             return
         names = [argument.name for argument in step.operation.schema.arguments]
@@ -45,7 +45,7 @@ class Journal:
             self._saved_whole.add(step.writes)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore all that was overwritten."""
         with torch.no_grad():
             while self._restores:
                 self._restores.pop()()
@@ -55,13 +55,13 @@ class Journal:
         self._restores.append(lambda: restore(saved))
 
     def _is_safe(self, step: Step, operation: Operation, target: torch.Tensor) -> bool:
-        """Return whether a failure from this step on leaves variables as they were."""
+        """Return whether variables can be restored after a failure without another copy."""
         if step.writes in self._saved_whole:
             return True
-        # Floating-point kernels without an index find out what is wrong before they write; integer
-        # ones may meet a division by zero on the way.
+        # Floating-point kernels without an index check their arguments before they write; integer
+        # ones may fail at a division by zero after some elements are written.
         whole = target.is_floating_point() and not operation.indexed
-        # What is given back is copied after the last step.
+        # Outputs are copied after the last step, which may fail, too.
         return whole and step is self._graph.steps[-1] and not self._graph.outputs
 
     def _indices_change(self, step: Step) -> bool:
@@ -91,7 +91,7 @@ def _touched_by_put(given: Mapping[str, Any]) -> Saved:
     return saved, lambda old: torch.ops.aten.index_put_.default(target, indices, old)
 
 
-# What an indexed operation overwrites, and how to put it back.
+# By indexed operation: returns what it overwrites, and a function that restores it.
 _TOUCHED: Mapping[str, Callable[[Mapping[str, Any]], Saved]] = {
     "index_add_": _touched_rows,
     "index_copy_": _touched_rows,

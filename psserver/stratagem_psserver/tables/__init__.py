@@ -1,1 +1,1 @@
-"""Variables of which only the rows that were written are stored."""
+"""Tables: variables that store only the rows that were written."""

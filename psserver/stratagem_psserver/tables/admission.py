@@ -1,4 +1,4 @@
-"""Which keys of a dynamic table have been seen often enough for a row."""
+"""Admission of keys to a dynamic table: a key gets a row once it was seen often enough."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import largest
 
-# Counted keys that got their row stay in the index until they are so many.
+# Keys that have got a row stay among the counted ones until there are so many.
 _STORED_AT_LEAST = 1024
 
 
 class Admission:
-    """Counts keys until each may have a row.
+    """Counts how often keys were seen, until each gets a row.
 
     Args:
-        needed: The how-manieth sight of a key is the first that counts; at least 1.
-        max_bytes: Most bytes of the counts. Where more would be needed, all keys are forgotten and
-            counted anew; of keys that come at once and are too many even so, the first are counted.
+        needed: The number of sights, at least 1, at which a key gets a row.
+        max_bytes: Most bytes of the counts. When they would need more, all counts are dropped and
+            begin again. If the keys of one request alone need more, only the first are counted.
     """
 
     def __init__(self, needed: int, max_bytes: int | None = None) -> None:
@@ -28,18 +28,18 @@ class Admission:
         self.forget()
 
     def forget(self) -> None:
-        """Count all keys anew."""
+        """Drop all counts."""
         self._index = KeyIndex()
         self._counts = torch.zeros(0, dtype=torch.int64)
 
     def shared(self) -> Admission:
-        """The counts as they are now, in the same memory until they change here."""
+        """Return a copy of the present counts, which shares their memory until they change."""
         other = copy.copy(self)
         self._is_shared = True
         return other
 
-    def _part(self) -> None:
-        """Take other memory before a change, if this one is shared."""
+    def _separate(self) -> None:
+        """Copy the counts before a change, if their memory is shared."""
         if self._is_shared:
             self._index = copy.deepcopy(self._index)
             self._counts = self._counts.clone()
@@ -49,9 +49,9 @@ class Admission:
         return len(self._index)
 
     def sights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys that are counted, in the order in which they came, and the counts.
+        """Return the counted keys, in the order in which they came, and their counts.
 
-        A count is 0 where the key has a row.
+        The count of a key that has a row is 0.
         """
         keys, positions = self._index.items()
         ordered = torch.empty_like(keys)
@@ -59,7 +59,7 @@ class Admission:
         return ordered, self._counts
 
     def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
-        """Count on from what `sights` has said."""
+        """Replace the counts by what `sights` returned."""
         self._index, self._counts = KeyIndex.of(keys), counts
 
     @property
@@ -70,18 +70,18 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Number of keys that have been seen and have no row."""
+        """The number of keys that were seen and have no row."""
         return int(self._counts.count_nonzero())
 
     def is_due(self, keys: torch.Tensor) -> torch.Tensor:
-        """For each of some distinct keys, whether this sight of it is enough."""
+        """Return for each of some distinct keys whether it gets a row at this sight."""
         if self.needed == 1:
             return torch.ones(len(keys), dtype=torch.bool)
         return self._counted(self._index.find(keys)) + 1 >= self.needed
 
     def count(self, keys: torch.Tensor) -> None:
         """Count one more sight of distinct keys."""
-        self._part()
+        self._separate()
         keys = keys[: self._room_for(len(keys))]
         positions = self._index.find(keys)
         new = keys[positions < 0]
@@ -92,9 +92,9 @@ class Admission:
         self._counts = counts
 
     def mark_stored(self, keys: torch.Tensor) -> None:
-        """Note that keys have a row now; if the row goes, they are counted anew."""
+        """Note that keys have a row now; after its eviction, a key is counted from 0."""
         if self.needed > 1:
-            self._part()
+            self._separate()
             positions = self._index.find(keys)
             self._counts[positions[positions >= 0]] = 0
 
@@ -105,7 +105,7 @@ class Admission:
         return counts
 
     def _room_for(self, more: int) -> int:
-        """Return how many of so many keys can be counted."""
+        """Return how many of `more` keys can be counted."""
         if len(self._index) > 2 * self.waiting + _STORED_AT_LEAST:
             self._drop_stored()
         if self._max_bytes is None:

@@ -1,4 +1,4 @@
-"""Rows of numbers by position, and where keys have theirs."""
+"""Arenas, which store rows of numbers by position, and the positions of keys."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Stored = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Where some keys are stored.
+    """The positions of some keys.
 
     Attributes:
-        keys: int64 vector.
-        positions: int64 vector of their positions; -1 for a key without a row.
+        keys: The keys, an int64 vector.
+        positions: Their positions, an int64 vector; -1 for a key without a row.
     """
 
     keys: torch.Tensor
@@ -35,7 +35,7 @@ class FoundRows:
 
     @cached_property
     def is_new(self) -> torch.Tensor:
-        """Which keys have no row."""
+        """A mask of the keys that have no row."""
         return self.positions < 0
 
     @cached_property
@@ -43,20 +43,20 @@ class FoundRows:
         return int(self.is_new.sum())
 
     def only(self, wanted: torch.Tensor) -> FoundRows:
-        """Some of the keys, given by a mask."""
+        """Return some of the keys, which a mask selects."""
         return FoundRows(self.keys[wanted], self.positions[wanted])
 
 
 class Arena:
-    """One row of numbers for each row of a table: its value, or a state of it.
+    """The numbers of a table's rows, either the values or one slot.
 
     Attributes:
-        table: Whose rows they are.
-        initial: What rows are that are not stored.
-        storage: The numbers, by position; what lies beyond the table's rows is void.
+        table: The table.
+        initial: The values of rows that are not stored.
+        storage: The numbers by position; those beyond the table's rows have no meaning.
 
     Raises:
-        ResourceExhaustedError: There is no memory for it.
+        ResourceExhaustedError: There is not enough memory.
     """
 
     def __init__(self, table: Table, spec: VariableSpec) -> None:
@@ -68,11 +68,11 @@ class Arena:
         return math.prod(self.initial.row_shape) * self.initial.dtype.itemsize
 
     def read(self, found: FoundRows) -> torch.Tensor:
-        """A copy of some rows; those that are not stored have their initial value."""
+        """Return a copy of some rows; those that are not stored have their initial values."""
         return self.filled(found, partial(self.storage.index_select, 0))
 
     def filled(self, found: FoundRows, stored: Stored) -> torch.Tensor:
-        """As `read`, where `stored` has a copy of the rows at given positions."""
+        """Return rows like `read`, where `stored` copies the rows at given positions."""
         if not found.num_new:
             return stored(found.positions)
         if found.num_new == len(found.keys):
@@ -82,7 +82,7 @@ class Arena:
         return rows
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
-        """A new storage with the first rows of this one."""
+        """Return a new storage of another capacity, with the first rows of this one."""
         storage = self._allocated(capacity)
         storage[:count] = self.storage[:count]
         return storage

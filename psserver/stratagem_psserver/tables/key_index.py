@@ -1,12 +1,12 @@
-"""Which position a key has: a hash table that takes many keys at a time."""
+"""A hash table from keys to positions, which takes many keys at a time."""
 
 from __future__ import annotations
 
 import torch
 
-# A bucket's keys fill a line of the processor's cache.
+# The keys of a bucket fill one line of the processor's cache.
 _WIDTH = 8
-# More keys for each bucket, on average, and too many would go on to the next.
+# The most keys per bucket on average; with more, too many would lie in the next bucket.
 _MEAN = 5
 _ENTRY_BYTES = 8 + 4
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -17,13 +17,13 @@ MAX_POSITIONS = 2**31 - 1
 class KeyIndex:
     """A map of distinct int64 keys to positions from 0 to 2^31 - 1.
 
-    A key lies in the bucket of its hash or, where that is full, in the next one that is not.
-    Buckets fill from the left, and keys are not removed.
+    A key lies in the bucket of its hash or, if that is full, in the next bucket that is not.
+    Buckets fill from the left, and keys are never removed.
 
-    Memory is taken before anything is changed, so that who finds none has the index as it was.
+    Methods take memory before they change anything, so the index is unchanged if there is none.
 
     Args:
-        expected: How many keys there is to be memory for.
+        expected: The number of keys to take memory for.
     """
 
     def __init__(self, expected: int = 0) -> None:
@@ -34,7 +34,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: torch.Tensor) -> KeyIndex:
-        """Return the index of distinct keys, each at its own place."""
+        """Return the index of a vector of distinct keys, whose positions are those in it."""
         index = cls(len(keys))
         index.insert(keys, torch.arange(len(keys)))
         return index
@@ -48,14 +48,14 @@ class KeyIndex:
 
     @staticmethod
     def nbytes_for(count: int) -> int:
-        """Bytes of an index that has taken that many keys."""
+        """Return the size of an index with that many keys."""
         return _buckets_for(count) * _WIDTH * _ENTRY_BYTES
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
-        """Positions of keys as an int64 vector; -1 for those that have none.
+        """Return the positions of keys as an int64 vector; -1 for keys that have none.
 
         Args:
-            keys: int64 vector, in any order and with any repetitions.
+            keys: An int64 vector, in any order and with any repetitions.
         """
         bucket = self._bucket(keys)
         found, last = self._look(keys, bucket)
@@ -73,22 +73,22 @@ class KeyIndex:
 
     @staticmethod
     def _gone_on(found: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Return which keys may lie in the next bucket, this one being full."""
+        """Return the keys that may lie in the next bucket, because this one is full."""
         return ((found < 0) & (last >= 0)).nonzero().squeeze(1)
 
     def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
-        """Add keys that are not there, each once.
+        """Add distinct keys that the index does not have.
 
         Args:
-            keys: int64 vector of distinct keys.
-            positions: int64 vector of their positions.
+            keys: An int64 vector of keys.
+            positions: An int64 vector of their positions.
         """
         self.reserve(len(keys))
         self._put(keys, positions.int())
         self._count += len(keys)
 
     def reserve(self, more: int) -> None:
-        """Take the memory for so many keys more."""
+        """Take the memory for so many more keys."""
         if _buckets_for(len(self) + more) > self._buckets:
             larger = KeyIndex(len(self) + more)
             keys, positions = self.items()
@@ -117,7 +117,7 @@ class KeyIndex:
                 keys, positions = keys[late], positions[late]
                 bucket = (bucket[late] + 1) % self._buckets
         except BaseException:
-            # They are the last of their buckets.
+            # The new keys are the last ones in their buckets.
             for each in placed:
                 self._positions.view(-1).index_fill_(0, each, -1)
             raise
@@ -126,7 +126,7 @@ class KeyIndex:
         return (self._positions.index_select(0, bucket) >= 0).sum(1)
 
     def _bucket(self, keys: torch.Tensor) -> torch.Tensor:
-        """Multiplicative hashing: the upper bits of a product.
+        """Return the buckets of keys by multiplicative hashing: the upper bits of a product.
 
         Knuth, "The Art of Computer Programming", volume 3, section 6.4.
         """
@@ -136,12 +136,12 @@ class KeyIndex:
 
 
 def _buckets_for(count: int) -> int:
-    """Return the power of two of buckets for that many keys."""
+    """Return the number of buckets for that many keys, a power of two."""
     return 1 << max(0, -(-count // _MEAN) - 1).bit_length()
 
 
 def _places_in_runs(ordered: torch.Tensor) -> torch.Tensor:
-    """For each element of a sorted vector, how many equal ones stand before it."""
+    """Return for each element of a sorted vector how many equal ones stand before it."""
     counts = torch.unique_consecutive(ordered, return_counts=True)[1]
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
     places: torch.Tensor = torch.arange(len(ordered)) - starts
@@ -149,26 +149,25 @@ def _places_in_runs(ordered: torch.Tensor) -> torch.Tensor:
 
 
 MOST_KEYS = 1 << 19
-"""A page of so many has the bytes of a large chunk."""
+"""The most keys of a page, whose bytes are then those of a large chunk."""
 
 
 def page_of(keys: torch.Tensor, after: int | None, limit: int) -> tuple[torch.Tensor, bool]:
-    """Return the smallest of some keys.
+    """Return a page of keys, in ascending order.
 
-    Going on after the last one lists each key once that is there all the time, whatever becomes of
-    the places where keys are stored meanwhile.
+    A caller that goes on after the last key of each page gets each key once that exists all the
+    time, even if keys move to other positions meanwhile.
 
     Args:
-        keys: int64 vector of distinct keys, in any order.
-        after: Only larger ones; None for all.
-        limit: Most keys to return; 0 for `MOST_KEYS`, which is also the most.
+        keys: An int64 vector of distinct keys, in any order.
+        after: Return only larger keys; None for all.
+        limit: The most keys to return; 0 for `MOST_KEYS`, which is also the maximum.
 
     Returns:
-        The keys, ascending, and whether there are more.
+        The keys, and whether there are more.
     """
     larger = keys if after is None else keys[keys > after]
     count = min(len(larger), limit or MOST_KEYS, MOST_KEYS)
-    # A page of a large table is a small part of it, and need not wait for all the rest to be
-    # sorted.
+    # A page is a small part of a large table, so selecting it is faster than sorting all keys.
     smallest = larger.topk(count, largest=False).values
     return smallest, count < len(larger)

@@ -1,4 +1,4 @@
-"""Tables that are made of what a checkpoint has."""
+"""Making tables from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _ROWS_AT_ONCE_BYTES = 4 << 20
 def read_table(
     checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Sequence[Whole]
 ) -> Table:
-    """Make a table, or a part of one, with the rows that a checkpoint has of it.
+    """Make a table, or a part of one, with its rows in a checkpoint.
 
     Args:
-        checkpoint: Where they are.
-        spec: What it is here.
-        whole: What it is there; maybe a variable that was there with all its rows.
-        slots: The states of its rows there.
+        checkpoint: The checkpoint.
+        spec: The description of the table on this server.
+        whole: The whole table in the checkpoint; maybe a variable that is not a table there.
+        slots: Its slots in the checkpoint.
 
     Raises:
-        ResourceExhaustedError: There is no memory for it.
+        ResourceExhaustedError: There is not enough memory.
         DataLossError: The checkpoint is damaged.
     """
     table = Table(_as_saved(spec, whole))
@@ -45,7 +45,7 @@ def read_table(
 
 
 def _as_saved(spec: VariableSpec, whole: Whole) -> VariableSpec:
-    """Return the variable as it is here, with the initial values that it had there."""
+    """Return the description of a table with the initializer that it has in the checkpoint."""
     made = VariableSpec()
     made.CopyFrom(spec)
     if isinstance(whole, WholeTable):
@@ -54,7 +54,7 @@ def _as_saved(spec: VariableSpec, whole: Whole) -> VariableSpec:
 
 
 def _slot_spec(spec: VariableSpec, whole: Whole, slot: Whole) -> VariableSpec:
-    # Where all rows were saved, none has its initial value.
+    # If all rows were saved, the initial value is never used.
     initializer = Initializer(constant=0.0)
     if isinstance(slot, WholeTable):
         initializer = slot.spec.initializer
@@ -89,13 +89,13 @@ def _read_all(
 
 @dataclass(frozen=True)
 class _Share:
-    """What a part of a table gets of one that the checkpoint has.
+    """The rows that a part of a table gets from one part in the checkpoint.
 
     Attributes:
-        part: The latter.
-        positions: Which of its stored rows.
-        keys: Their keys here.
-        behind: How much less its time is than that of others.
+        part: The part in the checkpoint.
+        positions: The positions of the rows in it.
+        keys: Their keys on this server.
+        behind: How many writes its clock is behind that of the part with the most writes.
     """
 
     part: TablePart
@@ -128,7 +128,7 @@ def _read_stored(
 
 
 def _concerned(spec: VariableSpec, whole: WholeTable) -> list[TablePart]:
-    """The parts of a table that may have rows of the part that a spec describes."""
+    """Return the parts in a checkpoint that may have rows of the part that a spec describes."""
     parts, keys = whole.parts, spec.table.dynamic
     if whole.is_dynamic:
         same = len(parts) == max(1, keys.parts)
@@ -155,7 +155,7 @@ def _shares(
 
 
 def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
-    """Return which keys of a whole table belong to the part that a spec describes."""
+    """Return a mask of the keys of a whole table that belong to the part of a spec."""
     if spec.table.HasField("dynamic"):
         dynamic = spec.table.dynamic
         return part_of_keys(keys, max(1, dynamic.parts)) == dynamic.part
@@ -164,7 +164,7 @@ def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
-    """What became of tables is counted once, wherever their rows are now."""
+    """Return the history of a part; the counts of several parts go to the first part here."""
     if len(parts) == 1:
         return parts[0].history
     histories = [part.history for part in parts]
@@ -194,7 +194,7 @@ def _rows(
     checkpoint: Checkpoint, arena: Arena, part: TablePart | None, share: _Share
 ) -> Iterator[torch.Tensor]:
     if part is None:
-        # An optimizer that had not stepped this part yet.
+        # The optimizer had not stepped this part yet.
         yield arena.initial.rows(share.keys)
         return
     for _, rows in part.runs(checkpoint, share.positions):

@@ -1,4 +1,4 @@
-"""How much of a dynamic table is kept, and what goes first."""
+"""The limits of a dynamic table, and which rows are evicted first."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from stratagem_proto.v1.variable_pb2 import TableSpec
 from stratagem_psserver.tables.key_index import MAX_POSITIONS, KeyIndex
 
-# Beside its numbers a row takes its key and the time when it was touched.
+# Bytes of a row's key and of the time of its last write.
 _ROW_OVERHEAD = 16
-# Whoever evicts sorts all rows by age, so it is not done for each new key.
+# An eviction sorts all rows by age, so it removes at least this part of the rows.
 _SHARE_EVICTED = 16
+# Old rows are searched for whenever this part of `evict_after` has passed.
 _SHARE_OF_AGE = 8
-# Of the bytes of a table, for counting keys that have no row yet; and enough for some dozens of
-# them.
+# The part of a table's bytes for counting keys that have no row, and a minimum for some dozens.
 _SHARE_FOR_COUNTS = 8
 _LEAST_FOR_COUNTS = 2048
 
@@ -28,10 +28,11 @@ class Retention:
     """The limits of one table.
 
     Attributes:
-        evict_after: Writes of the table after which an untouched row goes; 0: never.
-        max_rows: Most rows; 0: as many as there is memory for.
-        max_bytes: Most bytes of rows, index and counts; 0: no limit.
-        admission_count: How often a key must be seen before it has a row.
+        evict_after: A row is evicted when the table was written so many times without it; 0 for
+            never.
+        max_rows: Most rows; 0 for as many as fit into memory.
+        max_bytes: Most bytes of rows, index and counts; 0 for no limit.
+        admission_count: How often a key must be seen to get a row.
     """
 
     evict_after: int = 0
@@ -48,7 +49,7 @@ class Retention:
 
     @property
     def count_bytes(self) -> int | None:
-        """Most bytes for counting keys; None without limit."""
+        """Most bytes for counting keys; None for no limit."""
         if not self.max_bytes:
             return None
         if self.admission_count == 1:
@@ -57,7 +58,7 @@ class Retention:
 
     @property
     def sweep_interval(self) -> int:
-        """Number of writes from one search for old rows to the next."""
+        """The number of writes from one search for old rows to the next."""
         return max(1, self.evict_after // _SHARE_OF_AGE)
 
     def most_rows(self, row_bytes: int) -> int:
@@ -69,22 +70,22 @@ class Retention:
         return min(most, largest(partial(rows_nbytes, row_bytes), available))
 
     def eviction(self, rows: int, new: int, most: int) -> int:
-        """Return how many rows must go so that so many new ones fit."""
+        """Return how many rows to evict so that so many new ones fit."""
         needed = rows + new - most
         return max(needed, most // _SHARE_EVICTED) if needed > 0 else 0
 
 
 def rows_nbytes(row_bytes: int, rows: int) -> int:
-    """Bytes that stored rows take with their keys, their ages and their index."""
+    """Return the bytes of stored rows with their keys, their times and their index."""
     return rows * (row_bytes + _ROW_OVERHEAD) + KeyIndex.nbytes_for(rows)
 
 
 def largest(nbytes: Callable[[int], int], available: int) -> int:
-    """Return the largest number whose bytes, which grow with it, are available."""
+    """Return the largest number for which the bytes are available; they grow with it."""
     numbers = range(max(0, available) + 1)
     return max(0, bisect_right(numbers, available, key=nbytes) - 1)
 
 
 def oldest(touched: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of the rows that were touched least recently; the first of equals."""
+    """Return the positions of the least recently written rows; of equals, the first ones."""
     return touched.argsort(stable=True)[:count]

@@ -1,4 +1,4 @@
-"""The stored rows of a table: their keys, and their numbers at shared positions."""
+"""A table: the keys of its stored rows, and arenas with their numbers at the same positions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class Table:
-    """The rows of one variable that were written, and of its slot variables.
+    """The written rows of one variable and of its slots.
 
-    Whoever calls holds the variable's lock. A write has three parts, so that it can fail only
-    before anything is seen of it: `find`, `make_room`, `store`.
+    Callers hold the variable's lock. A write consists of `find`, `make_room` and `store`, so that
+    it can fail only before any row has changed.
 
     Attributes:
-        value: The rows of the variable itself.
-        arenas: Those of the value and of each slot.
+        value: The arena of the variable itself.
+        arenas: The arenas of the variable and of each slot.
     """
 
     def __init__(self, spec: VariableSpec) -> None:
@@ -58,7 +58,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken: rows with room for more, index, and counts of admission."""
+        """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
         arrays = (self._keys, self._touched, *(each.storage for each in self.arenas))
         taken = sum(array.nbytes for array in arrays)
         return taken + self._index.nbytes + self.admission.nbytes
@@ -73,7 +73,7 @@ class Table:
         )
 
     def most_rows(self, more_bytes: int = 0) -> int:
-        """Most rows that may be stored, each having so many more bytes of state."""
+        """Return the most rows that the limits allow, if each has so many more bytes of state."""
         row_bytes = sum(arena.row_bytes for arena in self.arenas)
         return self._retention.most_rows(row_bytes + more_bytes)
 
@@ -81,7 +81,7 @@ class Table:
         """Check that so many rows can be stored at once.
 
         Raises:
-            InvalidArgumentError: The limits of the table are below that.
+            InvalidArgumentError: The limits of the table are too small.
         """
         check_room(self.name, rows, self.most_rows(more_bytes))
 
@@ -94,17 +94,17 @@ class Table:
         )
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys of all stored rows, and when each was touched last, by position."""
+        """Return the keys of all stored rows and the times of their last writes, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
 
     def snapshot(self) -> TableSnapshot:
-        """The keys, the times and then the numbers of each arena, as they are now."""
+        """Return a snapshot of the present keys, times and then the numbers of each arena."""
         rows = [*self.stored(), *(each.storage[: self._rows] for each in self.arenas)]
         self._snapshots.append(TableSnapshot(rows, self.admission.shared()))
         return self._snapshots[-1]
 
     def close_snapshot(self, snapshot: TableSnapshot) -> None:
-        """Keep no more copies for a snapshot."""
+        """Stop copying rows for a snapshot."""
         if snapshot in self._snapshots:
             self._snapshots.remove(snapshot)
 
@@ -119,13 +119,13 @@ class Table:
         touched: torch.Tensor,
         history: TableHistory,
     ) -> None:
-        """Have these rows from now on; their numbers are yet to be written.
+        """Replace all rows by these; the caller then writes their numbers into the arenas.
 
         Args:
-            arenas: States of the rows, besides the value.
-            keys: Keys of the rows.
-            touched: When each was touched last.
-            history: What the table has been through.
+            arenas: The arenas of slots, besides that of the value.
+            keys: The keys of the rows.
+            touched: The time of each row's last write.
+            history: The clock and the counts of the table.
         """
         self.arenas.extend(arenas)
         self._rows = 0
@@ -137,7 +137,7 @@ class Table:
         self._index = KeyIndex.of(keys)
 
     def fit(self) -> None:
-        """Evicts the oldest rows if there are more than its limits allow."""
+        """Evict the oldest rows if there are more than the limits allow."""
         most = self.most_rows()
         if most < self._rows:
             self._evict(oldest(self._touched[: self._rows], self._rows - most))
@@ -145,18 +145,18 @@ class Table:
             self._resize(most)
 
     def find(self, keys: torch.Tensor) -> FoundRows:
-        """Return where keys are stored; they may repeat."""
+        """Return the positions of keys, which may repeat."""
         return FoundRows(keys, self._index.find(keys))
 
     def make_room(self, found: FoundRows, memory_limit: VariableMemoryLimit) -> None:
-        """Take the memory that storing distinct keys needs; change no row.
+        """Take the memory for storing distinct keys, without changing a row.
 
         Args:
             found: The keys.
-            memory_limit: What there is for all variables.
+            memory_limit: The limit of the memory of all variables.
 
         Raises:
-            ResourceExhaustedError: There is not enough.
+            ResourceExhaustedError: There is not enough memory.
         """
         needed = min(self._rows + found.num_new, self.most_rows())
         if needed > self.capacity:
@@ -169,18 +169,18 @@ class Table:
         try:
             memory_limit.take(self.name, self._growth(wanted))
         except ResourceExhaustedError:
-            # Too little for what is to come is enough for now.
+            # There is no memory for later rows; take what these rows need.
             wanted = needed
             memory_limit.take(self.name, self._growth(wanted))
         self._resize(wanted)
 
     def _growth(self, capacity: int) -> int:
-        """Return how many bytes more it takes with room for so many rows."""
+        """Return the additional bytes of a table with that capacity."""
         row_bytes = sum(arena.row_bytes for arena in self.arenas)
         return rows_nbytes(row_bytes, capacity) - rows_nbytes(row_bytes, self.capacity)
 
     def attach(self, arenas: Sequence[Arena]) -> None:
-        """Add states to all rows, evicting the oldest if there is no room for them."""
+        """Add slots to all rows; evict the oldest rows if the limits are exceeded."""
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
             for arena in arenas:
@@ -193,15 +193,15 @@ class Table:
             raise
 
     def detach(self, arena: Arena) -> None:
-        """Drop a state of all rows."""
+        """Remove a slot from all rows."""
         self.arenas.remove(arena)
 
     def store(self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]) -> None:
-        """Write rows; other states of rows that are new begin at their initial value.
+        """Write rows; new rows get their initial values in the arenas that are not written.
 
         Args:
-            found: Distinct keys as `find` has just found them.
-            rows: What to write into each arena, in the order of the keys.
+            found: The result of `find` for distinct keys, with no change of the table since.
+            rows: The numbers for each arena, in the order of the keys.
         """
         with allocating(_ADVICE):
             kept = found.positions[~found.is_new] if found.num_new else found.positions
@@ -219,13 +219,13 @@ class Table:
     def _begun(
         self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]
     ) -> dict[Arena, torch.Tensor]:
-        """Initial values of the states that new rows are not written with."""
+        """Return the initial values of new rows in the arenas that are not written."""
         fresh = found.keys[found.is_new]
         others = [arena for arena in self.arenas if arena not in rows]
         return {arena: arena.initial.rows(fresh) for arena in others}
 
     def drop(self, keys: torch.Tensor) -> None:
-        """Count keys whose gradient is dropped since they have no row yet."""
+        """Count keys whose gradients are dropped, because they have no row yet."""
         if len(keys):
             self.admission.count(keys)
             self._dropped += len(keys)
@@ -255,7 +255,7 @@ class Table:
         return (age >= retention.evict_after).nonzero().squeeze(1)
 
     def _place(self, found: FoundRows) -> torch.Tensor:
-        """Positions of keys, of which those that have none get the next ones."""
+        """Return the positions of keys; new keys get the next free ones."""
         keys, rows = found.keys[found.is_new], self._rows + found.num_new
         places = torch.arange(self._rows, rows)
         positions = found.positions.masked_scatter(found.is_new, places)
@@ -269,7 +269,7 @@ class Table:
         return positions
 
     def _evict(self, doomed: torch.Tensor) -> None:
-        """Remove rows; the last of those that stay move to where they were."""
+        """Remove rows, and move the last remaining rows to their positions."""
         rows = self._rows - len(doomed)
         stays = torch.ones(self._rows, dtype=torch.bool)
         stays[doomed] = False
@@ -291,7 +291,7 @@ class Table:
             storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
             keys = _resized(self._keys, capacity, self._rows)
             touched = _resized(self._touched, capacity, self._rows)
-        # The marks stay with the memory there was, which nobody changes any more.
+        # Snapshots keep the old memory, which nobody changes any more.
         self._snapshots.clear()
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage
@@ -302,7 +302,7 @@ def check_room(name: str, rows: int, most: int) -> None:
     """Check that a table has room for so many rows at once.
 
     Raises:
-        InvalidArgumentError: It stores at most fewer.
+        InvalidArgumentError: Its limits allow fewer.
     """
     if rows > most:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The rows of a table at one moment, kept while they go on changing."""
+"""The rows of a table at one moment, kept while the table changes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FIRST_COPIES = 1024
 
 
 class TableSnapshot:
-    """Copy on write by rows: a row is copied when it is first about to change.
+    """The rows of a table at one moment; a row is copied before it first changes.
 
-    So a table of which a save lasts some steps takes the memory of the rows of these steps. One
-    thread changes the table and says so by `keep`; another reads the runs.
+    So a snapshot takes memory only for the rows that change while it is open. One thread changes
+    the table and calls `keep` before; another thread reads the rows.
 
     Args:
-        arrays: What there is for each row, at the same places.
-        admission: Counts that stay as they are.
+        arrays: The tensors of the table's rows, with the same positions in each.
+        admission: The table's counts at that moment, which do not change.
 
     Attributes:
-        count: How many rows there are.
-        admission: The counts.
+        count: The number of rows.
+        admission: As the argument.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], admission: Admission) -> None:
@@ -33,18 +33,18 @@ class TableSnapshot:
         self.admission = admission
         self._arrays = list(arrays)
         self._copies = [array[:0] for array in arrays]
-        # Where the copy of each row is, -1 for none; nothing before there is one.
+        # The position of the copy of each row, -1 for none; empty until a row is copied.
         self._places = torch.empty(0, dtype=torch.int32)
         self._copied = 0
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the copies take, and where they are."""
+        """Bytes of the copies and of their positions."""
         return sum(array.nbytes for array in (self._places, *self._copies))
 
     def keep(self, positions: torch.Tensor) -> None:
-        """Copy rows, given once each, that are about to change."""
+        """Copy distinct rows that are about to change."""
         with self._lock:
             if not len(self._places):
                 self._places = torch.full((self.count,), -1, dtype=torch.int32)
@@ -69,7 +69,7 @@ class TableSnapshot:
             self._copies[number] = larger
 
     def runs(self, number: int) -> Iterator[torch.Tensor]:
-        """Yield what an array had for the rows, some at a time, on any thread."""
+        """Yield the rows of an array, some at a time; on any thread."""
         array = self._arrays[number]
         row_bytes = array[:1].nbytes
         at_once = max(1, _RUN_BYTES // max(1, row_bytes))
@@ -78,7 +78,7 @@ class TableSnapshot:
             yield self.rows(number, torch.arange(start, stop))
 
     def rows(self, number: int, positions: torch.Tensor) -> torch.Tensor:
-        """Return what an array had for the rows at some positions, which may repeat."""
+        """Return the rows of an array at some positions, which may repeat."""
         with self._lock:
             rows = self._arrays[number].index_select(0, positions)
             if len(self._places):

@@ -1,1 +1,1 @@
-"""The hosted variables: what is stored of them, read from them and written to them."""
+"""The hosted variables: storing, reading and writing them."""

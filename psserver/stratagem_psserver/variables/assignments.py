@@ -1,4 +1,4 @@
-"""Writing variables: values set, added, multiplied, whole or by rows."""
+"""Assignments: values that are set, added or otherwise combined, to whole variables or rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.selections import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore
 
-# Copies of rows and of their values, and what a table makes of them.
+# The copies of rows that an assignment makes: the rows, their values, and a table's sorted ones.
 _SCRATCH = 3
 
 Operation = Callable[[torch.Tensor, torch.Tensor], object]
@@ -43,11 +43,11 @@ class PreparedWrite:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Bytes of the rows that are copied; 0 where the value is written in place."""
+        """Bytes of one copy of the rows; 0 if the value is written in place."""
         return 0 if self.rows is None else self.value.nbytes
 
     def run(self) -> None:
-        """Change the variable's value; its version stays."""
+        """Change the variable's value, but not its version."""
         if self.rows is None:
             self.operation(self.variable.value, self.value)
             return
@@ -60,7 +60,7 @@ class PreparedWrite:
 def _without_repetition(
     rows: torch.Tensor, value: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split rows into parts without repetition: all first times, all second times."""
+    """Split repeated rows into groups of distinct ones: the first occurrences, then the second."""
     ordered, order = rows.sort(stable=True)
     runs = torch.unique_consecutive(ordered, return_counts=True)[1]
     if not runs.numel() or int(runs.max()) == 1:
@@ -77,12 +77,12 @@ def _without_repetition(
 def prepare(
     store: VariableStore, assignments: Sequence[pb.Assignment], tensors: Sequence[torch.Tensor]
 ) -> list[PreparedWrite]:
-    """Check assignments without touching a variable.
+    """Check assignments without changing a variable.
 
     Raises:
-        VariableNotFoundError: With the nearest name.
+        VariableNotFoundError: There is no such variable; the error suggests the nearest name.
         InvalidArgumentError: A shape, a mode or an index does not fit.
-        InvalidTypeError: A dtype is not the variable's, or its numbers have no such operation.
+        InvalidTypeError: A dtype is not the variable's, or does not support the operation.
         RowIndexError: A row lies outside of the variable.
     """
     writes = [_prepare_one(store, item, tensors) for item in assignments]
@@ -95,11 +95,11 @@ def run(writes: Sequence[PreparedWrite], memory_limit: VariableMemoryLimit) -> N
     """Change the values of all variables.
 
     Args:
-        writes: What to change.
-        memory_limit: What there is for more rows.
+        writes: The assignments.
+        memory_limit: The limit of the memory for new rows.
 
     Raises:
-        ResourceExhaustedError: There is no memory for more rows; nothing is changed.
+        ResourceExhaustedError: There is no memory for new rows; nothing is changed.
     """
     for table, keys in _keys_by_table(writes).items():
         table.make_room(table.find(keys), memory_limit)
@@ -131,7 +131,7 @@ def _prepare_one(
 
 
 def tensor_at(tensors: Sequence[torch.Tensor], index: int, variable: Variable) -> torch.Tensor:
-    """A tensor of a request by the index that the request gives for a variable.
+    """Return the tensor of a request that belongs to a variable, by its index.
 
     Raises:
         InvalidArgumentError: The request has no tensor of that index.
@@ -195,7 +195,7 @@ def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
 
 @cache
 def _inability(mode: pb.AssignMode.ValueType, dtype: torch.dtype) -> str:
-    """Why numbers of a dtype have no such operation; empty if they have."""
+    """Return why a dtype does not support an operation; "" if it does."""
     scratch = torch.empty(0, dtype=dtype)
     try:
         _OPERATIONS[mode](scratch, scratch)

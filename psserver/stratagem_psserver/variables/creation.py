@@ -1,4 +1,4 @@
-"""What descriptions of variables must say, and their initial values."""
+"""Checks of the descriptions of new variables, and their initial values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stratagem_psserver.tables.table import Table, check_room
 
 
 def sent_tensors(specs: Sequence[VariableSpec]) -> list[TensorSpec]:
-    """Descriptions of the tensors that come with a request, in their order."""
+    """Return the descriptions of the tensors that come with a request, in their order."""
     return [spec.tensor for spec in specs if not spec.HasField("initializer")]
 
 
 def check_made(specs: Sequence[VariableSpec]) -> int:
-    """Check the descriptions of values that the server makes; return their bytes.
+    """Check the descriptions of values that the server makes, and return the size of the values.
 
     Raises:
-        InvalidArgumentError: Such a value cannot be made.
+        InvalidArgumentError: A value cannot be made as described.
     """
     made = [spec for spec in specs if spec.HasField("initializer")]
     nbytes = {spec.name: nbytes_of(spec.tensor) for spec in made}
@@ -37,10 +37,10 @@ def check_made(specs: Sequence[VariableSpec]) -> int:
 def initial_values(
     specs: Sequence[VariableSpec], sent: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the initial value of each variable, that of a table having no rows.
+    """Return the initial value of each variable; that of a table has no rows.
 
     Args:
-        specs: Descriptions that `check_made` has passed.
+        specs: Descriptions that `check_made` has accepted.
         sent: The tensors of the request.
 
     Raises:
@@ -88,7 +88,7 @@ def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
 
 
 def check_partition(spec: VariableSpec) -> None:
-    """Check that a part lies within the whole.
+    """Check that a part of a partitioned variable lies within the whole.
 
     Raises:
         InvalidArgumentError: It does not.
@@ -103,23 +103,23 @@ def check_partition(spec: VariableSpec) -> None:
     if not fits:
         raise InvalidArgumentError(
             f"variable {spec.name!r} of shape {list(shape)} at {list(part.offset)} "
-            f"is no part of a variable of shape {list(part.full_shape)}",
+            f"is not a part of a variable of shape {list(part.full_shape)}",
             variable=spec.name,
         )
 
 
 def row_nbytes(spec: VariableSpec) -> int:
-    """Bytes of one row of a variable."""
+    """Return the size of one row of a variable, in bytes."""
     row = math.prod(spec.tensor.shape[1:])
     return row * decode_dtype(spec.tensor.dtype).itemsize
 
 
 def check_table(spec: VariableSpec) -> None:
-    """Check the description of a table that is no slot.
+    """Check the description of a table that is not a slot.
 
     Raises:
-        InvalidArgumentError: It has no rows or no initial value, its shape and its kind of keys
-            contradict each other, or not one row fits its limits.
+        InvalidArgumentError: It is a scalar or has no initializer, its shape contradicts its kind
+            of keys, or its limits are too small for one row.
     """
     if problem := _problem(spec):
         raise InvalidArgumentError(
@@ -135,11 +135,11 @@ def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> 
     Args:
         spec: The slot.
         owner: The variable that it belongs to.
-        table: The owner's rows; None if the same request creates it.
+        table: The owner's rows; None if the same request creates the owner.
 
     Raises:
-        InvalidArgumentError: The owner is no table, has other rows, or not one row fits its limits
-            together with this slot.
+        InvalidArgumentError: The owner is not a table or has other rows, or its limits are too
+            small for one row with this slot.
     """
     problem = _problem(spec)
     if not owner.HasField("table"):

@@ -1,4 +1,4 @@
-"""Snapshots that clients read from while others train."""
+"""Snapshots of all variables, from which clients read while others train."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stratagem_psserver.tables.table_snapshot import TableSnapshot
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 
-# Each may come to take as much memory as all variables together.
+# Each can grow to the size of all variables together.
 MAX_HELD = 4
 
 
 @dataclass
 class HeldTable(Variable):
-    """A table, or a state of one, as it was.
+    """A table, or a slot of one, as it was at the moment of a snapshot.
 
     Attributes:
-        stored: Finds its rows as they were.
-        number: Which array of the table it is.
+        stored: Finds the rows of that moment.
+        number: The index of its array in the snapshot of the table.
     """
 
     stored: SnapshotKeys = field(kw_only=True)
@@ -43,12 +43,12 @@ class HeldTable(Variable):
 
 @dataclass(frozen=True)
 class HeldSnapshot:
-    """The variables of one moment.
+    """The variables as they were at one moment.
 
     Attributes:
-        cut: The moment.
-        snapshot: Keeps the values as they are.
-        variables: The variables by name, as they were.
+        cut: Identifies the moment.
+        snapshot: Keeps the values of that moment.
+        variables: The variables of that moment, by name.
     """
 
     cut: bytes
@@ -59,7 +59,7 @@ class HeldSnapshot:
         """Return the variable of that name.
 
         Raises:
-            VariableNotFoundError: It did not exist then.
+            VariableNotFoundError: It did not exist at that moment.
         """
         try:
             return self.variables[name]
@@ -72,14 +72,14 @@ class HeldSnapshot:
 
 
 class HeldSnapshots:
-    """One snapshot at most for each session.
+    """The snapshots that sessions hold, at most one each.
 
-    Together they take no more than variables leave of the memory that a server has for
-    these: the oldest ones go first.
+    Together they take no more memory than the variables leave of the limit for variables. When they
+    grow beyond that, the oldest are closed first.
 
     Args:
         snapshots: All snapshots of the server.
-        memory_limit: That memory.
+        memory_limit: The limit for variables.
     """
 
     def __init__(self, snapshots: Snapshots, memory_limit: VariableMemoryLimit) -> None:
@@ -87,10 +87,10 @@ class HeldSnapshots:
         self._held: dict[bytes, HeldSnapshot] = {}
 
     def hold(self, session_id: bytes, cut: bytes, store: VariableStore) -> None:
-        """Keep all variables as they are now, in place of what the session has.
+        """Take a snapshot for a session; it replaces the session's earlier one.
 
         Raises:
-            FailedPreconditionError: Too many sessions have one.
+            FailedPreconditionError: Too many sessions hold one.
         """
         self.release(session_id)
         if len(self._held) >= MAX_HELD:
@@ -103,7 +103,7 @@ class HeldSnapshots:
         self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
 
     def fit(self) -> None:
-        """Let go of snapshots for which there is no room any more."""
+        """Close the oldest snapshots until the others fit into the memory that is left."""
         while self._held and self._take_too_much():
             self.release(next(iter(self._held)))
 
@@ -113,7 +113,7 @@ class HeldSnapshots:
         return left is not None and sum(one.snapshot.nbytes for one in held) > left
 
     def knows(self, session_id: bytes, cut: bytes) -> bool:
-        """Return whether the session has the snapshot of that moment."""
+        """Return whether the session holds the snapshot of that cut."""
         held = self._held.get(session_id)
         return held is not None and held.cut == cut
 
@@ -121,7 +121,7 @@ class HeldSnapshots:
         """Return the session's snapshot.
 
         Raises:
-            FailedPreconditionError: It has none of that moment.
+            FailedPreconditionError: It holds none of that cut.
         """
         if not self.knows(session_id, cut):
             raise FailedPreconditionError(
@@ -132,7 +132,7 @@ class HeldSnapshots:
         return self._held[session_id]
 
     def release(self, session_id: bytes) -> None:
-        """Let go of a session's snapshot, if it has one."""
+        """Close a session's snapshot, if it holds one."""
         held = self._held.pop(session_id, None)
         if held is not None:
             self._snapshots.close(held.snapshot)
@@ -154,23 +154,24 @@ def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
 
 
 class SnapshotKeys:
-    """Where the rows of a table were.
+    """Finds rows of a table as they were at the moment of a snapshot.
 
     Args:
-        rows: The rows.
+        rows: The rows of that moment.
 
     Attributes:
-        rows: The rows.
+        rows: As the argument.
     """
 
     def __init__(self, rows: TableSnapshot) -> None:
         self.rows = rows
 
     def find(self, keys: torch.Tensor) -> FoundRows:
-        """Return where keys were stored; they may repeat."""
+        """Return where the rows of these keys were stored; keys may repeat."""
         return FoundRows(keys, self._index.find(keys))
 
     @cached_property
     def _index(self) -> KeyIndex:
-        # The table's own has moved on; and most tables are not looked into.
+        # The index of the table itself has changed since. This one is made on first use, because
+        # most tables of a snapshot are never read.
         return KeyIndex.of(self.rows.keys())

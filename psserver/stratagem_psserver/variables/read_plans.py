@@ -1,4 +1,4 @@
-"""What is answered to those who read."""
+"""Plans of the answers to requests that read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 class ReadPlan(NamedTuple):
-    """Which of the values that somebody selects are answered.
+    """The plan of an answer: which of the selected values are sent, and where.
 
     Attributes:
-        variables: What was selected of, in the order of the selections.
-        wanted: For each of them, whether the reader lacks the present version.
-        selected: What is answered of those.
-        contents: A `ReadContents` that says so to the reader, encoded.
-        layout: Of the values in shared memory.
-        nbytes: What it takes to make them ready.
-        owners: Under whose locks the variables are.
-        is_whole: Whether it is of whole variables or slices, and not of rows.
+        variables: The selected variables, in the order of the selections.
+        wanted: For each variable, whether the reader lacks its present version.
+        selected: The parts of the wanted variables that are sent.
+        contents: The encoded `ReadContents` that describes the answer to the reader.
+        layout: The layout of the values in shared memory.
+        nbytes: The bytes of memory that it takes to prepare the values.
+        owners: The owners of the variables, whose locks protect them.
+        is_whole: Whether only whole variables and slices are sent, and no rows.
     """
 
     variables: Sequence[Variable]
@@ -43,12 +43,12 @@ class ReadPlan(NamedTuple):
     def of(
         cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
     ) -> ReadPlan:
-        """Make a choice of variables that are there.
+        """Plan the answer to some selections.
 
         Raises:
-            VariableNotFoundError: One of them is not.
-            InvalidArgumentError: As of `select`.
-            RowIndexError: As of `select`.
+            VariableNotFoundError: There is no such variable.
+            InvalidArgumentError: As for `select`.
+            RowIndexError: As for `select`.
         """
         found = [variables.get(selection.variable) for selection in selections]
         wanted = _wanted(found, selections)
@@ -67,11 +67,14 @@ class ReadPlan(NamedTuple):
         )
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
-        """Whether it is the one for selections of the same parts of its variables."""
+        """Return whether the plan still holds for these selections of the same parts.
+
+        It does if they lack the present versions of the same variables.
+        """
         return self.wanted == _wanted(self.variables, selections)
 
     def present_header(self) -> ReadHeader:
-        """Return the header of an answer, with the present versions."""
+        """Return the header of the answer, with the present versions."""
         versions = [variable.version for variable in self.variables]
         return ReadHeader(versions=versions, contents=self.contents)
 
@@ -80,7 +83,7 @@ class ReadPlan(NamedTuple):
         return [each.tensor() for each in self.selected]
 
     def fill(self, into: Sequence[torch.Tensor]) -> None:
-        """Copy the values to tensors of their kinds, in one go."""
+        """Copy the values into tensors of their kinds."""
         if not self.selected:
             return
         with torch.no_grad():

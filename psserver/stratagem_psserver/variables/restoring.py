@@ -1,4 +1,4 @@
-"""Giving variables the values that they have in a checkpoint."""
+"""Restoring variables from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stratagem_psserver.variables.store import VariableStore
 
 @dataclass(frozen=True)
 class Restored:
-    """What a variable had in a checkpoint.
+    """A variable as it is in a checkpoint.
 
     Attributes:
         name: The variable.
-        value: Its value, or its rows with their states if it is a table.
-        slots: The values of its slot variables, by what follows its name in theirs.
+        value: Its value; if it is a table, its rows with their slots.
+        slots: The values of its slot variables, by their names without the variable's.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Restored:
 
     @property
     def kept(self) -> set[str]:
-        """The names of the slots that there are."""
+        """The names of the slots that the checkpoint has."""
         names = {self.name + suffix for suffix in self.slots}
         if isinstance(self.value, Table):
             names |= {arena.initial.spec.name for arena in self.value.arenas}
@@ -41,11 +41,11 @@ class Restored:
 
 
 def read_restored(path: str, specs: Sequence[VariableSpec]) -> list[Restored]:
-    """Read what variables have in a checkpoint; of a shard, its rows.
+    """Read variables from a checkpoint; of a part of a partitioned variable, only its rows.
 
     Raises:
-        NotFoundError: There is no checkpoint, or a variable is not in it.
-        InvalidArgumentError: A variable has another shape or dtype there.
+        NotFoundError: There is no checkpoint, or it does not contain a variable.
+        InvalidArgumentError: A variable has another shape or dtype in the checkpoint.
         DataLossError: The checkpoint is damaged.
     """
     try:
@@ -104,13 +104,13 @@ def _rows(checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bo
 
 
 def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
-    """Give variables, whose locks are held, their values and slots from a checkpoint.
+    """Replace the values and slots of variables by those of a checkpoint; their locks are held.
 
     Returns:
-        The slot variables that went: state that was not saved was not there yet.
+        The slot variables that were deleted, because the checkpoint does not have them.
 
     Raises:
-        VariableNotFoundError: A variable is gone; no other is changed.
+        VariableNotFoundError: A variable does not exist any more; nothing is changed.
     """
     for each in restored:
         store.get(each.name)

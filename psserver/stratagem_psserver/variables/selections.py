@@ -16,18 +16,18 @@ from stratagem_proto.wire.tensors import decode_dtype, int64_vector, nbytes_of, 
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.variables.store import Variable
 
-# Of a table, whose rows must all be looked up and may have to be made.
+# A larger table is not read whole: all its rows would be looked up, and missing ones made.
 _MOST_OF_A_TABLE = 64 << 20
 
 
 class Selected(NamedTuple):
-    """What is selected of a variable; no memory is taken before `tensor`.
+    """A selected part of a variable; `tensor` is the first to allocate memory for it.
 
     Attributes:
-        variable: What it is selected of.
-        view: The variable's value or a box of it.
-        rows: Which rows of the variable, an int64 vector; None for all of the view.
-        narrowed_to: The type that the reader wants instead; None for the variable's.
+        variable: The variable.
+        view: The variable's value or a slice of it.
+        rows: The selected rows, an int64 vector; None for all of the view.
+        narrowed_to: The dtype that the values are sent in; None for the variable's.
     """
 
     variable: Variable
@@ -37,12 +37,12 @@ class Selected(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What it is besides its elements once it is as it is to be sent."""
+        """The dtype and the shape of the tensor that is sent."""
         return self.narrowed_to or self.view.dtype, self._shape
 
     @property
     def sent(self) -> TensorSpec:
-        """The same as a description; not to be changed."""
+        """The description of the tensor that is sent; do not change it."""
         return spec_of_kind(*self.kind)
 
     @property
@@ -61,14 +61,14 @@ class Selected(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes to make it ready, which rounding does not lessen."""
+        """The bytes of memory that it takes to prepare the tensor, before it is narrowed."""
         if self.rows is None:
             return self.view.nbytes
         return self._shape.numel() * self.view.itemsize
 
     @property
     def is_there(self) -> bool:
-        """Whether it is in the variable's memory as it is to be sent."""
+        """Whether the variable's memory contains the tensor as it is sent, so that none is made."""
         made = self.rows is not None or self.narrowed_to is not None
         return not made and self.view.is_contiguous()
 
@@ -82,25 +82,24 @@ class Selected(NamedTuple):
         if self.rows is None or is_made:
             into.copy_(self.tensor())
         else:
-            # This spares another copy.
+            # This writes the rows without a temporary copy.
             torch.index_select(self.view, 0, self.rows, out=into)
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
     """Return whether the reader lacks the variable's present version."""
-    # Versions begin with 1: who says nothing lacks all of them. One that is higher is of another
-    # run, or was read after a snapshot that is read now.
+    # Versions begin with 1, so a reader that has none sends 0. A reader's version can also be
+    # higher than this one: if it is from another run, or if this is an older snapshot.
     return variable.version != selection.newer_than
 
 
 def select(variable: Variable, selection: Selection) -> Selected:
-    """Find out what is selected of a variable.
+    """Return the selected part of a variable.
 
     Raises:
-        InvalidArgumentError: The slice has another rank than the variable, the rows are no whole
-            int64 numbers, or more than some rows of a large table, or elements cannot be rounded to
-            the type that is asked for.
-        RowIndexError: The part leaves the variable's bounds.
+        InvalidArgumentError: The slice has another rank than the variable, the rows are not int64
+            numbers, a large table is selected whole, or the values cannot be narrowed to the dtype.
+        RowIndexError: The part is not within the variable's bounds.
     """
     selected = _part(variable, selection)
     if not selection.HasField("narrowed_to"):
@@ -108,8 +107,8 @@ def select(variable: Variable, selection: Selection) -> Selected:
     dtype = decode_dtype(selection.narrowed_to)
     if not can_narrow(selected.view.dtype, dtype):
         raise InvalidArgumentError(
-            f"{variable.name!r} is {selected.view.dtype} and not narrowed to {dtype}; "
-            "only wider floats are, to torch.bfloat16 or torch.float16",
+            f"{variable.name!r} is {selected.view.dtype} and cannot be narrowed to {dtype}; "
+            "only wider floats can, to torch.bfloat16 or torch.float16",
             variable=variable.name,
         )
     return selected._replace(narrowed_to=dtype)
@@ -165,8 +164,8 @@ def _box(variable: Variable, start: Sequence[int], size: Sequence[int]) -> torch
 def _indices(variable: Variable, data: bytes) -> torch.Tensor:
     if len(data) % 8:
         raise InvalidArgumentError(
-            f"the rows of {variable.name!r} are {len(data)} bytes long, which is no "
-            "multiple of the 8 of an int64",
+            f"the rows of {variable.name!r} are {len(data)} bytes long, which is not a "
+            "multiple of the 8 bytes of an int64",
             variable=variable.name,
         )
     return int64_vector(data)
@@ -176,7 +175,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     """Check row indices against a variable.
 
     Raises:
-        InvalidArgumentError: They are no vector of int64, or the variable is a scalar.
+        InvalidArgumentError: They are not a vector of int64, or the variable is a scalar.
         RowIndexError: An index is negative or beyond the last row.
     """
     if rows.dtype != torch.int64 or rows.dim() != 1:

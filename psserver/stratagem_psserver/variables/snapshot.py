@@ -1,4 +1,4 @@
-"""The values of all variables at one moment, kept while they go on changing."""
+"""Snapshots: the values of all variables at one moment, kept while the variables change."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 class SnapshotArray(NamedTuple):
-    """A rows, and which of its arrays a variable is."""
+    """A table's snapshot, and the index of a variable's array in it."""
 
     rows: TableSnapshot
     number: int
 
 
 class Snapshot:
-    """Copy on write: takes no time and no memory until a variable changes.
+    """The values of all variables at one moment, copied on write.
+
+    It takes no time and no memory until a variable changes.
 
     Args:
         store: The variables, none of which is being changed.
@@ -36,9 +38,9 @@ class Snapshot:
         self.contents: list[Content] = []
         self._runs: list[Iterator[torch.Tensor]] = []
         self._tables: dict[Table, TableSnapshot] = {}
-        # By the names of tables and their states.
+        # By the names of tables and their slots.
         self._arrays: dict[str, SnapshotArray] = {}
-        # Where a variable and this snapshot have the same memory.
+        # The variables that have not changed, whose memory this snapshot shares.
         self._shared: set[str] = set()
         self._kept_nbytes = 0
         for variable in store.variables():
@@ -79,35 +81,35 @@ class Snapshot:
             self._add(Content(companion(name, what, seen)), _sights(rows, number))
 
     def array(self, variable: Variable) -> SnapshotArray:
-        """Return what there is of a table, or of a state of one."""
+        """Return the array of a table or of a slot of one."""
         return self._arrays[variable.name]
 
     def shares(self, variable: Variable) -> bool:
-        """Return whether a variable's memory has to stay as it is."""
+        """Return whether the snapshot needs the present value of a variable's memory."""
         return variable.name in self._shared
 
     def note_separated(self, variables: Iterable[Variable]) -> None:
-        """Note that variables have got memory of their own."""
+        """Note that variables were moved out of the memory that they shared with this snapshot."""
         for variable in variables:
-            # Who writes the values may have taken it just now, in another thread.
+            # The thread that saves the values may have finished this one just now.
             with suppress(KeyError):
                 self._shared.remove(variable.name)
                 self._kept_nbytes += variable.value.nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are there for this snapshot alone, or for it and others."""
+        """Bytes of memory that are kept only for this snapshot or for several snapshots."""
         return self._kept_nbytes + sum(rows.nbytes for rows in self._tables.values())
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Yield runs of the values, once, as in `contents`, on any thread."""
+        """Yield the values once, in runs and in the order of `contents`; on any thread."""
         self._runs.reverse()
         for content in self.contents:
             yield from self._runs.pop()
             self._shared.discard(content.spec.name)
 
     def close(self) -> None:
-        """Give up the values that were not taken."""
+        """Release all values that were not read."""
         for table, rows in self._tables.items():
             table.close_snapshot(rows)
         self._runs.clear()
@@ -128,23 +130,23 @@ def _content(variable: Variable, rows: StoredRows | None = None) -> Content:
 
 
 class Snapshots:
-    """The snapshots whose values are being written."""
+    """All open snapshots."""
 
     def __init__(self) -> None:
         self._open: list[Snapshot] = []
 
     def take(self, store: VariableStore) -> Snapshot:
-        """Return the values as they are now; `close` it when they are written."""
+        """Return a snapshot of the present values; the caller closes it by `close`."""
         self._open.append(Snapshot(store))
         return self._open[-1]
 
     def close(self, snapshot: Snapshot) -> None:
-        """End a snapshot."""
+        """Close a snapshot."""
         snapshot.close()
         self._open.remove(snapshot)
 
     def shared(self, variables: Iterable[Variable]) -> list[Variable]:
-        """Those of some variables that must get other memory before they change."""
+        """Return those of the variables that must get other memory before they change."""
         if not self._open:
             return []
         return [
@@ -154,10 +156,10 @@ class Snapshots:
         ]
 
     def separate(self, variables: Iterable[Variable]) -> None:
-        """Give variables memory of their own; their locks are held."""
+        """Move variables into new memory, and leave the old one to snapshots; locks are held."""
         variables = list(variables)
         for variable in variables:
             variable.set_storage(variable.value.clone())
-        # Others may be closed meanwhile.
+        # Snapshots may be closed in between, by another thread.
         for snapshot in list(self._open):
             snapshot.note_separated(variables)

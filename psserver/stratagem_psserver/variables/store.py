@@ -46,11 +46,12 @@ class Variable:
     """A hosted variable.
 
     Attributes:
-        spec: What its creator said of it.
-        value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
-        version: +1 with each applied change.
-        arena: The stored rows of a table, or of a slot of one; None for others.
-        joint: What its value lies in with those of others; None if it has memory of its own.
+        spec: The description that it was created with.
+        value: A CPU tensor of the spec's dtype and shape. That of a table has no rows.
+        version: A number that each applied change increases by 1.
+        arena: The stored rows of a table or of a slot of one; None for other variables.
+        joint: The memory that its value shares with those of other variables; None if it has
+            memory of its own.
     """
 
     spec: VariableSpec
@@ -64,7 +65,7 @@ class Variable:
         return self.spec.name
 
     def set_storage(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
-        """Give the variable that value as its storage."""
+        """Set the tensor that contains the value, and the joint memory that the tensor is in."""
         if self.joint is not None:
             self.joint.release_part(self.value.nbytes)
         self.value, self.joint = value, joint
@@ -76,26 +77,26 @@ class Variable:
         return info
 
     def keys(self) -> torch.Tensor:
-        """Return the keys of the stored rows, which are not to be changed.
+        """Return the keys of the stored rows; do not change the tensor.
 
         Raises:
-            InvalidArgumentError: It is no table.
+            InvalidArgumentError: The variable is not a table.
         """
         if self.arena is None:
             raise InvalidArgumentError(
-                f"{self.name!r} is no table and stores all of its rows; list the keys of a table",
+                f"{self.name!r} is not a table and stores all its rows; list the keys of a table",
                 variable=self.name,
             )
         return self.arena.table.stored()[0]
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """A copy of some rows; they may repeat."""
+        """Return a copy of some rows, which may repeat."""
         if self.arena is None:
             return self.value.index_select(0, rows)
         return self.arena.read(self.arena.table.find(rows))
 
     def put_rows(self, rows: torch.Tensor, values: torch.Tensor) -> None:
-        """Write distinct rows, for which a table must have made room."""
+        """Write distinct rows; a table must have made room for them before."""
         if self.arena is None:
             put(self.value, rows, values)
             return
@@ -106,18 +107,18 @@ class Variable:
 class VariableStore:
     """All variables of a server by name, in order of creation.
 
-    It has no locks: whoever changes a value holds that variable's lock, and only one thread adds
-    and removes variables.
+    The store has no locks: callers that change a value hold the variable's lock, and only one
+    thread adds and removes variables.
 
     Args:
-        memory_limit: What variables may take; no limit if not given.
+        memory_limit: The limit of the memory of variables; by default there is none.
 
     Attributes:
-        memory_limit: What variables may take.
-        generation: How often variables came, went, or were replaced. While it stays the same, what
-            was found out about them holds.
-        first_version: That of variables to come. It is above those of what was deleted, whose names
-            may come again.
+        memory_limit: As the argument.
+        generation: The number of times that variables were added, removed or replaced. While it
+            stays the same, what callers have cached about variables is valid.
+        first_version: The version of new variables. It is above the versions of all deleted
+            variables, since a new variable may have the name of a deleted one.
     """
 
     def __init__(self, memory_limit: VariableMemoryLimit | None = None) -> None:
@@ -126,16 +127,16 @@ class VariableStore:
         self.first_version = 1
         self._watching: list[Callable[[], object]] = []
         self._variables: dict[str, Variable] = {}
-        # Slots by the names of their owners, and the other way round.
+        # The names of slots by owner, and the owner of each slot.
         self._slots: dict[str, list[str]] = {}
         self._owners: dict[str, str] = {}
 
     def watch(self, forget: Callable[[], object]) -> None:
-        """Have something called whenever variables come, go, or are replaced."""
+        """Call a function whenever variables are added, removed or replaced."""
         self._watching.append(forget)
 
     def changed(self) -> None:
-        """Note that variables have come, gone, or were replaced."""
+        """Note that variables were added, removed or replaced."""
         self.generation += 1
         for forget in self._watching:
             forget()
@@ -144,7 +145,7 @@ class VariableStore:
         """Return the variable of that name.
 
         Raises:
-            VariableNotFoundError: With the nearest name that exists.
+            VariableNotFoundError: There is none; the error suggests the nearest name.
         """
         try:
             return self._variables[name]
@@ -163,7 +164,7 @@ class VariableStore:
     def _advice(self, name: str) -> str:
         if not self._variables:
             return "it hosts none yet; create it first"
-        # Comparing with 10^5 names takes seconds, in which nobody else is served.
+        # Comparing 10^5 names would take seconds, in which no other request is served.
         alike = nlargest(_COMPARED, self._variables, key=partial(_beginning, name))
         near = difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
         if near:
@@ -171,11 +172,11 @@ class VariableStore:
         return f"it hosts {len(self._variables)}, none with a similar name"
 
     def describe(self, names: Iterable[str]) -> list[VariableInfo]:
-        """Descriptions in the order of the names."""
+        """Return the descriptions of variables, in the order of the names."""
         return [self.get(name).info() for name in names]
 
     def listing(self, kinds: Sequence[VariableKind.ValueType] = ()) -> list[VariableInfo]:
-        """Descriptions of the variables of some kinds, or of all."""
+        """Return the descriptions of the variables of some kinds, or of all variables."""
         return [
             variable.info()
             for variable in self._variables.values()
@@ -183,11 +184,11 @@ class VariableStore:
         ]
 
     def owner(self, name: str) -> str:
-        """The variable with which that one is locked and deleted; itself if none."""
+        """Return the owner of a slot, whose lock protects it; for other variables, the name."""
         return self._owners.get(name, name)
 
     def owners(self, names: Iterable[str]) -> list[str]:
-        """Return the owners of variables, each once, in the order of their names."""
+        """Return the owners of variables, sorted and distinct."""
         return sorted(set(map(self.owner, names)))
 
     def slots(self, name: str) -> list[str]:
@@ -197,18 +198,18 @@ class VariableStore:
     def create(
         self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
     ) -> list[VariableInfo]:
-        """Add variables, all or none; the values become theirs without a copy.
+        """Add variables, all or none.
 
         Args:
             specs: Descriptions of the variables.
-            values: Their initial values; that of a table has no rows.
+            values: Their initial values, which the variables take over without a copy. That of a
+                table has no rows.
 
         Raises:
             AlreadyExistsError: A name is taken, or given twice.
-            VariableNotFoundError: A slot variable's owner does not exist.
+            VariableNotFoundError: The owner of a slot does not exist.
             InvalidArgumentError: A description contradicts itself.
-            ResourceExhaustedError: There is no memory for a table, or they take more than variables
-                may.
+            ResourceExhaustedError: There is no memory for a table, or the limit would be exceeded.
         """
         known: dict[str, VariableSpec] = {}
         for spec, value in zip(specs, values, strict=True):
@@ -271,7 +272,7 @@ class VariableStore:
         return row_nbytes(spec) * (arena.table.capacity if arena else FIRST_ROWS)
 
     def recount(self, names: Iterable[str]) -> None:
-        """Count anew the memory of variables, or of the owners of slots among them."""
+        """Update the memory that is counted for the owners of these variables."""
         if self.memory_limit.is_limited:
             for owner in {self.owner(name) for name in names}:
                 self.memory_limit.record(owner, self._nbytes(owner))
@@ -304,7 +305,7 @@ class VariableStore:
         return arena
 
     def put_value(self, name: str, value: torch.Tensor) -> None:
-        """Give a variable that value as its storage."""
+        """Set the tensor that contains a variable's value, and increase the version."""
         variable = self.get(name)
         if variable.value is not value:
             variable.set_storage(value)
@@ -312,7 +313,7 @@ class VariableStore:
         variable.version += 1
 
     def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
-        """Give a slot variable that value as its storage, creating it if needed."""
+        """Set the tensor that contains a slot's value; create the slot if it does not exist."""
         if name in self._variables:
             self.put_value(name, value)
             return
@@ -322,7 +323,7 @@ class VariableStore:
         self._add(spec, value)
 
     def put_table(self, arena: Arena) -> None:
-        """Give a table, or a slot of one, those rows, creating it if needed."""
+        """Set the rows of a table or of a slot of one; create it if it does not exist."""
         spec = arena.initial.spec
         value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
         variable = self._variables.get(spec.name)
@@ -336,7 +337,7 @@ class VariableStore:
         variable.version += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove variables and their slots, all or none; return all removed names.
+        """Remove variables and their slots, all or none, and return all removed names.
 
         Raises:
             VariableNotFoundError: A name does not exist.

@@ -54,7 +54,7 @@ def test_a_new_pass_drops_the_one_before() -> None:
     keeper.keep("b", number=2)
     assert keeper.names(2) == ["b"]
     assert keeper.budget.used == 4
-    with pytest.raises(AbortedError, match="backward pass 1 of 'SGD' is gone"):
+    with pytest.raises(AbortedError, match="backward pass 1 of 'SGD' are gone"):
         keeper.names()
 
 

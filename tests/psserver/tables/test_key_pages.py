@@ -70,7 +70,7 @@ def test_a_server_lists_keys_that_were_written(client: RawClient) -> None:
 
 def test_what_has_no_keys_is_refused(client: RawClient) -> None:
     client.create(dense=torch.zeros(2))
-    with pytest.raises(InvalidArgumentError, match="'dense' is no table"):
+    with pytest.raises(InvalidArgumentError, match="'dense' is not a table"):
         listed(client, "dense")
     with pytest.raises(VariableNotFoundError, match="no variable 'items'"):
         listed(client, "items")

@@ -126,7 +126,7 @@ def test_a_part_must_lie_within_its_whole(
     if fits:
         VariableStore().create([spec], [VALUE])
         return
-    with pytest.raises(InvalidArgumentError, match="no part"):
+    with pytest.raises(InvalidArgumentError, match="is not a part"):
         VariableStore().create([spec], [VALUE])
 
 

@@ -133,7 +133,7 @@ def test_a_reader_may_have_floats_rounded(part: dict[str, Any]) -> None:
 )
 def test_only_wider_floats_are_rounded(dtype: torch.dtype, narrowed_to: DataType.ValueType) -> None:
     selection = pb.Selection(variable="w", narrowed_to=narrowed_to)
-    with pytest.raises(InvalidArgumentError, match=r"'w' is .* and not narrowed to"):
+    with pytest.raises(InvalidArgumentError, match=r"'w' is .* and cannot be narrowed to"):
         select(hosting(torch.ones(2, dtype=dtype))[1], selection)
 
 
