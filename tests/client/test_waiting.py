@@ -21,7 +21,7 @@ from stratagem import (
 from stratagem._core import waiting
 from stratagem._core.waiting import Wait
 from stratagem._multi_worker import meeting
-from stratagem._tpu.host_group import connected
+from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.wire.channel import Deadlines

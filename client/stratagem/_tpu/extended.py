@@ -13,8 +13,7 @@ from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplica
 from stratagem._local.extended import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import Cores
-from stratagem._tpu.topology import host_cpu
+from stratagem._tpu.cores import Cores, host_cpu
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

@@ -27,9 +27,8 @@ from stratagem._local.extended import CopiesExtended
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.strategy import WorkersReplicas
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import LocalCores
+from stratagem._tpu.cores import HostPlan, LocalCores
 from stratagem._tpu.extended import CoresExtended, CoresStrategy
-from stratagem._tpu.topology import HostPlan
 from stratagem._tpu.values import Marks, Valued, variable_of, write
 from stratagem.cluster_resolver import SimpleClusterResolver
 

@@ -29,12 +29,11 @@ from stratagem._tpu.call import (
     read_slots,
     run,
 )
-from stratagem._tpu.cores import Cores, LoopStep
+from stratagem._tpu.cores import Cores, HostPlan, LoopStep, Topology
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.hosting import HostsHosting
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
 from stratagem._tpu.session import HostsSession
-from stratagem._tpu.topology import HostPlan, Topology
 from stratagem._tpu.values import Valued, context_of, of_all_cores, share_of, variable_of
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidTypeError

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from stratagem._local.extended import CopiesExtended
-from stratagem._tpu.cores import Cores, LocalCores
+from stratagem._tpu.cores import Cores, LocalCores, Topology
 from stratagem._tpu.extended import CoresExtended, CoresStrategy
-from stratagem._tpu.topology import Topology
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 

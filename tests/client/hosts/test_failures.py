@@ -25,8 +25,8 @@ from stratagem import (
     config,
 )
 from stratagem._shipping.parcel import Parcel
-from stratagem._tpu.host_group import connected
 from stratagem._tpu.remote import RemoteCores
+from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.wire.channel import Deadlines

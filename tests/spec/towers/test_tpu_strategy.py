@@ -9,7 +9,7 @@ import torch
 
 import stratagem
 from stratagem import ClusterSpec, ConfigProto, PerReplica, Variable, config, contrib
-from stratagem._tpu.topology import Topology
+from stratagem._tpu.cores import Topology
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from tests.client.batches import batches, shares
 from tests.spec.towers.tpu_cores import HOST, SUM, on_cores
