@@ -1,4 +1,4 @@
-"""All kinds of objects that stay on workers, for those who load them."""
+"""All kinds of objects that stay on workers, for the workers that load them."""
 
 from __future__ import annotations
 

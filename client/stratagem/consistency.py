@@ -32,7 +32,7 @@ class Consistency:
     """Whether workers contribute to one update, which is closed once it is applied."""
 
     def _check(self, num_workers: int) -> None:
-        """Check that so many workers can have it.
+        """Check that this number of workers can have it.
 
         Raises:
             InvalidArgumentError: Its steps need more.

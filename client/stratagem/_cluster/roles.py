@@ -1,4 +1,4 @@
-"""Who is who among the tasks of a training cluster.
+"""The roles of the tasks of a training cluster.
 
 A training cluster has the jobs "chief", "worker", "ps" and "evaluator", none of them required.
 Spec: MWU-1 to MWU-7.

@@ -28,7 +28,7 @@ _MOST_BEHIND_BYTES = 16 << 10
 
 
 class SentAhead(Protocol):
-    """What was sent ahead of a group's other requests, which wait for it."""
+    """What was sent ahead of the other requests of a group, which wait for it."""
 
     def wait(self) -> None:
         """Wait until it is answered; raise nothing. Comes before a part of a step."""
@@ -218,7 +218,7 @@ class ServerGroup:
         return self._together(requests)
 
     def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
-        """As `together`, for a part of a training step that each of them is."""
+        """Send requests as `together` does, as parts of one training step."""
         # Servers take one of them at a time.
         self._ahead.wait()
         self._prepare(requests)
@@ -260,7 +260,7 @@ class ServerGroup:
         self._ahead.finish()
         self.changes += 1
         for task, request in requests.items():
-            # It may be sent again when whoever has the tensors has changed them.
+            # It may be sent again after the caller has changed its tensors.
             send = partial(self._connections[task].pipeline, request.behind())
             self._backlog.add(writes, send)
 
@@ -286,7 +286,7 @@ class ServerGroup:
 
     def _sent(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
         tasks = sorted(requests)
-        # Before anything is sent: who cannot be reached may not leave half of it done.
+        # Before anything is sent: a server that cannot be reached must not leave half of it done.
         for task in tasks:
             self._connections[task].open()
         pending: dict[int, Pending[Result]] = {}
@@ -299,7 +299,7 @@ class ServerGroup:
         return partial(_results, pending)
 
     def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
-        """Send a request of its own, made by `request`, to each server it may."""
+        """Send each server that may be called its own request, which `request` makes."""
         return self.together({task: request() for task in self.called})
 
     def close(self) -> None:

@@ -36,17 +36,17 @@ class StepCount:
         self._told = 0
         self._kept = b""
         self._report = b""
-        # What is to be reported with steps that another one before is not over of.
+        # Reports of steps that have ended while a step before them has not.
         self._reports: deque[FinishedStep] = deque()
         # An Event takes its lock in Python, where Ctrl-C may leave it taken.
         self._ends: SimpleQueue[None] = SimpleQueue()
 
     def taking(self) -> AbstractContextManager[None]:
-        """Make all that is sent meanwhile one step."""
+        """Make all that is sent within the scope one step."""
         return _Taking(self)
 
     def enter(self) -> bool:
-        """Begin what `taking` is entered for; whether `leave` must follow."""
+        """Begin a part of a step; return whether `leave` must follow."""
         if self._own.step:
             return False
         with self._lock:
@@ -55,7 +55,7 @@ class StepCount:
         return True
 
     def leave(self) -> None:
-        """End what `enter` began."""
+        """End the part of a step that `enter` began."""
         with self._lock:
             self._inside -= 1
             if not self._inside:
@@ -64,12 +64,12 @@ class StepCount:
     def pausing(self) -> AbstractContextManager[None]:
         """End the step that this thread takes, and begin another one afterwards.
 
-        It waits for others meanwhile, who may wait in turn for the end of its step.
+        It waits for other threads meanwhile, which may wait in turn for the end of its step.
         """
         return _Pausing(self)
 
     def divide(self) -> None:
-        """Ends the step that this thread takes, and begins another one."""
+        """End the step that this thread takes, and begin another one."""
         self.leave()
         self.enter()
 
@@ -91,11 +91,11 @@ class StepCount:
         return _TakingApart(self, step)
 
     def enter_apart(self, step: int) -> None:
-        """Begin what `taking_apart` is entered for; `leave_apart` must follow."""
+        """Begin the part of a step that was set apart; `leave_apart` must follow."""
         self._own.step = step
 
     def leave_apart(self) -> None:
-        """End what `enter_apart` began."""
+        """End the part that `enter_apart` began."""
         self._own.step = 0
         with self._lock:
             self._apart = 0
@@ -108,12 +108,12 @@ class StepCount:
     def _publish(self) -> None:
         while self._reports and self._reports[0].step <= self._over:
             self._report = self._reports.popleft().report
-        # Who has not seen the last end yet looks at all that is over when it does.
+        # A thread that has not seen the last end yet looks at all that is over when it does.
         if self._ends.empty():
             self._ends.put(None)
 
     def keep(self, report: bytes) -> None:
-        """Have checkpoints contain this that contain the step that is being taken."""
+        """Save a report in the checkpoints that contain the step that is being taken."""
         with self._lock:
             self._kept = report
             if not self._inside:
@@ -141,7 +141,7 @@ class StepCount:
             return self._current
 
     def tell(self) -> FinishedStep:
-        """Say what is over, to a caller that tells a server."""
+        """Return what is over, for a message to a server."""
         return self.tell_within()[1]
 
     def tell_within(self) -> tuple[int, FinishedStep]:
@@ -156,7 +156,7 @@ class StepCount:
             return self._over if self._over > self._told else 0
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait until a step ends; whether one did."""
+        """Wait until a step ends; return whether one did."""
         try:
             self._ends.get(timeout=seconds)
         except Empty:

@@ -151,7 +151,7 @@ class Backlog:
         self._kept: list[Pending[Any]] = []
         self._kept_since = 0.0
         self._changing = threading.Lock()
-        self._settling = threading.Lock()
+        self._awaiting = threading.Lock()
 
     def add(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> None:
         """Send a write of a function; raise StratagemError if it could not be sent."""
@@ -209,10 +209,10 @@ class Backlog:
 
     def wait(self) -> None:
         """Wait until all outcomes are known."""
-        if not self._waiting and not self._settling.locked():
+        if not self._waiting and not self._awaiting.locked():
             return
         # Writes of other functions must not be given up with this one.
-        with uninterrupted(), self._settling:
+        with uninterrupted(), self._awaiting:
             with self._changing:
                 self._push()
                 waiting, self._waiting = self._waiting, deque()

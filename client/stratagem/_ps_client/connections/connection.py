@@ -37,7 +37,7 @@ _FAREWELL_SECONDS = 1.0
 
 
 class Connection:
-    """All dealings of this process with one server. Thread-safe.
+    """The connection of this process to one server. Thread-safe.
 
     Nothing is sent before the first request. Mutations are numbered and go one at a time, except
     for those that are pipelined; other requests may overlap them.
@@ -103,7 +103,7 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """Who this process is, for the log."""
+        """The name of this process in the log."""
         return self._given.name
 
     def call(self, request: Request[Result]) -> Result:
@@ -130,7 +130,7 @@ class Connection:
         """
         if not request.mutates:
             return self._sent(request, self.open().key(self._steps), style)
-        # Who had the turn when this process was forked will not give it back here.
+        # A thread that held the lock when this process was forked does not release it here.
         self._require_usable()
         permit = self._mutations.acquire()
         try:
@@ -240,7 +240,7 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return None
-        # Who waits for one server renews no other's lease meanwhile.
+        # The thread that waits for one server renews no other's lease meanwhile.
         patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
         beat = heartbeat(session, self._steps)
         return Pending(self, beat, Deadlines(call=patience, connect=0))

@@ -1,4 +1,4 @@
-"""The sign of life that a client gives its servers."""
+"""The heartbeat by which servers know that a client lives."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Heartbeat:
                     self._renew_leases()
 
     def _attend(self) -> bool:
-        """Return whether the servers see that this process lives, until now."""
+        """Attend all sessions; return whether the servers saw until now that this process lives."""
         return all([connection.attend() for connection in self._connections])
 
     def _tell_last_step(self) -> None:
@@ -85,7 +85,7 @@ class Heartbeat:
         if self._steps.begun == begun:
             self.idle()
         if step and self._steps.untold() >= step:
-            # One server is enough: who takes a cut asks all.
+            # One server is enough: the task that takes a cut asks all of them.
             beats = (connection.renew_lease() for connection in self._connections)
             with suppress(StratagemError):
                 for beat in islice(filter(None, beats), 1):

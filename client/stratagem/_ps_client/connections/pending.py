@@ -37,7 +37,7 @@ class SessionOwner(Protocol):
 
     @property
     def name(self) -> str:
-        """Who this process is, for the log."""
+        """The name of this process in the log."""
 
     @property
     def run(self) -> bytes:
@@ -56,7 +56,7 @@ class SessionOwner(Protocol):
 class Pending(Generic[Result]):
     """A request that was sent. Ask for its `result`, or `abandon` it; once.
 
-    Who was interrupted while waiting for the result may ask for it again.
+    A thread that was interrupted while it waited for the result may ask for it again.
 
     Attributes:
         attempt: What was sent last.
@@ -100,7 +100,7 @@ class Pending(Generic[Result]):
             AbortedError: It is a mutation, and the server ended twice while it was under way.
         """
         if self._on_outcome is None:
-            # A part of the answer may be lost with whom it was read by.
+            # The thread that was interrupted may have read a part of the answer.
             self.attempt = self._anew()
         if self._request.awaits or self._request.opens:
             self._await(self._request.awaits, self._request.wait)
@@ -129,7 +129,7 @@ class Pending(Generic[Result]):
 
         Of a mutation it is then unknown whether it was applied.
         """
-        # Who is interrupted here drops what is to be called, and calls it no more.
+        # A thread that is interrupted here drops the function and does not call it.
         on_outcome, self._on_outcome = self._on_outcome, None
         if on_outcome is not None:
             self.attempt.call.cancel()
@@ -236,5 +236,5 @@ class Pending(Generic[Result]):
 
 
 def _pause(failures: int) -> float:
-    """Return seconds to wait after so many failures, doubling up to the longest."""
+    """Return the seconds to wait after some failures: twice as many each time, up to a limit."""
     return min(_FIRST_PAUSE_SECONDS * (1 << min(failures, 10)), _LONGEST_PAUSE_SECONDS)

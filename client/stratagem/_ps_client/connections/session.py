@@ -1,4 +1,4 @@
-"""Who this process is to the servers, and its session with one of them."""
+"""The identity of this process to the servers, and its session with one of them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ServerSession:
         return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
     def next_key(self, steps: StepCount, closure: ClosureKey | None = None) -> RequestKey:
-        """Number the next mutation, for who has the turn.
+        """Number the next mutation; the caller holds the lock of mutations.
 
         The outcome of the one before is known by then, unless it was `pipelined`; the keys after it
         say so for ever.
@@ -110,7 +110,7 @@ class ServerSession:
         self._in_turn = 0
 
     def note_outcome(self, sequence: int) -> None:
-        """Take note that a pipelined mutation will not be sent any more."""
+        """Note that a pipelined mutation will not be sent any more."""
         with self._counting:
             self._open.pop(sequence, None)
 

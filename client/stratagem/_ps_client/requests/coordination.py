@@ -31,7 +31,7 @@ from stratagem_proto.v1.draws_pb2 import (
 def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
     """Return the request for permits to take steps, one of each group.
 
-    It waits for slower workers for so many seconds.
+    The server waits up to `wait` seconds for slower workers.
     """
     message = BeginStepRequest(steps=steps, wait_seconds=wait)
     awaits = "workers that are behind" if wait else ""
@@ -58,7 +58,7 @@ def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
 
 
 def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[BarrierResponse]:
-    """Return the request that ends once all tasks have sent it, after so many seconds at most.
+    """Return the request that ends once all tasks have sent it, or after `wait` seconds.
 
     The generation is how often this program has passed the barrier before.
     """

@@ -1,4 +1,4 @@
-"""What to read of a server, and how it is asked for that."""
+"""What to read of a server, and how a request says so."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def _asked_by_rows(readings: Sequence[Reading]) -> bytes:
     return b"".join(parts)
 
 
-# The same numbers of rows come again; this halves the time to ask for them.
+# Requests for the same numbers of rows come again.
 @lru_cache(maxsize=256)
 def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
-    """Return what is before and behind so many bytes of indices that are asked for."""
+    """Return what is before and behind `nbytes` of indices in an encoded request."""
     (selection,) = _selections([whole])
     selection.rows.indices = bytes(nbytes)
     request = ReadRequest(selections=[selection]).SerializeToString()
@@ -112,7 +112,7 @@ def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
 
 
 def _behind_indices(selection: Selection) -> bytes:
-    """Return what comes behind them, as fields are in the order of their numbers."""
+    """Return the fields behind the indices: fields are in the order of their numbers."""
     if not selection.HasField("narrowed_to"):
         return b""
     return Selection(narrowed_to=selection.narrowed_to).SerializeToString()

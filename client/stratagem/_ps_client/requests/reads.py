@@ -49,9 +49,9 @@ def read(
 ) -> Request[list[int]]:
     """Return the request that fills the readings' tensors; it gives their versions.
 
-    It waits until the step `after` is applied, for so many seconds at most, and asks for permits
-    for the steps that begin if that needs no waiting. A snapshot is the cut whose values to read;
-    empty for those of now. Whatever else is said with the values is `told`.
+    The server waits up to `wait` seconds until the step `after` is applied. It gives permits for
+    the steps that begin if that needs no waiting. A snapshot is the cut whose values to read; empty
+    for those of now. What the header says besides is `told`.
     """
     message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot, begins=begins)
     layout = layout_of(kinds_of([reading.into for reading in readings]))

@@ -231,7 +231,7 @@ def commit(mark: StepMark) -> Request[CommitContributionResponse]:
 def closed_steps(mark: StepMark, wait: float = 0.0) -> Request[Mapping[int, ClosedStep]]:
     """Return the request for what a server has of the norm of closed steps, by number.
 
-    It waits up to so many seconds until the last step of interest is closed.
+    The server waits up to `wait` seconds until the last step of interest is closed.
     """
     message = ListClosedStepsRequest(group=mark.group, step=mark.step, wait_seconds=wait)
     return Request("ListClosedSteps", message, _listed, wait=wait)

@@ -76,11 +76,11 @@ class Responses(Iterator[bytes]):
 
 
 def _uncounted(nbytes: int) -> None:
-    """Is told of bytes that nobody counts."""
+    """Do nothing: nobody counts these bytes."""
 
 
 def _nothing() -> None:
-    """Push on what is not kept back."""
+    """Do nothing: the call was sent at once."""
 
 
 class Attempt(NamedTuple):
@@ -100,5 +100,5 @@ class Attempt(NamedTuple):
 
 
 def once(answer: Callable[[], Value]) -> Iterator[Value]:
-    """Yield the one value of a function, which is called when it is asked for."""
+    """Yield the one value of a function, which is called when the value is asked for."""
     yield answer()

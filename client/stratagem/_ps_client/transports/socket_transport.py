@@ -29,7 +29,7 @@ class SocketTransport:
     def __init__(self, endpoint: Endpoint, shares: bool = True) -> None:
         self.endpoint = endpoint
         self._idle = IdleLinks()
-        # The server's budget, or the system, was full for more; asked again by `trim`.
+        # More than that the server's budget, or the system, had no memory for; `trim` tries again.
         shares = shares and endpoint.can_share
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[SocketLink] = set()
@@ -110,7 +110,7 @@ class SocketTransport:
 
 
 class _Exchange(Iterator[bytes]):
-    """One call: sent at once, its responses read by who iterates over them.
+    """One call, which is sent at once; iterating over it reads its responses.
 
     Where a response is asked for, SocketError says that the call failed. Messages may name places
     in the `segment`, if there is one.
@@ -129,7 +129,7 @@ class _Exchange(Iterator[bytes]):
             link.allow_until(deadline)
             self._send(link, call)
         except OSError as error:
-            # With its traceback it would keep whoever has called, and their turn.
+            # The traceback would keep the caller's frames alive, and the lock that they hold.
             self._failure = error.with_traceback(None)
         except BaseException:
             self.cancel()
@@ -211,7 +211,7 @@ class IdleLinks:
         self._closed = False
 
     def take(self, room: int) -> SocketLink | None:
-        """Return the best one for a call that would share so many bytes, if there is any."""
+        """Return the best link for a call that would share `room` bytes, if there is any."""
         with self._lock:
             if room and self._sharing:
                 if len(self._sharing) == 1:
@@ -222,7 +222,7 @@ class IdleLinks:
             return self._plain.pop() if self._plain else None
 
     def put(self, link: SocketLink) -> bool:
-        """Take one back; say whether there is place for it."""
+        """Take a link back; return whether there is place for it."""
         with self._lock:
             links = self._plain if link.segment is None else self._sharing
             if self._closed or len(links) >= _MOST:
