@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -61,12 +62,17 @@ class StepCount:
             if not self._inside:
                 self._end(self._kept)
 
-    def pausing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
         """End the step that this thread takes, and begin another one afterwards.
 
         It waits for other threads meanwhile, which may wait in turn for the end of its step.
         """
-        return _Pausing(self)
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
 
     def divide(self) -> None:
         """End the step that this thread takes, and begin another one."""
@@ -90,12 +96,7 @@ class StepCount:
         """
         return _TakingApart(self, step)
 
-    def enter_apart(self, step: int) -> None:
-        """Begin the part of a step that was set apart; `leave_apart` must follow."""
-        self._own.step = step
-
-    def leave_apart(self) -> None:
-        """End the part that `enter_apart` began."""
+    def _leave_apart(self) -> None:
         self._own.step = 0
         with self._lock:
             self._apart = 0
@@ -184,21 +185,6 @@ class _Taking(AbstractContextManager[None]):
             self._steps.leave()
 
 
-class _Pausing(AbstractContextManager[None]):
-    """A wait between two steps; see `StepCount.pausing`."""
-
-    __slots__ = ("_steps",)
-
-    def __init__(self, steps: StepCount) -> None:
-        self._steps = steps
-
-    def __enter__(self) -> None:
-        self._steps.leave()
-
-    def __exit__(self, *_: object) -> None:
-        self._steps.enter()
-
-
 class _TakingApart(AbstractContextManager[None]):
     """A part of a step that outlasts it; see `StepCount.taking_apart`."""
 
@@ -208,7 +194,7 @@ class _TakingApart(AbstractContextManager[None]):
         self._steps, self._step = steps, step
 
     def __enter__(self) -> None:
-        self._steps.enter_apart(self._step)
+        self._steps._own.step = self._step
 
     def __exit__(self, *_: object) -> None:
-        self._steps.leave_apart()
+        self._steps._leave_apart()

@@ -91,12 +91,8 @@ class Request(Generic[Result]):
 
         return replace(self, receive=receive)
 
-    def owned(self) -> Request[Result]:
-        """Return the same request, with tensors that nobody else changes."""
-        return replace(self, tensors=[tensor.clone() for tensor in self.tensors])
-
     def behind(self) -> Request[None]:
-        """Return a write as `owned`, of which nobody wants the result."""
+        """Return a write with tensors that nobody else changes, whose result nobody wants."""
         # `replace` takes longer than all else of this.
         return Request(
             self.method,
