@@ -48,7 +48,7 @@ class SentWrite:
         return [_line(*place) for place in self._stack]
 
     def give_up_waiting(self) -> None:
-        """Let it fail where it would have to be sent again; in any thread."""
+        """Let the write fail where it would be sent again; may be called in any thread."""
         self._pending.give_up_waiting()
 
     def wait(self) -> None:

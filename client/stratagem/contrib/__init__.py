@@ -1,8 +1,8 @@
 """The API of `tf.contrib.distribute` as of TensorFlow 1.12, where replicas are towers.
 
-Its strategies are those of `stratagem` with the methods of then; each method, class and function
-warns once of what to write instead. There are no graphs: what returned operations then has the
-eager behaviour of then. The names of 1.13 that `tf.contrib.distribute` had in addition are here
+Its strategies are those of `stratagem` with the methods of 1.12; each method, class and function
+warns once and says what to write instead. There are no graphs: what returned operations behaves as
+it did in eager execution. The names that `tf.contrib.distribute` had in addition in 1.13 are here
 too.
 """
 

@@ -25,11 +25,11 @@ from stratagem.contrib._values import reduced
 _HOST = "/device:CPU:0"
 
 Step = Callable[[multi_step.MultiStepContext, Any], Any]
-"""A step of a loop of today."""
+"""A step of a loop, as `experimental_run_steps_on_iterator` takes it."""
 
 
 class HasIterators(ABC):
-    """The part of a dataset of then by which it is read."""
+    """The methods of a dataset of TensorFlow 1.12 that return iterators."""
 
     @old_spelling("iter(strategy.distribute_datasets_from_function(...))")
     def make_one_shot_iterator(self) -> InputIterator:
@@ -112,7 +112,7 @@ def _share(dataset_fn: Callable[[], Any], context: InputContext) -> Any:
 
 
 class MultiStepContext:
-    """A `stratagem.MultiStepContext` with the arguments of then.
+    """A `stratagem.MultiStepContext` with the arguments of TensorFlow 1.12.
 
     Args:
         context: That context.
@@ -204,7 +204,7 @@ class CoresContext(MultiStepContext):
 
 
 def unpacking(fn: Callable[..., Any]) -> Step:
-    """Return a step of today that calls one of then: `fn(context, *inputs)`.
+    """Return a step that calls one of TensorFlow 1.12: `fn(context, *inputs)`.
 
     Of a list, too, the elements are arguments: a `DataLoader` makes lists of the tuples of its
     dataset. Spec: MSC-1.

@@ -13,7 +13,7 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class StrategyProperties:
-    """The methods of then that may be called anywhere. Spec: TWR-17, TWR-18."""
+    """The methods of TensorFlow 1.12 that may be called anywhere. Spec: TWR-17, TWR-18."""
 
     _strategy: Strategy
 
@@ -110,5 +110,5 @@ class StrategyProperties:
 
 
 def as_places(places: Any) -> Any:
-    """Return what `non_slot_devices` of today returns for what that of then did."""
+    """Return places as a `stratagem.Strategy` takes them: devices as a tuple, not a list."""
     return tuple(places) if isinstance(places, list) else places

@@ -38,10 +38,10 @@ _WORDS = {
 
 
 class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
-    """A strategy of today behind the methods of then.
+    """A `stratagem.Strategy` behind the methods of TensorFlow 1.12.
 
-    Between towers, its methods want its `scope()` to be open. To TensorFlow 1.13 this name was an
-    alias of `Strategy`, so every strategy of today is an instance, too.
+    Between towers, its methods require its `scope()` to be open. In 1.13 this name was an alias of
+    `Strategy`, so every `stratagem.Strategy` is an instance, too.
 
     Args:
         strategy: The strategy, with whose methods and functions these may be mixed.

@@ -23,7 +23,7 @@ from stratagem.contrib._strategy import DistributionStrategy, entered, in_tower_
 
 @dataclass(frozen=True)
 class TowerContext:
-    """The running tower, got by `get_tower_context()`: a replica context of then.
+    """The running tower, got by `get_tower_context()`: a replica context as of TensorFlow 1.12.
 
     Spec: REP-11, TWR-3.
     """
@@ -111,7 +111,7 @@ def get_cross_tower_context() -> DistributionStrategy | None:
 
 @old_spelling("in_cross_replica_context and get_strategy")
 def get_cross_replica_context() -> DistributionStrategy | None:
-    """Return the current strategy between replicas, None in one; of 1.13."""
+    """Return the current strategy between replicas, None in one; the name of 1.13."""
     return _cross_tower_strategy()
 
 

@@ -30,7 +30,7 @@ _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 class TPUStrategy(OneDeviceStrategy):
     """Synchronous training on the cores of accelerator hosts.
 
-    Unlike then, a function runs once for each core: `is_single_tower` tells whether there is but
+    Unlike in 1.12, a function runs once for each core: `is_single_tower` tells whether there is but
     one.
 
     Args:
