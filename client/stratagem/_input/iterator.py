@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
-from stratagem._input.generators import Order
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.rounds import BEGINNING, Position, Round, hand_over
+from stratagem._input.sharding import Order
 from stratagem._input.specs import PerReplicaSpec
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 

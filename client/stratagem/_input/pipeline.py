@@ -11,7 +11,6 @@ import torch
 
 from stratagem._core import device_names
 from stratagem._core.options import InputContext
-from stratagem._input.generators import undisturbed
 from stratagem._input.options import (
     AutoShardPolicy,
     InputOptions,
@@ -29,7 +28,7 @@ from stratagem._input.rounds import (
     Round,
     TransferredRounds,
 )
-from stratagem._input.sharding import InputWorker
+from stratagem._input.sharding import InputWorker, undisturbed
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
 from stratagem_proto.errors import OutOfRangeError

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stratagem._checkpoints.deferred import DeferredState, Restoration
-from stratagem._checkpoints.entry import CheckpointEntry
+from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState, Restoration
 from stratagem._core.contexts.context import cross_replica
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._core.variables.variable import Variable
-from stratagem._gradients.contributions import hyperparameters_of
+from stratagem._gradients.step import hyperparameters_of
 from stratagem._hosting.attached import Attached
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer

@@ -22,7 +22,7 @@ from stratagem._hosting.modules.hosted_parameter import (
     HostedParameter,
     hosted_parameter,
 )
-from stratagem._hosting.modules.recurrent import Following
+from stratagem._hosting.modules.registry import Following
 from tests.client.one_copy import OneCopy, hosting_in
 
 BATCHES = [torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]

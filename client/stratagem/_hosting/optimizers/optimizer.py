@@ -18,9 +18,8 @@ from stratagem._core.contexts.context import (
 from stratagem._core.enums import ReduceOp, reduce_op_from
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._gradients.compressor import compressor_for
-from stratagem._gradients.contributions import Contribution, group_steps
 from stratagem._gradients.limiter import Limiter
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients.step import Contribution, OptimizerStep, group_steps
 from stratagem._hosting.optimizers.overlap import Overlap
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from stratagem._checkpoints.deferred import Restoration
-from stratagem._checkpoints.entry import CheckpointEntry
+from stratagem._checkpoints.deferred import CheckpointEntry, Restoration
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stratagem._checkpoints.entry import CheckpointEntry
+from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._core.waiting import Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
