@@ -24,7 +24,7 @@ from stratagem._core.replicas.replica_context import ReplicaContext, get_replica
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.strategies import default as _default_strategy
+from stratagem._hosting import default_strategy as _default_strategy
 from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy, get_strategy

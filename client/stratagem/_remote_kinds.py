@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.remote_objects.kinds import ObjectKind
+from stratagem._shipping.kinds import ObjectKind
 from stratagem._tpu.kinds import HOST_KINDS
 
 KINDS: dict[str, ObjectKind] = {

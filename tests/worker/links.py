@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._shipping.kinds import load_result
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.pickles.pickling import Pickler
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.pickling import Pickler
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb

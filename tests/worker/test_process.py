@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.kinds import load_result
 from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.conftest import TOKEN

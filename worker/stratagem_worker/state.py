@@ -8,8 +8,8 @@ import time
 
 from stratagem._core.device_names import list_logical_devices
 from stratagem._remote_kinds import KINDS
+from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
-from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES

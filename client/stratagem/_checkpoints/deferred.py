@@ -1,4 +1,4 @@
-"""What a checkpoint has for variables that are made after it was restored."""
+"""Values of a checkpoint that wait for their variables, and how a checkpoint names them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from stratagem._coordinator.closures.closure import Closure, Result
+from stratagem._coordinator.monitor import Monitor
 from stratagem._coordinator.outcomes import (
     RunOutcome,
     cancellation,
@@ -26,8 +27,7 @@ from stratagem._coordinator.queue.orders import (
     Recall,
     Run,
 )
-from stratagem._coordinator.threads.monitor import Monitor
-from stratagem._coordinator.threads.recurring import Rebalancing
+from stratagem._coordinator.recurring import Rebalancing
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
 from stratagem._worker_client.closure_failure import ClosureAnswer

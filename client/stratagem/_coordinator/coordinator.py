@@ -21,8 +21,8 @@ from stratagem._coordinator.data.shared_dataset import (
 )
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
-from stratagem._coordinator.threads.monitor import Patience
-from stratagem._coordinator.threads.recurring import Recurring, Watchdog
+from stratagem._coordinator.monitor import Patience
+from stratagem._coordinator.recurring import Recurring, Watchdog
 from stratagem._coordinator.workers.connecting import (
     Connector,
     completion_reporter,

@@ -10,10 +10,10 @@ from functools import partial
 
 from stratagem._coordinator.closure_runs import ClosureRuns
 from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.monitor import ExclusiveEntry, Monitor, Patience
 from stratagem._coordinator.outcomes import input_failure, result_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.threads.monitor import ExclusiveEntry, Monitor, Patience
-from stratagem._coordinator.threads.recurring import Rebalancing
+from stratagem._coordinator.recurring import Rebalancing
 from stratagem._coordinator.workers.remote_worker import SHALLOWEST, Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Attendant, Events, Roster
 from stratagem._shipping.parcel import Parcel

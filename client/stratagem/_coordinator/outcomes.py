@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
+from stratagem._shipping.classes import words_of
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickles.classes import words_of
 from stratagem._worker_client.closure_failure import (
     ClosureAnswer,
     ClosureFailure,

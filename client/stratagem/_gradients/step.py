@@ -1,4 +1,4 @@
-"""What one step of a `DistributedOptimizer` asks of a strategy."""
+"""What one step of a `DistributedOptimizer` asks of a strategy, and what replicas bring to it."""
 
 from __future__ import annotations
 

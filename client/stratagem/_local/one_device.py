@@ -11,7 +11,7 @@ from stratagem._core.values.cross_device_ops import ReductionToOneDevice
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.strategies.default import OneReplicaExtended
+from stratagem._hosting.default_strategy import OneReplicaExtended
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.copies import CopiesHosting
 from stratagem._strategies.devices import distinct_devices

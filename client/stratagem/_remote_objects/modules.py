@@ -14,7 +14,7 @@ from stratagem._hosting.hosting import hosting_of
 from stratagem._hosting.modules.adoption import refresh_first
 from stratagem._hosting.modules.registry import Following, plain_class
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._shipping.remote_objects.kinds import Change, ChangingKind, WorkerTask
+from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 
 _PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"

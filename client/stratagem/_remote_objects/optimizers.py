@@ -17,7 +17,7 @@ from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._hosting.optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._remote_objects.strategies import require_own
-from stratagem._shipping.remote_objects.kinds import Change, ChangingKind, WorkerTask
+from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError
 

@@ -10,7 +10,7 @@ from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
-from stratagem._shipping.remote_objects.kinds import (
+from stratagem._shipping.kinds import (
     Change,
     ChangingKind,
     ObjectKind,

@@ -17,7 +17,7 @@ from stratagem._parameter_server.variables.sharded_variable import ShardedVariab
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 from stratagem._remote_objects.strategies import require_own
-from stratagem._shipping.remote_objects.kinds import Change, ChangingKind, ObjectKind, WorkerTask
+from stratagem._shipping.kinds import Change, ChangingKind, ObjectKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec

@@ -9,11 +9,11 @@ from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.local_writes import carry, written_in
+from stratagem._shipping.handles import HandleTable, Tracked
+from stratagem._shipping.kinds import KindTable, RemoteObject
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickles.pickling import Pickler, mark_of
-from stratagem._shipping.pickles.refusal import refusal
-from stratagem._shipping.remote_objects.handles import HandleTable, Tracked
-from stratagem._shipping.remote_objects.kinds import KindTable, RemoteObject
+from stratagem._shipping.pickling import Pickler, mark_of
+from stratagem._shipping.refusal import refusal
 from stratagem._strategies.strategy import Strategy
 
 

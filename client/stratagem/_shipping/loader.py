@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from stratagem._shipping.parcel import Definition, WaitingDefinitions
-from stratagem._shipping.pickles.classes import SessionClasses, words_of
-from stratagem._shipping.pickles.pickling import Unpickler
-from stratagem._shipping.remote_objects.kinds import (
+from stratagem._shipping.classes import SessionClasses, words_of
+from stratagem._shipping.kinds import (
     Change,
     ChangingKind,
     ObjectKind,
@@ -19,6 +17,8 @@ from stratagem._shipping.remote_objects.kinds import (
     SessionKind,
     WorkerTask,
 )
+from stratagem._shipping.parcel import Definition, WaitingDefinitions
+from stratagem._shipping.pickling import Unpickler
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 

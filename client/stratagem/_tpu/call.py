@@ -12,8 +12,8 @@ from torch import nn
 
 from stratagem._core.contexts.scope import entered
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._shipping.pickles.classes import dump_exception
-from stratagem._shipping.remote_objects.kinds import dump_result, load_result
+from stratagem._shipping.classes import dump_exception
+from stratagem._shipping.kinds import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.host import HostCores, host_of

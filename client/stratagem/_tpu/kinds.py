@@ -15,7 +15,7 @@ from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
 from stratagem._remote_objects.strategies import ExtendedKind, ResolverKind, require_own
 from stratagem._remote_objects.variables import HostedKind, of_a_parameter, own_variable
-from stratagem._shipping.remote_objects.kinds import (
+from stratagem._shipping.kinds import (
     Change,
     ChangingKind,
     KindTable,

@@ -12,8 +12,8 @@ from stratagem._core.waiting import Wait
 from stratagem._hosting.hosting import hosting_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.kinds import load_result
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.remote_objects.kinds import load_result
 from stratagem._tpu.cores import HostPlan, Topology, cores_here
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.host import open_meeting_point

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from stratagem._shipping.pickles.classes import read_by_program, words_of
+from stratagem._shipping.classes import read_by_program, words_of
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
 

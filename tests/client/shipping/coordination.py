@@ -13,8 +13,8 @@ from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._remote_kinds import KINDS
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
-from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
 from tests.conftest import TOKEN

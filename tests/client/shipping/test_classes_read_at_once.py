@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._shipping.pickles.classes import read_by_program
-from stratagem._shipping.remote_objects.kinds import dump_result
+from stratagem._shipping.classes import read_by_program
+from stratagem._shipping.kinds import dump_result
 
 _GRACE_SECONDS = 0.2
 """In which a value would be read that did not wait for the one before."""

@@ -8,7 +8,7 @@ from weakref import WeakSet
 from torch import nn
 
 from stratagem._remote_objects.modules import ModuleKind
-from stratagem._shipping.remote_objects.kinds import KindTable
+from stratagem._shipping.kinds import KindTable
 
 _MADE = 3000
 _KEPT = 2000

@@ -22,14 +22,14 @@ import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._remote_kinds import KINDS
 from stratagem._shipping.call import FunctionCall
-from stratagem._shipping.loader import Loader
-from stratagem._shipping.parcel import Definition
-from stratagem._shipping.remote_objects.kinds import (
+from stratagem._shipping.kinds import (
     RemoteObject,
     WorkerTask,
     dump_result,
     load_result,
 )
+from stratagem._shipping.loader import Loader
+from stratagem._shipping.parcel import Definition
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
 from tests.client.clusters import running

@@ -22,7 +22,7 @@ from stratagem import (
     StratagemError,
     Variable,
 )
-from stratagem._shipping.remote_objects.kinds import dump_result
+from stratagem._shipping.kinds import dump_result
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
 from tests.client.shipping.coordination import Coordination, coordinating

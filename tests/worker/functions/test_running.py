@@ -12,7 +12,7 @@ import torch
 import stratagem
 from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
 from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import AbortedError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureAnswer
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.v1 import worker_pb2 as pb

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import GrpcWire

@@ -17,7 +17,7 @@ from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.variables import delete
 from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._shipping.remote_objects.kinds import load_result
+from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureFailure
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError

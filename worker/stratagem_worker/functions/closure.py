@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from stratagem._ps_client.write_behind import Line, SentWrite
+from stratagem._shipping.classes import dump_exception, words_of
+from stratagem._shipping.kinds import dump_result
 from stratagem._shipping.loader import Loader
-from stratagem._shipping.pickles.classes import dump_exception, words_of
-from stratagem._shipping.remote_objects.kinds import dump_result
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.functions.interruption import Interrupted

@@ -13,7 +13,7 @@ from stratagem._coordinator.closures.closure import Result
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.tensors.operators import as_array
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
-from stratagem._shipping.remote_objects.kinds import RemoteObject, load_result
+from stratagem._shipping.kinds import RemoteObject, load_result
 
 
 class RemoteValueStatus(Enum):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
-from stratagem._coordinator.threads.monitor import Patience
+from stratagem._coordinator.monitor import Patience
 from stratagem._core.contexts.worker_index import experimental_get_current_worker_index, on_worker
 from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.local import LocalVariable
@@ -18,8 +18,8 @@ from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
 from stratagem._shipping.call import FunctionCall
+from stratagem._shipping.kinds import load_result
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.remote_objects.kinds import load_result
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError
 
 

@@ -8,8 +8,8 @@ from collections import deque
 from typing import Protocol
 
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.kinds import RemoteObject
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._shipping.remote_objects.kinds import RemoteObject
 from stratagem_proto.v1.worker_pb2 import ResultPlace
 
 

@@ -1,4 +1,4 @@
-"""The parameters of plain modules that one strategy hosts."""
+"""The parameters of plain modules that one strategy hosts, as each replica sees them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
+from stratagem._shipping.kinds import ChangingKind, ObjectKind
 from stratagem._shipping.parcel import Definition, StatePart
-from stratagem._shipping.remote_objects.kinds import ChangingKind, ObjectKind
 from stratagem._strategies.strategy import Strategy
 
 

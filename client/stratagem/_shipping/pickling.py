@@ -15,7 +15,7 @@ import torch
 from cloudpickle import cloudpickle
 from torch import Tensor
 
-from stratagem._shipping.pickles.classes import Classes, ClassUnpickler
+from stratagem._shipping.classes import Classes, ClassUnpickler
 from stratagem_proto.wire.tensors import as_bytes
 
 ATOMS = {bool, int, str, bytes, type(None)}

@@ -12,9 +12,9 @@ import torch
 
 from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._shipping.pickles.classes import read_by_program
-from stratagem._shipping.pickles.pickling import ATOMS, Pickler, is_plain_tensor, reduced_tensor
-from stratagem._shipping.pickles.refusal import refusal
+from stratagem._shipping.classes import read_by_program
+from stratagem._shipping.pickling import ATOMS, Pickler, is_plain_tensor, reduced_tensor
+from stratagem._shipping.refusal import refusal
 from stratagem._strategies.strategy import Strategy
 
 

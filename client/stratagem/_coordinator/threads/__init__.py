@@ -1,1 +1,0 @@
-"""The lock of a coordinator, and the threads that act by themselves."""
