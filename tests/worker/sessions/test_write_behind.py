@@ -287,8 +287,8 @@ class Lonely(NamedTuple):
         """Ends the server, and waits until the function waits for it, or spins."""
         self.server.stop(grace=0)
         gate.set()
-        settling = servers_of(self.strategy)._backlog._settling
-        eventually(lambda: settling.locked() or second_gate.is_set())
+        awaiting = servers_of(self.strategy)._backlog._awaiting
+        eventually(lambda: awaiting.locked() or second_gate.is_set())
 
 
 @pytest.fixture
