@@ -96,8 +96,8 @@ if TYPE_CHECKING:
     from stratagem._local.one_device import OneDeviceStrategy
     from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
     from stratagem._parameter_server.strategy import ParameterServerStrategy
+    from stratagem._parameter_server.variables.placement import VariablePlacement
     from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-    from stratagem._parameter_server.variables.variable_placement import VariablePlacement
     from stratagem._ps_client.traffic import Traffic
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._tpu.strategy import TPUStrategy
@@ -234,7 +234,7 @@ _LATE = {
     "ShardedVariable": "stratagem._parameter_server.variables.sharded_variable",
     "TPUStrategy": "stratagem._tpu.strategy",
     "Traffic": "stratagem._ps_client.traffic",
-    "VariablePlacement": "stratagem._parameter_server.variables.variable_placement",
+    "VariablePlacement": "stratagem._parameter_server.variables.placement",
     "cluster_resolver": "stratagem.cluster_resolver",
     "compression": "stratagem.compression",
     "consistency": "stratagem.consistency",

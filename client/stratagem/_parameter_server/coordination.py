@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stratagem._core.contexts.worker_index import runs_on_a_worker
 from stratagem._core.variables.creators import NextCreator
@@ -13,9 +13,6 @@ from stratagem._input.dataset import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
 
 
 class UnbuiltDataset(DistributedDataset):
@@ -113,9 +110,6 @@ class Coordination:
 
     def unbuilt(self, build: Callable[[], Any]) -> Any:
         """Return a dataset that each worker builds for itself."""
-        # Late: not every program has a strategy read its data.
-        from stratagem._parameter_server.coordination import UnbuiltDataset
-
         return UnbuiltDataset(self._container_strategy(), build)
 
     def warn_off_workers(self, method: str) -> None:

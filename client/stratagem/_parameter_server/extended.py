@@ -22,16 +22,14 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
-from stratagem._parameter_server.buffer_means import BufferMeans
-from stratagem._parameter_server.cluster import OneProcess, TrainingCluster
-from stratagem._parameter_server.hosting import updates as _remote_updates
+from stratagem._parameter_server.cluster import BufferMeans, OneProcess, TrainingCluster
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
-from stratagem._parameter_server.remote_variables import RemoteVariables
-from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.remote_variables import RemoteVariables, run_update
+from stratagem._parameter_server.task import Settings
+from stratagem._parameter_server.variables.placement import VariablePlacement
 from stratagem._parameter_server.variables.sharded_variable import ShardedCreation, ShardedVariable
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem._parameter_server.variables.variable_placement import VariablePlacement
 from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -231,7 +229,7 @@ class ParameterServerExtended(WorkerExtended):
         group: bool,
     ) -> Any:
         remote = self._variables.own(var)
-        call = partial(_remote_updates.run, self._store, remote.place.server, fn, [remote])
+        call = partial(run_update, self._store, remote.place.server, fn, [remote])
         return self._run_update(remote.device_name, call, args, kwargs, group)
 
     def _update_non_slot(
@@ -243,7 +241,7 @@ class ParameterServerExtended(WorkerExtended):
         group: bool,
     ) -> Any:
         remote = self._variables.own(colocate_with)
-        call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
+        call = partial(run_update, self._store, remote.place.server, fn, ())
         return self._run_update(remote.device_name, call, args, kwargs, group)
 
     def non_slot_devices(self, var_list: Sequence[Variable | ShardedVariable]) -> Variable:

@@ -1,23 +1,39 @@
-"""Optimizers whose steps the servers take."""
+"""Optimizers whose steps the servers take, and whose state they keep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from stratagem._core.enums import ReduceOp
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.step import GradientOverlap, OptimizerStep
-from stratagem._parameter_server.hosting import slots as _remote_slots
-from stratagem._parameter_server.hosting import steps as _remote_steps
+from stratagem._gradients.step import GradientOverlap, OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.server_batches import OverlappedPush
+from stratagem._parameter_server.hosting.synchronous_steps import Staged
+from stratagem._parameter_server.pushing.push import Push
+from stratagem._parameter_server.pushing.server_batches import (
+    OverlappedPush,
+    ServerBatches,
+    add_gradient,
+    no_batches,
+)
+from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.split_variable import divided_slots, joined_slots
-from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.updates import Limits
+from stratagem._ps_client.requests.variables import create, delete, list_variables
 from stratagem.consistency import Consistency
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
+from stratagem_proto.wire.tensors import allocate, spec_of
 
 Slots = Mapping[str, torch.Tensor]
 
@@ -54,7 +70,7 @@ class RemoteOptimizers:
     def apply(self, step: OptimizerStep) -> bool:
         """Carry out a step; return whether the parameters have its values already."""
         self._divide_run(step.optimizer)
-        return _remote_steps.take(self._store, step, self._overlaps.get(step.optimizer))
+        return _apply_step(self._store, step, self._overlaps.get(step.optimizer))
 
     def _divide_run(self, optimizer: str) -> None:
         """Have another step begin for checkpoints, where the loop of a run begins anew.
@@ -83,7 +99,7 @@ class RemoteOptimizers:
         """Read the state for each variable, by torch's keys."""
         require_whole_state(variables)
         parts = [part for one in variables for part in self._variables.own_parts(one)]
-        found = _remote_slots.read_slots(self._store, optimizer, parts)
+        found = _read_slots(self._store, optimizer, parts)
         by_part = dict(zip(parts, found, strict=True))
         return [joined_slots(variable, by_part) for variable in variables]
 
@@ -94,4 +110,158 @@ class RemoteOptimizers:
         for variable, state in slots.items():
             parts = self._variables.own_parts(variable)
             shares |= zip(parts, divided_slots(variable, state), strict=True)
-        _remote_slots.replace_slots(self._store, optimizer, shares)
+        _replace_slots(self._store, optimizer, shares)
+
+
+def _read_slots(
+    store: RemoteStore, optimizer: str, variables: Sequence[RemoteVariable]
+) -> list[dict[str, torch.Tensor]]:
+    """Return an optimizer's state for variables; ask each server for names, then for values."""
+    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    readings: dict[int, list[Reading]] = defaultdict(list)
+    for server, specs in _existing(store, optimizer, variables).items():
+        for spec in specs:
+            value = allocate(spec.tensor)
+            found[spec.slot_of][_key(spec, optimizer)] = value
+            readings[server].append(Reading(spec.name, value))
+    store.reads.after(store.step_tracker.after(optimizer), readings)
+    return [found[variable.name] for variable in variables]
+
+
+def _replace_slots(
+    store: RemoteStore, optimizer: str, slots: Mapping[RemoteVariable, Slots]
+) -> None:
+    """Replace an optimizer's state for variables; {} is none at all."""
+    existing = _existing(store, optimizer, slots)
+    store.servers.together(
+        {server: delete([spec.name for spec in specs]) for server, specs in existing.items()}
+    )
+    specs: dict[int, list[VariableSpec]] = defaultdict(list)
+    values: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for variable, state in slots.items():
+        for key, value in state.items():
+            specs[variable.place.server].append(_spec(optimizer, variable, key, value))
+            values[variable.place.server].append(value)
+    store.servers.together({server: create(specs[server], values[server]) for server in specs})
+
+
+def _existing(
+    store: RemoteStore, optimizer: str, variables: Iterable[RemoteVariable]
+) -> dict[int, list[VariableSpec]]:
+    """Return what servers keep for these variables, by server, unless nothing."""
+    groups = by_server(variables)
+    listings = store.servers.together(
+        {server: list_variables([VARIABLE_KIND_SLOT]) for server in groups}
+    )
+    existing = {}
+    for server, group in groups.items():
+        names = {variable.name for variable in group}
+        specs = [info.spec for info in listings[server] if info.spec.slot_of in names]
+        existing[server] = [
+            spec for spec in specs if spec.name.startswith(_prefix(spec, optimizer))
+        ]
+    return {server: specs for server, specs in existing.items() if specs}
+
+
+def _spec(optimizer: str, variable: RemoteVariable, key: str, value: torch.Tensor) -> VariableSpec:
+    spec = VariableSpec(
+        tensor=spec_of(value),
+        kind=VARIABLE_KIND_SLOT,
+        slot_of=variable.name,
+        device=variable.device_name,
+    )
+    spec.name = _prefix(spec, optimizer) + key
+    return spec
+
+
+def _key(spec: VariableSpec, optimizer: str) -> str:
+    return spec.name.removeprefix(_prefix(spec, optimizer))
+
+
+def _prefix(spec: VariableSpec, optimizer: str) -> str:
+    return f"{spec.slot_of}/{optimizer}/"
+
+
+def _apply_step(store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush | None) -> bool:
+    """Have the servers apply a step as its consistency says.
+
+    They apply this worker's gradients now, or those of all workers when these have come. Return
+    whether the copies of what is stepped are fresh already. `overlap` is what has been sent.
+    """
+    # The answer to the push before may have the permit for this one.
+    store.pushing.flush()
+    store.contributions.end_interrupted()
+    store.ends.require_fresh()
+    permit = store.permit(step.optimizer)
+    if permit.consistency._closes_steps:
+        _contribute(store, step, permit, overlap)
+        return False
+    _push(store, step, permit, overlap)
+    store.step_tracker.finish(step.optimizer, permit.step)
+    return True
+
+
+def _push(
+    store: RemoteStore, step: OptimizerStep, permit: StepPermit, overlap: OverlappedPush | None
+) -> None:
+    limited = step.within_limits()
+    if limited is None:
+        return
+    program, route = store.programs.encoded(step), store.routes.of(step)
+    goes_as_it_is = overlap is None and step.compressor.compression is None
+    updates = route.updates(program, limited) if goes_as_it_is else None
+    if updates is None:
+        batches = _batches(limited, overlap).items()
+        updates = {server: batch.update(program) for server, batch in batches}
+    awaited = overlap is not None
+    store.pushing.apply(Push(step.optimizer, permit, updates, route.copies, awaited))
+
+
+def _contribute(
+    store: RemoteStore, step: OptimizerStep, permit: StepPermit, overlap: OverlappedPush | None
+) -> None:
+    """Add this worker's gradients to a step.
+
+    Every server gets a part, if only an empty one, so that all come to the same steps; the parts
+    count once all servers have theirs.
+    """
+    program, limits = store.programs.encoded(step), step.limiter.limits
+    totals = step.mapped(VariableGradients.total)
+    gradients, offender = step.limiter.own_part(totals.by_variable())
+    batches = _batches(totals.with_gradients(gradients), overlap)
+    of_sum = Limits(limits, offender)
+    contribution = _contribution(store, step, permit)
+    store.servers.together(
+        {
+            server: updates.step(
+                program, batches[server].gradients, contribution, of_sum, batches[server].backward
+            )
+            for server in store.servers.used
+        }
+    )
+    store.contributions.commit(Staged(contribution, [*batches.values()]))
+
+
+def _contribution(store: RemoteStore, step: OptimizerStep, permit: StepPermit) -> Contribution:
+    step_tracker, several = store.step_tracker, len(store.servers.used) > 1
+    mean = step.reduce_op is ReduceOp.MEAN
+    return Contribution(
+        step=StepMark(group=step.optimizer, step=permit.step),
+        worker=step_tracker.worker or 0,
+        num_workers=step_tracker.num_workers,
+        replicas=step.replicas,
+        reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
+        replicas_to_aggregate=permit.consistency._enough(step_tracker.num_workers),
+        global_norm=step.limiter.limits.clip_norm is not None and several,
+    )
+
+
+def _batches(step: OptimizerStep, overlap: OverlappedPush | None) -> ServerBatches:
+    """Return what is yet to go to each server of a step with a gradient each."""
+    batches = no_batches(step.compressor) if overlap is None else overlap.finish()
+    done = () if overlap is None else overlap.variables
+    for number, group in enumerate(step.groups):
+        for variable, (gradient,) in zip(group.variables, group.gradients, strict=True):
+            if variable.name not in done:
+                add_gradient(batches, variable, gradient, number)
+    return batches

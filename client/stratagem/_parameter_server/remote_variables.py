@@ -1,4 +1,4 @@
-"""The variables that one strategy has on servers."""
+"""The variables that one strategy has on servers, and the update functions that these run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
+from stratagem._core.contexts.context import cross_replica, get_strategy
 from stratagem._core.device_names import torch_device
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import initial_tensor
@@ -16,13 +17,23 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.task import Settings
 from stratagem._parameter_server.variables.partitioning import Partitioning
-from stratagem._parameter_server.variables.placement import placement_named, server_named
+from stratagem._parameter_server.variables.placement import (
+    VariablePlacement,
+    placement_named,
+    placements,
+    server_named,
+)
 from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
-from stratagem._parameter_server.variables.variable_placement import VariablePlacement, placements
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, remote_of
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.request import Request
+from stratagem._ps_client.requests.variables import Attachments
+from stratagem._tracing.recording import Source
+from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.update_program_pb2 import GraphInput, InputBinding
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -139,3 +150,83 @@ class RemoteVariables:
                 "variables"
             )
         return parts
+
+
+def run_update(
+    store: RemoteStore,
+    server: int,
+    fn: Callable[..., Any],
+    variables: Sequence[Variable],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Have a server run `fn(*variables, *args, **kwargs)`.
+
+    Args:
+        store: The variables on the servers.
+        server: Which server.
+        fn: The update function.
+        variables: Its first arguments, which it has to write; without any, what it writes belongs
+            to no one variable.
+        args: Its further arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What it returned: a nest of variables, of tensors on the CPU, and of values of Python. A
+        function that only reads runs here, and may return anything.
+
+    Raises:
+        UpdateFunctionError: It cannot be sent to a server.
+    """
+
+    def is_hosted(variable: Variable) -> bool:
+        remote = remote_of(variable)
+        return remote is not None and remote.place.server == server
+
+    update = trace(fn, variables, args, kwargs, is_hosted)
+    if update.trace.only_reads:
+        # In cross-replica context, what it reads is as it is now on its server.
+        with cross_replica(get_strategy()):
+            return fn(*variables, *args, **kwargs)
+    ran = store.servers.call(server, _request(store, update, non_slot=not variables))
+    for variable in update.written:
+        remote = remote_of(variable)
+        if remote is not None:
+            remote.outdate()
+    return update.result(ran.outputs)
+
+
+def _request(store: RemoteStore, update: TracedUpdate, non_slot: bool) -> Request[updates.GraphRun]:
+    attachments = Attachments()
+    bindings = [
+        _binding(one.kind, source, attachments, store)
+        for one, source in zip(update.program.inputs, update.bindings, strict=True)
+    ]
+    return updates.run(update.program, bindings, attachments, non_slot)
+
+
+def _binding(
+    kind: GraphInput.Kind.ValueType, source: Source, attachments: Attachments, store: RemoteStore
+) -> InputBinding:
+    match source:
+        case Variable() if kind != GraphInput.KIND_TENSOR:
+            return InputBinding(variable=source.name)
+        case Variable():
+            return InputBinding(tensor=attachments.add(_present_value(source, store)))
+        case torch.Tensor():
+            return InputBinding(tensor=attachments.add(source.detach()))
+        case bool():
+            return InputBinding(flag=source)
+        case int():
+            return InputBinding(integer=source)
+        case float():
+            return InputBinding(number=source)
+
+
+def _present_value(variable: Variable, store: RemoteStore) -> torch.Tensor:
+    remote = remote_of(variable)
+    if remote is None:
+        return variable.value().detach()
+    # Not into the variable's own copy: a replica may be using that.
+    return store.snapshot(remote)

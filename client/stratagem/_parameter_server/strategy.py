@@ -19,9 +19,14 @@ from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
-from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.tables.tables import META_ABOVE
-from stratagem._parameter_server.task import member_of, replica_devices, servers_of, store_of
+from stratagem._parameter_server.task import (
+    Settings,
+    member_of,
+    replica_devices,
+    servers_of,
+    store_of,
+)
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
 from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.hosting.local_writes import carry, written_in
+from stratagem._parameter_server.loaded_values import carry, written_in
 from stratagem._shipping.handles import HandleTable, Tracked
 from stratagem._shipping.kinds import KindTable, RemoteObject
 from stratagem._shipping.parcel import Parcel

@@ -11,7 +11,7 @@ from torch import nn
 from stratagem._core.contexts.context import current_replica_id
 from stratagem._core.tensors.indexed_slices import require_integers
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.reading import pull_together
+from stratagem._parameter_server.tables.shard import pull_together
 from stratagem._parameter_server.tables.variable import TableVariable
 
 

@@ -16,9 +16,8 @@ from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
-from stratagem._parameter_server.tables.reading import pull_missing, read
 from stratagem._parameter_server.tables.row_values import PulledRows, added_up
-from stratagem._parameter_server.tables.shard import TableShard
+from stratagem._parameter_server.tables.shard import TableShard, pull_missing, read_rows
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem_proto.errors import (
@@ -30,7 +29,7 @@ from stratagem_proto.errors import (
 
 if TYPE_CHECKING:
     from stratagem._hosting.modules.hosted_parameter import HostedParameter
-    from stratagem._parameter_server.variables.any_store import AnyStore
+    from stratagem._parameter_server.variables.variable import AnyStore
 
 
 class Loading(Protocol):
@@ -143,7 +142,7 @@ class TableVariable(SplitVariable):
         self.require_rows(rows)
         if current_replica_id() is None:
             self.reach.loading.agree_on(self)
-            return read({self: rows})[0]
+            return read_rows({self: rows})[0]
         with self.pulling:
             pull_missing({self: rows}, training)
             return self.pulled.of(rows)
@@ -197,7 +196,7 @@ class TableVariable(SplitVariable):
 
     def present(self) -> torch.Tensor:
         """Return the value that the servers have, whatever is held here."""
-        return read({self: self.whole_rows})[0]
+        return read_rows({self: self.whole_rows})[0]
 
     # Writing.
 

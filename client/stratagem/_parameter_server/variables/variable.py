@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -17,6 +17,7 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._parameter_server.variables.shards import Rows
+from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.v1.parameter_server_pb2 import (
@@ -41,7 +42,29 @@ from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
     from stratagem._hosting.modules.hosted_parameter import HostedParameter
-    from stratagem._parameter_server.variables.any_store import AnyStore
+
+
+class AnyStore(Protocol):
+    """A `RemoteStore`, which is made of pushes, and they of variables.
+
+    Attributes:
+        servers: Sessions with all servers.
+    """
+
+    servers: ServerGroup
+
+    def refresh(self, variables: Iterable[Any], training: bool = False) -> None: ...
+
+    def write_behind(self, writings: Mapping[Any, Writing]) -> None: ...
+
+    def write(self, writings: Mapping[Any, Writing]) -> dict[str, int]: ...
+
+    def rows(
+        self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool = False
+    ) -> list[torch.Tensor]: ...
+
+    def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...
+
 
 MODES: dict[Write, AssignMode.ValueType] = {
     Write.ASSIGN: ASSIGN_MODE_SET,
