@@ -62,7 +62,7 @@ class ClusterResolver(ABC):
     @property
     def task_type(self) -> str | None:
         """Job of this process, None if unknown."""
-        return self._task_type
+        return self._found_task_type()
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -71,11 +71,19 @@ class ClusterResolver(ABC):
     @property
     def task_id(self) -> int | None:
         """Index of this process in its job, None if unknown."""
-        return self._task_id
+        return self._found_task_id()
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+    def _found_task_type(self) -> str | None:
+        """Return the job that was set, or in some resolvers one that is found otherwise."""
+        return self._task_type
+
+    def _found_task_id(self) -> int | None:
+        """Return the index that was set, or in some resolvers one that is found otherwise."""
+        return self._task_id
 
     @property
     def environment(self) -> str | None:

@@ -111,24 +111,12 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         return self._own_master(task_type, task_id, rpc_layer)
 
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process; None if neither set nor that of `pod_name`."""
+    def _found_task_type(self) -> str | None:
         return self._task_type or self._own_task()[0]
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Index of this process in its job; None if not known, as `task_type`."""
+    def _found_task_id(self) -> int | None:
         own = self._task_id
         return self._own_task()[1] if own is None else own
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     def _own_task(self) -> tuple[str, int] | tuple[None, None]:
         if self._pod_name is None:

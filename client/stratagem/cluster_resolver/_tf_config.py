@@ -62,25 +62,13 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id = self.task_id if task_id is None else task_id
         return self._formatted(self._address(task_type, task_id), rpc_layer)
 
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process, None if unknown."""
+    def _found_task_type(self) -> str | None:
         own = self._task_type
         return _tf_config().task.type if own is None else own
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Index of this process in its job, None if unknown."""
+    def _found_task_id(self) -> int | None:
         own = self._task_id
         return _tf_config().task.index if own is None else own
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     @property
     def environment(self) -> str | None:

@@ -84,24 +84,14 @@ class UnionResolver(ClusterResolver):
         """Return what the first resolver does. Spec: RES-6."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process, None if unknown. Spec: RES-4."""
+    def _found_task_type(self) -> str | None:
+        """Spec: RES-4."""
         return self._task_type or self._resolvers[0].task_type
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Index of this process in its job, None if unknown. Spec: RES-4."""
+    def _found_task_id(self) -> int | None:
+        """Spec: RES-4."""
         own = self._task_id
         return self._resolvers[0].task_id if own is None else own
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     @property
     def environment(self) -> str | None:
