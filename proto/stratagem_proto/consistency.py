@@ -1,4 +1,4 @@
-"""What both ends say of consistencies."""
+"""The names of consistency modes, and their messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name_of(consistency: Consistency) -> str:
     """Return "async", "bounded" or "sync".
 
     Raises:
-        InvalidArgumentError: It has no mode that is known here.
+        InvalidArgumentError: Its mode is unknown.
     """
     name = MODE_NAMES.get(consistency.mode)
     if name is None:
@@ -37,5 +37,5 @@ def name_of(consistency: Consistency) -> str:
 
 
 def message_named(name: str, **fields: int) -> Consistency:
-    """Return the message of the mode with that name, the other way round."""
+    """Return the message of the mode with that name; the inverse of `name_of`."""
     return Consistency(mode=_MODES[name], **fields)

@@ -1,4 +1,4 @@
-"""Rows of a variable, divided over shards as evenly as possible."""
+"""Dividing the rows of a variable into shards as evenly as possible."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def sizes_of_shards(rows: int, shards: int) -> tuple[int, ...]:
     Spec: PRT-6.
 
     Args:
-        rows: How many rows there are.
-        shards: How many shards there are to be, at least 1.
+        rows: The number of rows.
+        shards: The number of shards, at least 1.
     """
     least, more = divmod(rows, shards)
     return (least + 1,) * more + (least,) * (shards - more)

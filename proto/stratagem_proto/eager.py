@@ -1,4 +1,4 @@
-"""Coroutines that run at once, as far as they need not wait."""
+"""Running coroutines at once, up to where they first wait."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Result = TypeVar("Result")
 def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
     """Run a coroutine up to where it first waits, and the rest as a task.
 
-    A task takes its first step when the event loop comes by again. What small requests ask for
-    never waits, and so costs them three such rounds less.
+    An ordinary task begins in the next round of the event loop. Small requests never wait, so this
+    saves them three rounds.
 
     Returns:
-        The task; if nothing was waited for, a future that is done.
+        The task; if the coroutine did not wait, a future that is done.
     """
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     ended: asyncio.Future[Result] = loop.create_future()
-    # One for all steps, as a task would have it: what the first sets, the last resets.
+    # One context for all steps, as in a task: the last step can reset what the first one set.
     context = copy_context()
     try:
         awaited = context.run(work.send, None)
@@ -43,7 +43,7 @@ def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
 def _rest(
     work: Coroutine[Any, Any, Result], awaited: Any, context: Context
 ) -> Generator[Any, Any, Any]:
-    """Yield what is left of a coroutine that waits for something."""
+    """Run the rest of a coroutine that waits."""
     while True:
         try:
             sent = yield awaited

@@ -65,7 +65,7 @@ class StratagemError(Exception):
 
 
 class InvalidArgumentError(StratagemError, ValueError):
-    """An argument has a value that can never be right."""
+    """An argument has a value that is never valid."""
 
 
 class InvalidNameError(InvalidArgumentError):
@@ -73,9 +73,9 @@ class InvalidNameError(InvalidArgumentError):
 
 
 class RowIndexError(InvalidArgumentError, IndexError):
-    """A row or a position is asked for that a tensor does not have.
+    """An index names a row or a position that a tensor does not have.
 
-    It is no `OutOfRangeError`, by which loops over data end.
+    It is not an `OutOfRangeError`, which ends loops over data.
     """
 
 
@@ -84,15 +84,15 @@ class MalformedStreamError(InvalidArgumentError):
 
 
 class UpdateFunctionError(InvalidArgumentError):
-    """An update function does what cannot be sent to a server as a graph."""
+    """An update function cannot be sent to a server as a graph."""
 
 
 class NonFiniteGradientError(InvalidArgumentError, FloatingPointError):
-    """A gradient has NaN or infinities, and was to have none."""
+    """A gradient has NaN or infinities, which the limits of gradients forbid."""
 
 
 class UnbatchedInputError(InvalidArgumentError, IndexError):
-    """A dataset is to be split between replicas, but its elements are no batches."""
+    """A dataset is to be split between replicas, but its elements are not batches."""
 
 
 class InvalidTypeError(StratagemError, TypeError):
@@ -132,7 +132,7 @@ class SessionLostError(FailedPreconditionError):
 
 
 class ProtocolVersionError(FailedPreconditionError):
-    """Client and server speak versions of the contract that do not meet."""
+    """Client and server speak incompatible versions of the contract."""
 
 
 class ForkedProcessError(FailedPreconditionError):
@@ -140,10 +140,10 @@ class ForkedProcessError(FailedPreconditionError):
 
 
 class ClosureInputError(FailedPreconditionError):
-    """What a closure uses cannot be had on the worker that is to run it.
+    """An input of a closure is not available on the worker that is to run the closure.
 
     Attributes:
-        original_exception: Why not; None if that is not known.
+        original_exception: The reason; None if it is not known.
     """
 
     original_exception: BaseException | None = None
@@ -169,19 +169,19 @@ class ResourceExhaustedError(StratagemError, MemoryError):
     """A byte budget or another limit would be exceeded.
 
     Attributes:
-        retry_seconds: When a server that is full at the moment wants to be asked again, in seconds;
-            0 if waiting will not help, or it does not say.
+        retry_seconds: After how many seconds the server suggests to repeat the request; 0 if
+            waiting does not help, or the server suggests nothing.
     """
 
     retry_seconds = 0.0
 
 
 class AbortedError(StratagemError, RuntimeError):
-    """What the call waited for cannot happen any more."""
+    """The event that the call waited for cannot happen any more."""
 
 
 class UnfinishedStepError(AbortedError):
-    """A step is complete, but who was to have it applied did not."""
+    """A complete step cannot be applied, because no worker has sent the norm of its gradients."""
 
 
 class CancelledError(StratagemError, RuntimeError):
@@ -197,14 +197,14 @@ class UnavailableError(StratagemError, ConnectionError):
 
 
 class PSUnavailableError(UnavailableError):
-    """A worker could not reach a parameter server for as long as it tries."""
+    """A worker has tried in vain to reach a parameter server, until its time was over."""
 
 
 class WorkerLostError(UnavailableError):
-    """A worker went away, with everything that it kept and was running.
+    """A worker is gone, with everything that it kept and was running.
 
     Attributes:
-        took_leave: Whether it said before that it shuts down.
+        took_leave: Whether it had announced that it shuts down.
     """
 
     took_leave = False

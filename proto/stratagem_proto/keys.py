@@ -1,4 +1,4 @@
-"""Which part of a dynamic table has a key."""
+"""Dividing the keys of a dynamic table between its parts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def part_of_keys(keys: torch.Tensor, parts: int) -> torch.Tensor:
     evenly.
 
     Args:
-        keys: int64 vector.
-        parts: How many parts the table has.
+        keys: An int64 vector.
+        parts: The number of parts of the table.
     """
     mixed = (keys ^ (keys >> 30)) * _MULTIPLIER
     return torch.remainder(mixed ^ (mixed >> 27), parts)

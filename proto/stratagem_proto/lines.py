@@ -1,18 +1,18 @@
-"""The lines of text that a program writes bit by bit."""
+"""Splitting the output of a program into lines."""
 
 from __future__ import annotations
 
-# A program that never ends its line must not take memory for ever.
+# A program that never ends its line must not fill the memory.
 _LONGEST_LINE = 16_384  # characters
 
 
 def visible(line: str) -> str:
-    """Return what a terminal leaves to see of a line that returns to its own start."""
+    """Return the part of a line that a terminal shows, that after its last carriage return."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 class LineSplitter:
-    """Cuts a stream of text, however it arrives, into lines."""
+    """Splits text that arrives in pieces into lines."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -25,6 +25,6 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[str]:
-        """Return what is left when no more text will come."""
+        """Return the incomplete last line, if any; no more text follows."""
         rest, self._rest = self._rest, ""
         return [rest] if rest else []

@@ -15,31 +15,30 @@ _LARGEST_KEPT_BUFFER = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep up to 1 GiB of what is freed, in buffers up to 32 MiB.
+    """Let the allocator of this process keep up to 1 GiB of freed memory, in buffers up to 32 MiB.
 
-    Each step takes and drops buffers of the same sizes. Where they are given back to the system, it
-    clears each page when it is next touched, which takes many times as long as to write frames to
-    memory that was kept. It is a setting of the whole process.
+    Each step takes and frees buffers of the same sizes. If they were returned to the system, it
+    would clear each page on the next use, which takes many times as long as writing to kept memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BUFFER)
-    # A thread's own arena gives memory back in spite of the threshold.
+    # The arenas of further threads return memory in spite of the threshold.
     mallopt(_ARENA_MAX, 1)
 
 
-# Where control groups tell it, of the second version and of the first.
+# The files with the limit of a control group, of version 2 and of version 1.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def half_of_memory(limits: Sequence[Path] = _LIMITS) -> int:
-    """Return half of the machine's memory in bytes, or of its container's.
+    """Return half of the memory of the machine, or of the container if that has less, in bytes.
 
     Args:
-        limits: Files of which each may have a limit of the container; others, and those without a
-            number, are passed over.
+        limits: Files that may contain the limit of the container. Missing files and those without
+            a number are ignored.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     texts = [file.read_text().strip() for file in limits if file.exists()]

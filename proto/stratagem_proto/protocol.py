@@ -1,4 +1,4 @@
-"""What both ends of the contract must agree on besides the messages."""
+"""Constants and checks on which clients and servers must agree, besides the messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, Proto
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1
 
-# Tensors of a stream travel in runs of this many bytes. Smaller runs are slower, and larger ones
-# hardly faster.
+# Tensors of a stream are sent in chunks of this many bytes. Smaller chunks are slower, and larger
+# ones hardly faster.
 CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 4 << 20
-# Uploads of more than that travel in these: gRPC writes 0.95 MiB at once, so that of a MiB a rest
-# would be left each time.
+# Larger uploads are sent in chunks of this size: gRPC writes 0.95 MiB at once, so a chunk of a MiB
+# would take two writes.
 UPLOAD_CHUNK_BYTES = 960 << 10
 # A header with one entry for each of 10^5 variables fits.
 MAX_HEADER_BYTES = 32 << 20
@@ -24,7 +24,7 @@ MAX_RANK = 32
 MAX_TENSORS = 100_000
 
 PING_SECONDS = 5.0
-"""For how long a peer may leave a ping unanswered until its connection is given up."""
+"""A connection whose peer leaves a ping unanswered for this time is closed."""
 
 SESSION_ID_BYTES = 16
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-/:+]+")
 
 
 def check_name(name: str, what: str = "variable") -> None:
-    """Check a variable's, group's or barrier's name.
+    """Check the name of a variable, a group or a barrier.
 
     Raises:
         InvalidNameError: The name is empty, longer than `MAX_NAME_LENGTH` characters, or has other
@@ -52,10 +52,10 @@ def check_name(name: str, what: str = "variable") -> None:
 
 
 def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:
-    """Refuse a peer whose version of the contract is not understood.
+    """Check that this server understands a peer's version of the contract.
 
     Raises:
-        ProtocolVersionError: Naming both versions.
+        ProtocolVersionError: It does not; the error names both versions.
     """
     if not OLDEST_PROTOCOL_VERSION <= theirs <= mine:
         raise ProtocolVersionError(
@@ -66,7 +66,7 @@ def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:
 
 
 def check_contributors(replicas_to_aggregate: int, num_workers: int) -> None:
-    """Check that so many workers can make the contributions of a step.
+    """Check that so many workers are enough for the contributions of a step.
 
     Raises:
         InvalidArgumentError: The step needs more.

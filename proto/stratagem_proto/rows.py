@@ -1,4 +1,4 @@
-"""Rows of tensors, by their indices."""
+"""Sorting, adding, copying and writing rows of tensors by their indices."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# numpy sorts so many numbers much faster than torch. Of fewer, torch has less to do before it
-# begins, and of more it has a faster way.
+# The counts of numbers that numpy sorts much faster than torch, whose calls cost less for fewer
+# numbers, and which has a faster algorithm for more.
 _SORTED_BY_NUMPY = range(128, 1 << 15)
 
-# Of fewer bytes, torch is as fast.
+# For fewer bytes, torch is as fast.
 _LEAST_BYTES = 8 << 10
 
-# The mode of torch's bags that adds.
+# The mode of `torch.embedding_bag` that adds.
 _ADDED = 0
 
-# numpy has no longer elements.
+# The size of the largest element of a numpy array.
 _MOST_ROW_BYTES = 2**31 - 1
 
 _Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
 class _Sorted(NamedTuple):
-    """Indices in ascending order, equal ones as they came.
+    """Indices in ascending order; equal ones keep their order.
 
     Attributes:
-        indices: They, of their type.
-        order: Where each was.
-        is_first: Whether it is another one than that before it.
+        indices: The sorted indices, of their own dtype.
+        order: The position that each index had before.
+        is_first: Whether each index differs from the one before it.
     """
 
     indices: _Integers
@@ -39,21 +39,21 @@ class _Sorted(NamedTuple):
 
     @property
     def places(self) -> npt.NDArray[np.int64]:
-        """Of each, how many others are before it."""
+        """For each sorted index, the number of smaller distinct indices."""
         places: npt.NDArray[np.int64] = self.is_first.cumsum(dtype=np.int64)
         places -= 1
         return places
 
 
 def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices that there are, and where each element is among them.
+    """Return the distinct indices, and the position of each index among them.
 
     Args:
-        indices: Whole numbers, of any type and shape.
+        indices: Integers of any dtype and shape.
 
     Returns:
-        An ascending vector without repetitions, and places in it, int64 of the shape of `indices`;
-        both on its device.
+        An ascending vector of distinct indices, and int64 positions in it of the shape of
+        `indices`; both on its device.
     """
     if (ascending := _sorted(indices)) is None:
         found, places = torch.unique(indices, return_inverse=True)
@@ -65,27 +65,27 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ascending_order(indices: torch.Tensor) -> torch.Tensor:
-    """As `torch.argsort(indices, stable=True)`, of a vector of whole numbers."""
+    """Return `torch.argsort(indices, stable=True)` of a vector of integers."""
     if (ascending := _sorted(indices)) is None:
         return torch.argsort(indices, stable=True)
     return torch.from_numpy(ascending.order)
 
 
 def summed(indices: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices that there are, and the ordered sum of each one's values.
+    """Return the distinct indices, and for each the sum of its values in their order.
 
     Args:
-        indices: Vector of whole numbers, of any type.
-        values: A row for each of them, on the same device.
+        indices: A vector of integers of any dtype.
+        values: One row for each index, on the same device.
 
     Returns:
-        An ascending vector without repetitions, and a row for each of its elements.
+        An ascending vector of distinct indices, and one row for each of its elements.
     """
     if not _fit_bags(values) or (ascending := _sorted(indices)) is None:
         found, places = distinct(indices)
         sums = values.new_zeros(len(found), *values.shape[1:])
         return found, sums.index_add_(0, places, values)
-    # Bags take half the time of `index_add_` by places.
+    # `embedding_bag` is faster than `index_add_`.
     (firsts,) = ascending.is_first.nonzero()
     order, begins = map(torch.from_numpy, (ascending.order, firsts))
     elements = values.flatten(1)
@@ -95,23 +95,23 @@ def summed(indices: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _fit_bags(values: torch.Tensor) -> bool:
-    """Return whether bags come to the same bytes as `index_add_`, in less time."""
+    """Return whether `embedding_bag` gives the same bytes as `index_add_` in less time."""
     is_fast = values.is_cpu and values.dtype == torch.float32
     return is_fast and values.dim() > 1 and values.numel() > 0
 
 
 def _sorted(indices: torch.Tensor) -> _Sorted | None:
-    """Return indices in order; None if torch is to look at them.
+    """Return sorted indices; None if torch is to sort them.
 
-    Each is sorted in one number with its place: to sort places by indices takes numpy three times
-    as long.
+    Each index and its position are packed into one number, because numpy sorts numbers much faster
+    than it sorts positions by their indices.
     """
     is_integer = not (indices.is_floating_point() or indices.is_complex())
     if not (indices.is_cpu and is_integer and indices.numel() in _SORTED_BY_NUMPY):
         return None
     each = indices.flatten().numpy()
     bits, keys = len(each).bit_length(), each.astype(np.int64)
-    # Negative ones are larger than all others here.
+    # Negative indices are larger than all others as unsigned numbers.
     largest = int(np.maximum.reduce(keys.view(np.uint64)))
     if largest.bit_length() + bits > 63:
         return None
@@ -127,11 +127,11 @@ def _sorted(indices: torch.Tensor) -> _Sorted | None:
 
 
 def are_ascending(rows: torch.Tensor, count: int) -> bool:
-    """Return whether indices are in order, each once, and of the first so many rows.
+    """Return whether indices are distinct, in ascending order, and within a number of rows.
 
     Args:
-        rows: int64 vector, on the CPU.
-        count: The rows that there are.
+        rows: An int64 vector on the CPU.
+        count: The number of rows.
     """
     each = rows.numpy()
     if not len(each):
@@ -143,19 +143,19 @@ def put(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
     """Write rows of a CPU tensor.
 
     Args:
-        into: Of one dimension or more.
-        rows: int64 vector of indices that there are, without repetitions.
-        values: What to write there, of the same type.
+        into: The tensor, of one dimension or more.
+        rows: An int64 vector of distinct indices of its rows.
+        values: The rows to write, of the same dtype.
     """
     if values.nbytes < _LEAST_BYTES or not are_whole(into):
         into.index_copy_(0, rows, values)
     else:
-        # torch would go through the elements of each row.
+        # torch would copy the elements one by one.
         _whole(into).put(rows.numpy(), _whole(values.contiguous()))
 
 
 def are_whole(tensor: torch.Tensor) -> bool:
-    """Return whether the rows of a CPU tensor can be moved as wholes."""
+    """Return whether the rows of a CPU tensor can be copied as single numpy elements."""
     if not tensor.numel() or not tensor.is_contiguous() or tensor.is_complex():
         return False
     return tensor.nbytes // tensor.shape[0] <= _MOST_ROW_BYTES
@@ -165,9 +165,9 @@ class Taken(NamedTuple):
     """Copies of rows.
 
     Attributes:
-        rows: Which.
-        elements: Theirs, as a vector, which may be changed.
-        wholes: The same memory, row by row.
+        rows: The indices of the rows.
+        elements: Their elements as one vector, which may be changed.
+        wholes: The same memory as one numpy element per row.
     """
 
     rows: npt.NDArray[np.int64]
@@ -176,10 +176,10 @@ class Taken(NamedTuple):
 
 
 class WholeRows:
-    """The rows of a tensor, moved as wholes.
+    """The rows of a tensor, copied as single numpy elements.
 
     Args:
-        tensor: On the CPU, of which `are_whole` holds.
+        tensor: A CPU tensor for which `are_whole` is true.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -189,20 +189,20 @@ class WholeRows:
         """Copy rows.
 
         Args:
-            rows: Vector of indices that there are.
+            rows: A vector of indices of its rows.
         """
         wholes = self._rows.take(rows)
         elements = torch.from_numpy(wholes.view(np.uint8)).view(self._dtype)
         return Taken(rows, elements, wholes)
 
     def put(self, taken: Taken) -> None:
-        """Write rows that were taken, without repetitions, as they are now."""
+        """Write copies of distinct rows back, with their present elements."""
         self._rows.put(taken.rows, taken.wholes)
 
 
 def _whole(tensor: torch.Tensor) -> npt.NDArray[np.void]:
-    """Return a vector whose elements are the rows, whatever type they are of."""
+    """Return the memory of a tensor as a vector with one element per row."""
     row_bytes = tensor.nbytes // tensor.shape[0]
-    # numpy does not know all types.
+    # As bytes, since numpy does not have all dtypes of torch.
     whole = tensor.view(torch.uint8).numpy().reshape(-1).view((np.void, row_bytes))
     return whole

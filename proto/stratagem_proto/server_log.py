@@ -1,7 +1,7 @@
-"""What a server writes about itself.
+"""The log of a server.
 
-A program that runs a server inside itself hears nothing unless it gives the logger
-"stratagem_server" a handler; the command line does.
+A program that runs a server in its own process sees no lines of the log unless it adds a handler to
+the logger "stratagem_server"; the command line adds one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 
 
 def to_stderr(as_json: bool = False) -> None:
-    """Send the log to stderr: one JSON object a line, or colours on a terminal.
+    """Write the log to stderr: one JSON object per line, or coloured text on a terminal.
 
     Args:
-        as_json: Whether a terminal is to have JSON, too.
+        as_json: Whether to write JSON on a terminal, too.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

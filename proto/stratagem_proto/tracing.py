@@ -1,8 +1,7 @@
-"""Spans of OpenTelemetry, in processes that have asked for them.
+"""Spans of OpenTelemetry, in processes that have enabled them.
 
-A span of a client is continued by the server, wherever the request travels: the parent is a part of
-the message, in the form of W3C's `traceparent`. While nobody has asked, spans are objects that do
-nothing.
+A server continues a client's span over any transport, because the message contains the parent in
+the form of W3C's `traceparent`. In other processes spans are objects that do nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _tracer: Tracer | None = None
 
 
 def enable(provider: TracerProvider | None = None) -> None:
-    """Have spans made from now on.
+    """Make spans from now on.
 
     Args:
-        provider: Takes them; by default the one that the process has set globally.
+        provider: The provider of the spans; by default the global one of the process.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
@@ -42,38 +41,38 @@ def enable(provider: TracerProvider | None = None) -> None:
 
 
 def disable() -> None:
-    """Have no more spans made."""
+    """Make no more spans."""
     global _tracer
     _tracer = None
 
 
 def not_installed() -> ImportError:
-    """Return the error of who has no OpenTelemetry."""
+    """Return the error that says that OpenTelemetry is not installed."""
     return ImportError(
-        "OpenTelemetry must be installed before there are spans: run "
+        "spans need OpenTelemetry, which is not installed: run "
         "`pip install 'stratagem[opentelemetry]'`"
     )
 
 
 class Sending(Protocol):
-    """A request of a client, from when it is sent until it is acknowledged."""
+    """The span of a client's request, from when it is sent until it is acknowledged."""
 
     def mark(self, key: RequestKey) -> None:
-        """Let the server continue it."""
+        """Write the span into a request's key, so that the server continues it."""
 
     def end(self) -> None:
-        """End it; once."""
+        """End the span; call it once."""
 
     def before(self, then: Callable[[], None]) -> Callable[[], None]:
-        """Return what ends it, and then does something else."""
+        """Return a function that ends the span and then calls another function."""
 
 
 class _Untraced:
     def mark(self, key: RequestKey) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing has begun."""
+        """Do nothing."""
 
     def before(self, then: Callable[[], None]) -> Callable[[], None]:
         return then
@@ -108,7 +107,7 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 def sending(method: str, peer: str) -> Sending:
-    """Begin the span of a request, within the present one of the program."""
+    """Begin the span of a request, as a child of the program's current span."""
     if _tracer is None:
         return _UNTRACED
     from opentelemetry.trace import SpanKind
@@ -118,12 +117,12 @@ def sending(method: str, peer: str) -> Sending:
 
 
 def answering(request: Message, server: str, current: bool = True) -> AbstractContextManager[None]:
-    """Return a span of a server around its answer, if the client has begun one.
+    """Return the span of a server's answer, if the request contains a client's span.
 
     Args:
         request: The request, or its header.
-        server: The task.
-        current: Whether what is done meanwhile belongs to it.
+        server: The server's task.
+        current: Whether to make it the current span, so that spans within are its children.
     """
     if _tracer is None:
         return _NO_SPAN
@@ -132,7 +131,7 @@ def answering(request: Message, server: str, current: bool = True) -> AbstractCo
 
 
 def within(name: str) -> AbstractContextManager[Any]:
-    """Return a span around a part of what a server does."""
+    """Return a span of a part of a server's work."""
     return _NO_SPAN if _tracer is None else _tracer.start_as_current_span(name)
 
 

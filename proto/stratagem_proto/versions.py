@@ -1,8 +1,8 @@
-"""Versions of values, each of which one value of one variable ever has.
+"""Versions of a variable's values; two values of a variable never have the same version.
 
-The highest bits name a run of a server that has begun with a checkpoint. What the run before it
-applied since had versions, too, which clients may still hold; they say nothing about the values of
-this one.
+The highest bits identify a run of a server that began with a checkpoint. The run before it may have
+applied updates after that checkpoint, and clients may still have their versions, which say nothing
+about the values of this run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _RUN_BITS = 24
 
 
 def first_of_another_run() -> int:
-    """Return the first version that a run gives which begins with a checkpoint."""
+    """Return the first version of a run that begins with a checkpoint."""
     run = 1 + secrets.randbelow((1 << _RUN_BITS) - 1)
     return (run << _COUNT_BITS) + 1
 
 
 def is_newer(version: int, than: int) -> bool:
-    """Return whether a version takes the place of one that somebody has.
+    """Return whether a version replaces one that a client has.
 
     Args:
-        version: What a server gives now.
-        than: What they have; that of another run is older, whatever its number.
+        version: The version that a server has now.
+        than: The version that the client has. One of another run is older, whatever its number.
     """
     return version > than or version >> _COUNT_BITS != than >> _COUNT_BITS

@@ -29,7 +29,7 @@ def test_no_file_is_no_token() -> None:
     [
         (None, "cannot be read: No such file or directory; check STRATAGEM_TOKEN_FILE"),
         (b" \n", "is empty; write a secret into it"),
-        (b"\xff\xfe", "is no text: 'utf-8' codec can't decode .*; write a secret in"),
+        (b"\xff\xfe", "is not text: 'utf-8' codec can't decode .*; write a secret in"),
     ],
     ids=["missing", "empty", "not text"],
 )

@@ -13,9 +13,9 @@ from stratagem_psserver.cli import app
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--bind", "127.0.0.1"], "'127.0.0.1' is no address"),
+        (["--bind", "127.0.0.1"], "'127.0.0.1' is not an address"),
         (["--bind", "127.0.0.1:99999"], "a port from 0 to 65535"),
-        (["--health-bind", "nonsense"], "'nonsense' is no address"),
+        (["--health-bind", "nonsense"], "'nonsense' is not an address"),
         (["--bind", "0.0.0.0:0"], "--insecure"),
         (["--bind", "0.0.0.0:0", "--insecure"], "--token-file"),
         (["--job", "two words"], "job name 'two words'"),

@@ -1,1 +1,1 @@
-"""How processes are told their settings: flags > environment > TF_CONFIG > file."""
+"""The settings of processes: flags take precedence over environment, TF_CONFIG and file."""

@@ -1,4 +1,4 @@
-"""Commands whose options are the settings of a model."""
+"""Commands whose options are the settings of a pydantic model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _METAVARS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}
 
 
 def command(program: str, model: type[Settings], body: Callable[..., None]) -> Callable[..., None]:
-    """Return what typer makes a command of, with an option for each setting.
+    """Return a function for typer, with an option for each setting.
 
     Args:
-        program: Names the process where a setting cannot be.
+        program: The name of the program in error messages.
         model: The settings.
-        body: Called with the settings, and with what else it takes: arguments of the command. Its
-            docstring is the help.
+        body: Called with the settings and with its further parameters, which become arguments of
+            the command. Its docstring is the help.
     """
     _, *arguments = inspect.signature(body).parameters.values()
 
@@ -47,7 +47,7 @@ def command(program: str, model: type[Settings], body: Callable[..., None]) -> C
 
 @contextmanager
 def explained(program: str) -> Iterator[None]:
-    """End the process with one sentence where the body raises what users may cause."""
+    """Print errors that users may cause as one sentence, and exit with code 2."""
     try:
         yield
     except (StratagemError, OSError, ImportError) as error:
@@ -66,7 +66,7 @@ def _option(name: str, field: FieldInfo) -> Any:
     flags = [f"{flag(name)}/--no-{flag(name)[2:]}" if of is bool else flag(name)]
     if isinstance(extra := field.json_schema_extra, dict):
         flags.append(str(extra["short"]))
-    # What is written is judged where it is known what it was written for.
+    # Options are strings here; the model parses them, so that errors name their source.
     option = typer.Option(
         *flags,
         help=f"{field.description} [{variable(name)}]",
@@ -77,12 +77,12 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 def type_of(field: FieldInfo) -> Any:
-    """Return what a setting is, if it is not absent."""
+    """Return the type of a setting, without None."""
     kinds = [one for one in get_args(field.annotation) if one is not NoneType]
     return kinds[0] if kinds else field.annotation
 
 
 def default_of(field: FieldInfo) -> str:
-    """Return a setting that nobody gives, as help shows it; "" where there is none."""
+    """Return the default of a setting as help shows it; "" if it has none."""
     default = field.get_default(call_default_factory=True)
     return "" if default is None or default is False else str(default)

@@ -1,4 +1,4 @@
-"""The settings of one kind of process, from wherever they come."""
+"""The settings of one kind of process, from all their sources."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _PREFIX = "STRATAGEM_"
 
 
 class ProcessSettings(BaseSettings):
-    """Settings by flags, else by variables, else by `TF_CONFIG`, else by a file.
+    """Settings from flags, else environment variables, else `TF_CONFIG`, else a file.
 
-    A field's description is its help, and its variable is its name in capitals behind "STRATAGEM_".
+    A field's description is its help. Its environment variable is "STRATAGEM_" and its name in
+    capitals.
 
     Attributes:
-        kind: Table of the file.
+        kind: The table of the file.
     """
 
     model_config = SettingsConfigDict(
@@ -45,7 +46,7 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Say which source wins: an earlier one."""
+        """Return the sources; an earlier one takes precedence."""
         others = TFConfigSource(settings_cls), FileSource(settings_cls)
         return (init_settings, env_settings, *others)
 
@@ -54,10 +55,10 @@ class ProcessSettings(BaseSettings):
         """Return the settings of this process.
 
         Args:
-            flags: Those of the command line; None where one is not given.
+            flags: The flags of the command line; None for a flag that is not given.
 
         Raises:
-            InvalidArgumentError: One of them cannot be; the message says where it comes from, as in
+            InvalidArgumentError: A setting is not valid; the message names its source, for instance
                 `TF_CONFIG.task.index`.
             OSError: The file cannot be read.
         """
@@ -83,5 +84,5 @@ def flag(name: str) -> str:
 
 
 def _path(given: Mapping[str, Any], name: str) -> str:
-    """Return where a setting comes from that is a flag or a variable."""
+    """Return the flag that gives a setting, or else its environment variable."""
     return flag(name) if name in given else variable(name)

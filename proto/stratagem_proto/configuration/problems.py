@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, in our words."""
+"""Messages for the errors that pydantic finds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stratagem_proto.errors import StratagemError
 
 
 def described(path: str, problem: Any) -> str:
-    """Say what is wrong with a value.
+    """Return a message that says what is wrong with a value.
 
     Args:
-        path: Where it comes from, for instance "TF_CONFIG.task.index".
+        path: The source of the value, for instance "TF_CONFIG.task.index".
         problem: One of the errors of a `ValidationError`.
     """
     cause = problem.get("ctx", {}).get("error")

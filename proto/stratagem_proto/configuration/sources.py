@@ -1,4 +1,4 @@
-"""Where settings come from besides flags and variables of their own."""
+"""The sources of settings besides flags and environment variables: TF_CONFIG and files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ else:
 
 
 class Source(PydanticBaseSettingsSource):
-    """A source that knows the path under which it says a setting."""
+    """A source that knows the path of each setting in it."""
 
     @abstractmethod
     def found(self) -> dict[str, Any]:
-        """Return what it says."""
+        """Return the settings of this source."""
 
     @abstractmethod
     def path(self, name: str) -> str:
-        """Return where it says that."""
+        """Return the path of a setting, for messages."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return what pydantic asks of sources that look at field after field."""
+        """Return no value; pydantic requires this method, which `__call__` makes unnecessary."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """Return what it says that no source before it has said.
+        """Return the settings that no earlier source gives.
 
         Raises:
-            InvalidArgumentError: That cannot be.
+            InvalidArgumentError: A setting is not valid.
         """
         return {
             name: self._checked(name, value)
@@ -59,14 +59,14 @@ class Source(PydanticBaseSettingsSource):
 
 
 class TFConfigSource(Source):
-    """The task that `TF_CONFIG` says this process is, and where it serves.
+    """The task of this process in `TF_CONFIG`, and its address.
 
-    A task of another job says nothing of this process, and a task that flags or variables have
-    chosen does not serve where the one of `TF_CONFIG` does.
+    A task of another job is ignored. If flags or variables give another task index, the address in
+    `TF_CONFIG` is ignored.
     """
 
     def found(self) -> dict[str, Any]:
-        """Return the index of the task, and its address."""
+        """Return the index and the address of the task."""
         fields = self.settings_cls.model_fields
         if "job" not in fields:
             return {}
@@ -81,7 +81,7 @@ class TFConfigSource(Source):
         return found
 
     def path(self, name: str) -> str:
-        """Return the entry of the variable."""
+        """Return the path within `TF_CONFIG`."""
         if name == "task":
             return "TF_CONFIG.task.index"
         return f"TF_CONFIG.cluster.{self._job}.{self._index}"
@@ -105,7 +105,7 @@ class FileSource(Source):
         self._kind: str = settings_cls.kind
 
     def found(self) -> dict[str, Any]:
-        """Return the table for this kind."""
+        """Return the table for this kind of process."""
         if not self._file:
             return {}
         table: dict[str, Any] = _parsed(Path(self._file)).get(self._kind, {})
@@ -114,7 +114,7 @@ class FileSource(Source):
         return table
 
     def path(self, name: str) -> str:
-        """Return the file and the entry."""
+        """Return the file and the path within it."""
         return f"{self._file}: {self._kind}.{name}"
 
     @property
@@ -127,11 +127,11 @@ class FileSource(Source):
             return
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidArgumentError(f"{self.path(name)} is no setting{advice}")
+        raise InvalidArgumentError(f"{self.path(name)} is not a setting{advice}")
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"{path} is no TOML: {error}") from error
+        raise InvalidArgumentError(f"{path} is not TOML: {error}") from error

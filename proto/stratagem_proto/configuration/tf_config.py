@@ -17,12 +17,12 @@ VARIABLE = "TF_CONFIG"
 
 def _numbered(tasks: Any) -> Any:
     if isinstance(tasks, str):
-        raise PydanticCustomError("tasks", "write a list of addresses, one for a task")
+        raise PydanticCustomError("tasks", "write a list of addresses, one for each task")
     return dict(enumerate(tasks)) if isinstance(tasks, list) else tasks
 
 
 class TaskConfig(BaseModel):
-    """Which task this process is. Spec: RES-8."""
+    """The task of this process. Spec: RES-8."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
@@ -31,14 +31,14 @@ class TaskConfig(BaseModel):
 
 
 class TFConfig(BaseModel):
-    """What `TF_CONFIG` says; keys that are not listed here are ignored.
+    """The content of `TF_CONFIG`; keys that are not listed here are ignored.
 
     Attributes:
-        cluster: Addresses by job and task index.
-        task: This process.
-        rpc_layer: Protocol in front of addresses, for instance "grpc".
+        cluster: The addresses by job and task index.
+        task: The task of this process.
+        rpc_layer: The protocol in front of addresses, for instance "grpc".
         environment: Free text about where the cluster runs.
-        session_master: Address that `master()` returns whatever the task is.
+        session_master: The address that `master()` returns for every task.
     """
 
     cluster: dict[str, Annotated[dict[int, str], BeforeValidator(_numbered)]] = {}
@@ -49,10 +49,10 @@ class TFConfig(BaseModel):
 
 
 def read_tf_config() -> TFConfig:
-    """Return what the environment says; everything is empty if it is not set.
+    """Return the `TF_CONFIG` of the environment; everything is empty if it is not set.
 
     Raises:
-        InvalidArgumentError: As `parse_tf_config`.
+        InvalidArgumentError: As for `parse_tf_config`.
 
     Spec: RES-7, RES-8, RES-11.
     """
@@ -60,11 +60,11 @@ def read_tf_config() -> TFConfig:
 
 
 def parse_tf_config(text: str, name: str = f"environment variable {VARIABLE}") -> TFConfig:
-    """Return what a text in the form of `TF_CONFIG` says.
+    """Parse a text in the form of `TF_CONFIG`.
 
     Args:
-        text: JSON.
-        name: Where it came from, for messages.
+        text: The JSON text.
+        name: The source of the text, for messages.
 
     Raises:
         InvalidArgumentError: It is not JSON, or an entry has the wrong type; the message names the

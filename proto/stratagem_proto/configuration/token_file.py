@@ -1,4 +1,4 @@
-"""The file with the secret by which the tasks of a cluster know each other."""
+"""The file with the token, a secret that the tasks of a cluster share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def token_from_environment() -> str:
     """Return the token in the file that `STRATAGEM_TOKEN_FILE` names, or "".
 
     Raises:
-        InvalidArgumentError: There is none in the file, as `read_token` says.
+        InvalidArgumentError: As for `read_token`.
     """
     path = os.environ.get(VARIABLE)
     return read_token(Path(path) if path else None)
 
 
 def read_token(path: Path | None) -> str:
-    """Return the token in a file, without the space around it; "" without a file.
+    """Return the token in a file, without white space around it; "" if there is no file.
 
     Raises:
-        InvalidArgumentError: The file is missing, cannot be read, is empty, or is no text in UTF-8.
+        InvalidArgumentError: The file is missing, cannot be read, is empty, or is not UTF-8 text.
     """
     if path is None:
         return ""
@@ -35,7 +35,7 @@ def read_token(path: Path | None) -> str:
             path, f"cannot be read: {error.strerror}; check {VARIABLE}, and --token-file of servers"
         ) from error
     except UnicodeDecodeError as error:
-        raise _refusal(path, f"is no text: {error}; write a secret in UTF-8 into it") from error
+        raise _refusal(path, f"is not text: {error}; write a secret in UTF-8 into it") from error
     if not token:
         raise _refusal(path, "is empty; write a secret into it")
     return token

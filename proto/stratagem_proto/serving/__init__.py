@@ -1,1 +1,1 @@
-"""What server processes of every kind have in common; no client needs it."""
+"""The parts that server processes of every kind share; clients do not need them."""

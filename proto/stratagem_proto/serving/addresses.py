@@ -1,4 +1,4 @@
-"""The addresses that a server listens on."""
+"""The addresses on which servers listen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
         raise InvalidArgumentError(
-            f"{address!r} is no address to listen on; give host:port with a port from "
+            f"{address!r} is not an address to listen on; give host:port with a port from "
             f"0 to {LAST_PORT}, for instance 127.0.0.1:0"
         )
 
@@ -38,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 
 def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
-    """Bind a server and return the address with the port that it got.
+    """Bind a server, and return its address with the actual port.
 
     Raises:
         UnavailableError: The port is taken, or the host is not this machine's.

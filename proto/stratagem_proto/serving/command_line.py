@@ -21,23 +21,23 @@ from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import RpcServer
 
-# Container engines put secrets there, where all users of the one container read them.
+# The folder of container engines for secrets, which all users of the container may read.
 _MOUNTED_SECRETS = Path("/run/secrets")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Log lines of JSON on a terminal, too.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write the log as JSON on a terminal, too.")]
 
 
 def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
-        server: It has not started.
-        options: What the process was told.
-        as_json: Whether people are to read JSON, too.
+        server: A server that has not started.
+        options: The options of the process.
+        as_json: Whether to write the log as JSON on a terminal, too.
 
     Raises:
-        ImportError: There are to be spans, and OpenTelemetry is not installed.
-        InvalidArgumentError: The ready file has no folder.
+        ImportError: Spans are enabled, and OpenTelemetry is not installed.
+        InvalidArgumentError: The folder of the ready file does not exist.
         UnavailableError: An address cannot be bound.
     """
     ready_file = options.ready_file
@@ -59,7 +59,7 @@ def _check_folder(ready_file: Path | None) -> None:
 
 
 def _warn_of_readers(path: Path | None) -> None:
-    """Say so if other users of the machine may read the secret."""
+    """Log a warning if other users of the machine can read the token."""
     if path is None or _MOUNTED_SECRETS in path.parents:
         return
     if path.stat().st_mode & stat.S_IROTH:
@@ -72,10 +72,10 @@ def _warn_of_readers(path: Path | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[socket.socket]:
-    """Return a socket that can be read once SIGTERM or SIGINT has come.
+    """Return a socket that can be read once SIGTERM or SIGINT has arrived.
 
-    A lock that a handler releases would not do: the main thread may be just about to wait for it,
-    or another thread may get the signal, and the wait goes on for ever.
+    A lock that a signal handler releases would not work: the main thread may be just about to wait
+    for it, or another thread may get the signal, and the wait would never end.
     """
     reader, writer = socket.socketpair()
     with reader, writer:
@@ -88,7 +88,7 @@ def _asked_to_stop() -> Iterator[socket.socket]:
 
 
 def _announce(server: RpcServer, ready_file: Path) -> None:
-    """Write the addresses so that a reader sees all of the file or none."""
+    """Write the addresses to the ready file, which appears complete or not at all."""
     facts = {
         "address": server.address,
         "health_address": server.health_address,
@@ -104,7 +104,7 @@ def _announce(server: RpcServer, ready_file: Path) -> None:
 
 @contextmanager
 def exported_spans(server: str) -> Iterator[None]:
-    """Send spans where the variables of OpenTelemetry say; all of them, at the end.
+    """Send spans to the place that OpenTelemetry's variables give; the last ones at the end.
 
     Args:
         server: The task, for instance "ps:0".

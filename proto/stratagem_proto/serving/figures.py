@@ -1,7 +1,6 @@
-"""What a server counts of itself while it works.
+"""The figures of a server: histograms and counts of its calls.
 
-Counting is a few additions to objects that exist already; what is told of them is made when
-somebody asks.
+Counting costs a few additions. Messages are made only when somebody asks for the figures.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ BYTES = tuple(float(1 << power) for power in range(10, 33, 2))
 
 
 class Distribution:
-    """How often something was how large.
+    """A histogram.
 
     Args:
-        bounds: Upper bounds of the buckets, rising; above the last is one more bucket.
+        bounds: The upper bounds of the buckets in ascending order. One more bucket counts the
+            values above the last bound.
     """
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -39,18 +39,18 @@ class Distribution:
         self._sum += value
 
     def message(self) -> pb.Distribution | None:
-        """It as others are told of it; None if nothing was observed."""
+        """Return the message that describes it; None if nothing was observed."""
         if not any(self._counts):
             return None
         return pb.Distribution(bounds=self._bounds, counts=self._counts, sum=self._sum)
 
 
 class Calls:
-    """The calls of one RPC; counted on the event loop alone.
+    """The figures of the calls of one RPC; used on the event loop only.
 
     Attributes:
-        received: Bytes of tensors that came with calls that brought any.
-        sent: Bytes of tensors that went out in answer.
+        received: The sizes of tensors that were received, of calls that had any.
+        sent: The sizes of tensors that were sent, of calls that had any.
     """
 
     __slots__ = ("_ended", "_in_progress", "_seconds", "received", "sent")
@@ -62,18 +62,18 @@ class Calls:
         self.received, self.sent = Distribution(BYTES), Distribution(BYTES)
 
     def begin(self) -> float:
-        """Count a call in; return what `end` is to be told."""
+        """Count a call that begins; return the time of its beginning, for `end`."""
         self._in_progress += 1
         return perf_counter()
 
     def end(self, began: float, code: str) -> None:
-        """Count it out, with the name of its status."""
+        """Count a call that has ended, with the name of its status code."""
         self._in_progress -= 1
         self._ended[code] += 1
         self._seconds.observe(perf_counter() - began)
 
     def status(self, method: str) -> pb.MethodStatus:
-        """Return how others are told of it, under its name."""
+        """Return the message that describes the calls, under the name of the RPC."""
         return pb.MethodStatus(
             method=method,
             in_progress=self._in_progress,
@@ -85,20 +85,20 @@ class Calls:
 
 
 class Figures:
-    """The calls of a server by RPC."""
+    """The figures of a server's calls, by RPC."""
 
     def __init__(self) -> None:
         self._calls: dict[str, Calls] = {}
 
     def calls(self, message: str) -> Calls:
-        """Return those of an RPC, by the name of its request's first message."""
+        """Return the figures of an RPC, by the name of the first message of its request."""
         found = self._calls.get(message)
         if found is None:
             found = self._calls[message] = Calls()
         return found
 
     def methods(self) -> Iterator[pb.MethodStatus]:
-        """Yield all RPCs that were called, by name."""
+        """Yield messages that describe all RPCs that were called, ordered by name."""
         for message, calls in sorted(self._calls.items()):
             method = message.removesuffix("Request").removesuffix("Header")
             yield calls.status(method)

@@ -1,4 +1,4 @@
-"""What a server asks of whoever opens a session."""
+"""The checks of a server when a client opens a session."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 
 
 def check_handshake(request: OpenSessionRequest, settings: ServingSettings) -> None:
-    """Refuse a client that speaks another language or is not of the cluster.
+    """Check that a client speaks a known version of the contract and has the cluster's token.
 
     Raises:
-        ProtocolVersionError: Its version of the contract is not understood.
-        UnauthenticatedError: It does not have the server's token.
+        ProtocolVersionError: Its version is not known.
+        UnauthenticatedError: It does not have the token.
     """
     check_version(request.protocol_version)
     given, expected = request.cluster_token.encode(), settings.token.encode()

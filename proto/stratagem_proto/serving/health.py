@@ -1,6 +1,6 @@
-"""Health checks and reflection, on a server and port of their own.
+"""Health checks and reflection, on a server and a port of their own.
 
-A data plane that is busy, or whose port asks for certificates, still answers its probes.
+So probes are answered even if the data plane is busy or its port asks for certificates.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.wire.channel import SERVER_OPTIONS
 
-# Each holds a thread for as long as its client likes, up to that time.
+# A stream of reflection occupies a thread until its client ends it or this time is over.
 MOST_STREAMS = 2
 _STREAM_SECONDS = 30.0
 
 
 class Reflection(reflection.ReflectionServicer):
-    """Reflection that leaves threads to others.
+    """Reflection that does not occupy all threads.
 
     Args:
-        services: Full names of the services.
+        services: The full names of the services.
     """
 
     def __init__(self, services: tuple[str, ...]) -> None:
@@ -41,7 +41,7 @@ class Reflection(reflection.ReflectionServicer):
         if not self._free.acquire(blocking=False):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{MOST_STREAMS} clients look at the services; close their streams",
+                f"{MOST_STREAMS} clients have streams of reflection open; close one of them",
             )
         ending = threading.Timer(_STREAM_SECONDS, context.cancel)
         ending.daemon = True
@@ -54,7 +54,7 @@ class Reflection(reflection.ReflectionServicer):
 
 
 def add_reflection(services: tuple[str, ...], server: grpc.Server) -> None:
-    """Have a server tell of services, by their full names."""
+    """Add reflection of services, given by their full names, to a server."""
     add: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
     add(Reflection((*services, reflection.SERVICE_NAME)), server)
 
@@ -63,16 +63,16 @@ _STATUS = health_pb2.HealthCheckResponse
 
 
 class HealthServer:
-    """Answers for the data plane; serving from the start."""
+    """The server that answers health checks of the data plane."""
 
     def __init__(self, bind: str, service: str) -> None:
         """Bind its port.
 
         Args:
-            bind: "host:port" to answer on.
-            service: Full name of the service of the data plane.
+            bind: The "host:port" to listen on.
+            service: The full name of the service of the data plane.
         """
-        # Two are left to probes.
+        # Two threads remain for probes.
         threads = MOST_STREAMS + 2
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="health")
         self._health = health.HealthServicer()
@@ -87,27 +87,27 @@ class HealthServer:
         """Answer from now on.
 
         Args:
-            loop: Where the data plane runs, which serves for as long as it turns.
+            loop: The event loop of the data plane, which counts as serving while its loop responds.
         """
-        self._tell(True)
+        self._set_status(True)
         self._server.start()
-        self._pulse = Pulse(loop, self._turns)
+        self._pulse = Pulse(loop, self._loop_changed)
         self._pulse.start()
 
-    def _turns(self, does: bool) -> None:
-        if does:
-            LOG.warning("the event loop turns again")
+    def _loop_changed(self, responds: bool) -> None:
+        if responds:
+            LOG.warning("the event loop responds again")
         else:
-            LOG.error("the event loop is stuck; probes hear that nothing is served")
-        self._tell(does)
+            LOG.error("the event loop is stuck; probes are answered NOT_SERVING")
+        self._set_status(responds)
 
-    def _tell(self, serves: bool) -> None:
+    def _set_status(self, serves: bool) -> None:
         status = _STATUS.SERVING if serves else _STATUS.NOT_SERVING
         for service in self._services:
             self._health.set(service, status)
 
     def announce_drain(self) -> None:
-        """Tell probes that the data plane takes no more calls; its loop may end."""
+        """Answer probes that the data plane takes no more calls; its loop may end afterwards."""
         if self._pulse is not None:
             self._pulse.stop()
         self._health.enter_graceful_shutdown()
@@ -118,17 +118,17 @@ class HealthServer:
 
 
 _BEAT_SECONDS = 1.0
-# Beats, not seconds: a process that was stopped for a while is not wedged. Whatever takes long runs
-# beside the loop.
+# The loop is stuck after so many beats without an answer. These are not seconds, because a process
+# that was suspended for a while is not stuck. Long work runs in threads, not on the loop.
 _MISSED_BEATS = 10
 
 
 class Pulse:
-    """Asks the loop for a sign of life each second, in a thread of its own.
+    """A thread that checks each second whether the event loop responds.
 
     Args:
         loop: The loop.
-        changed: Called with whether it turns, each time that this has changed.
+        changed: Called with whether the loop responds, each time that this has changed.
     """
 
     def __init__(self, loop: LoopThread, changed: Callable[[bool], None]) -> None:
@@ -140,7 +140,7 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; the loop is there until this returns."""
+        """Stop checking; the loop must exist until this returns."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

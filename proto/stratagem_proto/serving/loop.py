@@ -1,4 +1,4 @@
-"""The thread with the event loop that the servers of this process run on."""
+"""The thread with the event loop of all servers of this process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """One event loop, shared by all servers of the process while there is any.
+    """One event loop, which all servers of the process share.
 
-    gRPC wakes all loops of a process for each event, so several would disturb each other.
+    gRPC wakes all loops of a process for each event, so several loops would disturb each other.
     """
 
     _guard: ClassVar[threading.Lock] = threading.Lock()
@@ -29,14 +29,14 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> LoopThread:
-        """Return the shared thread; `release` it when done."""
+        """Return the shared thread; the caller calls `release` when it is done."""
         with cls._guard:
             cls._shared = cls._shared or cls()
             cls._users += 1
             return cls._shared
 
     def release(self) -> None:
-        """Give the thread back; it ends with its last user."""
+        """Release the thread, which ends with its last user."""
         with LoopThread._guard:
             LoopThread._users -= 1
             if LoopThread._users:
@@ -47,18 +47,18 @@ class LoopThread:
         self._loop.close()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call a function, in a moment."""
+        """Schedule a call of a function on the loop."""
         self._loop.call_soon_threadsafe(function)
 
     def run(self, work: Coroutine[object, object, Result], seconds: float | None = None) -> Result:
-        """Return the result of a coroutine, run on the loop and waited for here.
+        """Run a coroutine on the loop, wait for it in this thread, and return its result.
 
         Args:
             work: The coroutine.
-            seconds: How long to wait; as long as it takes if not given.
+            seconds: The longest wait; by default there is no limit.
 
         Raises:
-            TimeoutError: That was not enough; the work is cancelled.
+            TimeoutError: It took longer, and was cancelled.
         """
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

@@ -23,8 +23,8 @@ def unary_handler(
     """Return the handler of a method that takes a message and returns one.
 
     Args:
-        boundary: What the calls pass through.
-        request_type: Of the message.
+        boundary: The boundary at which calls are counted and errors become statuses.
+        request_type: The class of the request.
         method: Returns the answer, as a message or encoded.
     """
 

@@ -1,4 +1,4 @@
-"""What server processes of every kind can be told from outside."""
+"""The options of server processes of every kind: flags, environment variables, file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _checked(check: Callable[[str], None]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-# What servers inside of programs have no use for.
+# The options that only processes have, and servers inside programs do not.
 _OF_PROCESSES = {"config", "token_file", "ready_file", "traces"}
 
 Address = Annotated[str, _checked(check_address)]
@@ -82,6 +82,6 @@ class ServingOptions(ProcessSettings):
         return f"{self.job}:{self.task}"
 
     def serving(self) -> dict[str, Any]:
-        """Return what of it the settings of servers have."""
+        """Return the options that are settings of servers, by name."""
         own = self.model_dump(exclude=_OF_PROCESSES)
         return {**own, "token": read_token(self.token_file)}

@@ -1,4 +1,4 @@
-"""The place where errors of the tree become statuses of gRPC."""
+"""The boundary of a server's RPCs, where errors become statuses of gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stratagem_proto.wire.status import code_of, to_record, trailers
 
 
 class Context(Protocol):
-    """What a handler needs of the context of its call, over gRPC or a socket."""
+    """The context of a call by gRPC or over a socket, as far as handlers use it."""
 
     async def write(self, message: bytes, /) -> None:
         """Send one response of several."""
@@ -36,26 +36,26 @@ class Context(Protocol):
 
 
 class DirectContext(Protocol):
-    """A call whose responses may be written without the event loop, by any thread."""
+    """A call whose responses may be written in any thread, without the event loop."""
 
     @property
     def is_clear(self) -> bool:
         """Whether all responses so far are sent."""
 
     def write_at_once(self, message: bytes, /) -> None:
-        """Send one response of several; do not wait for the client to read."""
+        """Send one response of several, without waiting for the client to read it."""
 
 
 def direct(context: Context) -> DirectContext | None:
-    """Return the same call, if it is such a one; those by gRPC are not."""
+    """Return the call if its responses may be written in any thread; None if it is by gRPC."""
     found: Any = context
     return found if hasattr(found, "write_at_once") else None
 
 
 def divert(messages: object, take: Callable[[bytes], None]) -> None:
-    """Have a call's messages given to a function as they come, where that is possible.
+    """Pass the messages of a call over a socket to a function as they arrive.
 
-    Those of a call by gRPC are left to who iterates over them, as is the end.
+    The end of the call is still for the iterator, and so are the messages of a call by gRPC.
     """
     found: Any = messages
     if hasattr(found, "divert"):
@@ -63,25 +63,25 @@ def divert(messages: object, take: Callable[[bytes], None]) -> None:
 
 
 def shared_memory(context: Context) -> Segment | None:
-    """Return the memory that the client of a call shares; a call by gRPC has none."""
+    """Return the memory that the client of a call shares; None for calls by gRPC."""
     segment: Segment | None = getattr(context, "segment", None)
     return segment
 
 
 def is_over(messages: object) -> bool:
-    """Return whether a call is known to bring no more messages; False by gRPC."""
+    """Return whether a call is known to have no more messages; always False by gRPC."""
     over: bool = getattr(messages, "is_over", False)
     return over
 
 
-# A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of ASCII take
-# three times their bytes.
+# A status is sent in headers, which gRPC limits to 8 KiB in all. Characters outside of ASCII take
+# three times their bytes there.
 _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
 
 class RpcBoundary:
-    """What every call of a server passes through, and is counted at."""
+    """The boundary that every call of a server crosses: it counts calls and encodes errors."""
 
     def __init__(self, task: str, figures: Figures) -> None:
         self._task = task
@@ -89,22 +89,22 @@ class RpcBoundary:
         self._log = LOG.bind(task=task)
 
     def crossing(self, context: Context, request: str) -> AbstractAsyncContextManager[None, None]:
-        """End the call with the status of whatever the body raises.
+        """Return a context that ends the call with the status of an error that its block raises.
 
         Args:
             context: The call.
-            request: Name of the message that it begins with.
+            request: The name of the call's first message.
         """
         return _Crossing(self, self._figures.calls(request), context, request)
 
     def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
-        """Return a span around the answer, as `tracing.answering` says."""
+        """Return the span of the answer; see `tracing.answering`."""
         return tracing.answering(request, self._task, current)
 
     def recorded(self, request: str, error: Exception) -> RecordedStatus:
-        """Return the status of a call that has failed, of which the log then tells."""
+        """Log the error of a failed call, and return its status."""
         if isinstance(error, DecodeError):
-            error = InvalidArgumentError(f"the request is no {request}")
+            error = InvalidArgumentError(f"the request is not a {request}")
         if isinstance(error, StratagemError):
             error.task = error.task or self._task
             self._log.info(
@@ -116,7 +116,7 @@ class RpcBoundary:
 
 
 class _Crossing:
-    """One call of those that a boundary counts; see `RpcBoundary.crossing`."""
+    """The crossing of one call; see `RpcBoundary.crossing`."""
 
     __slots__ = ("_began", "_boundary", "_calls", "_context", "_request")
 
@@ -144,7 +144,7 @@ class _Crossing:
 
 
 def _fitting(record: RecordedStatus) -> RecordedStatus:
-    """Return a status that does not drown in what a client has sent, say, as a name."""
+    """Shorten the texts of a status, which may contain long names that a client has sent."""
     record.message = _shortened(record.message, _MESSAGE_BYTES)
     record.detail.variable = _shortened(record.detail.variable, _DETAIL_BYTES)
     record.detail.location = _shortened(record.detail.location, _DETAIL_BYTES)

@@ -26,7 +26,8 @@ from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 
-# Prometheus has given up by then. Of a server that stops meanwhile no answer comes.
+# The longest wait for the status, which a server that is stopping does not answer. Prometheus has
+# stopped waiting by then.
 _SCRAPE_SECONDS = 10.0
 
 
@@ -34,16 +35,16 @@ class RpcServer(ABC):
     """One server, in this process.
 
     It serves from `start` until `stop`, which may be called from any thread but the server's own. A
-    stopped server stays stopped.
+    stopped server cannot be started again.
 
     Attributes:
-        service: Full name of the service of the data plane.
-        options: Options of gRPC for the data plane.
-        patience: Seconds that a client may take to send or read more of a call, where that does not
-            go by gRPC; None for any time.
-        address: Where it listens, "host:port"; "" before it has started.
-        health_address: Where it answers health checks.
-        metrics_address: Where it answers Prometheus; "" if it does not.
+        service: The full name of the service of the data plane.
+        options: The options of gRPC for the data plane.
+        patience: The most seconds that a client may take to send or read more of a call over a
+            socket; None for any time.
+        address: The "host:port" of the data plane; "" before it has started.
+        health_address: The "host:port" of health checks.
+        metrics_address: The "host:port" of figures for Prometheus; "" if there is none.
     """
 
     service: ClassVar[str]
@@ -67,33 +68,33 @@ class RpcServer(ABC):
 
     @abstractmethod
     def _listens(self, sockets: FrameSockets) -> None:
-        """Learn of what there is besides gRPC, before calls arrive."""
+        """Keep the description of the sockets for clients; called before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:
-        """Take bytes of the budget of the memory that clients share.
+        """Take bytes of the budget for memory that clients share.
 
         Raises:
-            ResourceExhaustedError: There are not so many left.
+            ResourceExhaustedError: Not so many are left.
         """
         return refused(nbytes)
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """Return what answers the calls, `_status` among it; begin nothing yet."""
+        """Return the handlers of all calls, that of `_status` among them; start nothing yet."""
 
     async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
-        """Begin what goes on beside the calls."""
+        """Start background tasks."""
 
     @abstractmethod
     async def _refuse(self, seconds: float) -> None:
-        """End or refuse what would go on for longer; calls still arrive."""
+        """End or refuse calls that would take longer than so many seconds; calls still arrive."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """End what went on beside the calls; none are left."""
+        """End background tasks; no calls are left."""
 
     def start(self) -> None:
-        """Bind its ports and serve; return once calls are answered.
+        """Bind the ports and serve; return once the server answers calls.
 
         Raises:
             UnavailableError: An address cannot be bound.
@@ -114,7 +115,7 @@ class RpcServer(ABC):
     def _answer_scrapes(self, opened: ExitStack) -> None:
         if not self._metrics_bind:
             return
-        # Few processes need what this loads.
+        # Few processes need Prometheus's library.
         from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
 
         def ask() -> GetStatusResponse:
@@ -144,10 +145,10 @@ class RpcServer(ABC):
         return SocketListener(handlers, listening, self._share, self.patience)
 
     def stop(self, grace: float | None = None) -> None:
-        """Refuse new calls, let running ones end, and stop; again does nothing.
+        """Refuse new calls, let running ones end, and stop; a repetition does nothing.
 
         Args:
-            grace: Seconds for running calls; `drain_seconds` of the settings if not given.
+            grace: Seconds for running calls; by default `drain_seconds` of the settings.
         """
         with self._stopping:
             if self._stopped.is_set():
@@ -165,7 +166,7 @@ class RpcServer(ABC):
         await self._end()
 
     async def _hang_up(self, seconds: float) -> None:
-        """Take no more calls; those under way get that time to end."""
+        """Take no more calls, and give those under way so many seconds to end."""
         others = [self._sockets.stop(seconds)] if self._sockets else []
         await asyncio.gather(self._server.stop(seconds), *others)
 

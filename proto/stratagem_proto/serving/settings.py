@@ -1,4 +1,4 @@
-"""How a server process of any kind is set up."""
+"""The settings of servers of every kind."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class ServingSettings:
     """Settings that servers of every kind have.
 
     Attributes:
-        bind: "host:port" of the data plane; port 0 takes a free one.
-        health_bind: "host:port" of health checks and reflection.
-        metrics_bind: "host:port" where Prometheus is answered; "" for nowhere.
-        job: Job name of this task.
-        task: Index of this task within its job.
-        token: Secret that every handshake must prove.
+        bind: The "host:port" of the data plane; port 0 takes a free one.
+        health_bind: The "host:port" of health checks and reflection.
+        metrics_bind: The "host:port" of figures for Prometheus; "" for none.
+        job: The job name of this task.
+        task: The index of this task within its job.
+        token: The secret that clients must send when they open a session.
         insecure: Whether other machines may connect although nothing is encrypted.
-        lease_seconds: Time without a sign of a client after which its session ends.
-        drain_seconds: Time that what runs gets to end when the server stops.
-        transport: Besides gRPC, "auto" to serve processes of this host over a Unix socket, to share
-            memory with them, and to serve others over a TCP port for data; "unix" for the Unix
-            socket without shared memory; "tcp" for the TCP port; "grpc" for gRPC alone.
-        data_port: The TCP port for data, at the host of `bind`; 0 takes a free one, -1 none.
+        lease_seconds: The session of a client ends after so many seconds of silence.
+        drain_seconds: Seconds that running calls get to end when the server stops.
+        transport: The transports besides gRPC. "auto": a Unix socket and shared memory for
+            processes of this host, and the data port for others; "unix": the Unix socket without
+            shared memory; "tcp": the data port; "grpc": none.
+        data_port: The TCP port for frames, at the host of `bind`; 0 takes a free one, -1 is none.
 
     Raises:
-        InvalidArgumentError: An address or the transport is none, or the server could be reached
-            from other machines without `insecure` or without a token.
+        InvalidArgumentError: An address or the transport is not valid, or other machines could
+            reach the server without `insecure` or without a token.
     """
 
     bind: str = "127.0.0.1:0"
@@ -47,8 +47,8 @@ class ServingSettings:
     data_port: int = 0
 
     def __post_init__(self) -> None:
-        beside = [self.metrics_bind] if self.metrics_bind else []
-        for address in (self.bind, self.health_bind, *beside):
+        metrics = [self.metrics_bind] if self.metrics_bind else []
+        for address in (self.bind, self.health_bind, *metrics):
             check_address(address)
         check_name(self.job, "job")
         check_transport(self.transport)
@@ -69,5 +69,5 @@ class ServingSettings:
 
     @property
     def label(self) -> str:
-        """The task as messages name it, for instance "/job:ps/task:0"."""
+        """The name of the task in messages, for instance "/job:ps/task:0"."""
         return f"/job:{self.job}/task:{self.task}"

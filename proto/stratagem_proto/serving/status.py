@@ -1,4 +1,4 @@
-"""Telling what a server is doing."""
+"""The service that answers with the status of a server."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.wire.server_status import SERVICE
 
 Fill = Callable[[pb.GetStatusResponse, bool], Awaitable[None]]
-"""Adds what only servers of one kind know; is told whether to list variables."""
+"""Fills in the part of a status for one kind of server; the flag says whether to list variables."""
 
 
 class StatusService:
-    """What one server is doing; on its event loop."""
+    """The status service of one server; runs on its event loop."""
 
     def __init__(
         self, settings: ServingSettings, incarnation: bytes, figures: Figures, fill: Fill
     ) -> None:
-        """Begin with a server.
+        """Describe the server.
 
         Args:
-            settings: The server's.
-            incarnation: Which run of the server it is.
-            figures: What it counts.
-            fill: Adds the rest.
+            settings: The settings of the server.
+            incarnation: Identifies the run of the server.
+            figures: The figures of its calls.
+            fill: Fills in the part for its kind of server.
         """
         self._settings = settings
         self._incarnation = incarnation
@@ -44,7 +44,7 @@ class StatusService:
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the service as gRPC sees it."""
+        """Return the handler of the service."""
         method = unary_handler(self._boundary, pb.GetStatusRequest, self._answer)
         return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
 
@@ -53,7 +53,7 @@ class StatusService:
         return await self.status(request.with_variables)
 
     async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:
-        """Return what the server is doing."""
+        """Return the status of the server."""
         settings = self._settings
         status = pb.GetStatusResponse(
             task=Task(job=settings.job, index=settings.task),

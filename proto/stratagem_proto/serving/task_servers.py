@@ -1,7 +1,7 @@
 """Servers that a program runs in its own process.
 
-Client and servers do not import each other. This is what they agree on, so that the client can
-start what it knows by name only.
+The client and the servers do not import each other. The client starts a server by the name of its
+module, and both use the classes here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MODULES = {"ps": "stratagem_psserver.task", "worker": "stratagem_worker.task"}
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a server is told.
+    """The settings of a task's server.
 
     Attributes:
-        job: Its job within the cluster.
-        task: Its index within the job.
-        bind: "host:port" to listen on; port 0 takes a free one.
-        token: Secret of the cluster; "" for none.
+        job: The job of the task.
+        task: The index of the task within the job.
+        bind: The "host:port" to listen on; port 0 takes a free one.
+        token: The secret of the cluster; "" for none.
         insecure: Whether other machines may connect although nothing is encrypted.
     """
 
@@ -39,7 +39,7 @@ class TaskServer(Protocol):
     """A server of one task.
 
     Attributes:
-        address: Where it listens, "host:port"; "" before it has started.
+        address: The "host:port" where it listens; "" before it has started.
     """
 
     address: str
@@ -48,7 +48,7 @@ class TaskServer(Protocol):
         """Bind and serve; may be called once."""
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop; again does nothing.
+        """Stop; a repetition does nothing.
 
         Args:
             grace: Seconds for running calls.
@@ -64,11 +64,12 @@ class _Module(Protocol):
 
 
 def task_server(settings: TaskSettings) -> TaskServer:
-    """Return the server of a task; it has not started.
+    """Return the server of a task, which has not started.
 
     Raises:
-        UnimplementedError: There are no servers for its job.
-        InvalidArgumentError: The server may not listen as it was told, or lacks a token.
+        UnimplementedError: There is no server for its job.
+        InvalidArgumentError: The address is not valid, or other machines could reach it without
+            `insecure` or without a token.
     """
     if settings.job not in _MODULES:
         raise UnimplementedError(

@@ -1,4 +1,4 @@
 """Calls over sockets, in place of gRPC's: on one host, or between hosts.
 
-What crosses a socket stands here; the ends of it are in `client` and `server`.
+The modules here define the protocol; its two ends are in `client` and `server`.
 """

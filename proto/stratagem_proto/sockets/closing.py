@@ -1,4 +1,4 @@
-"""How sockets end, on either side: closed, or seen to have lost the other end."""
+"""Closing sockets, and detecting that the host at the other end is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PROBE_SECONDS = 5
 
 @contextmanager
 def closed_on_failure(sock: socket.socket) -> Iterator[socket.socket]:
-    """Close a socket unless what is done with it meanwhile succeeds."""
+    """Close a socket if the block fails."""
     try:
         yield sock
     except BaseException:
@@ -20,9 +20,9 @@ def closed_on_failure(sock: socket.socket) -> Iterator[socket.socket]:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Close a socket, also where a process that was forked from this one has it open.
+    """Close a socket, even if a process that was forked from this one has it open, too.
 
-    Who waits at it fails. May be called again.
+    Threads that wait for the socket fail. This function may be called again.
     """
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
@@ -30,15 +30,15 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def tune(sock: socket.socket, stall_seconds: float) -> None:
-    """Have small frames leave at once, and end connections whose other host is gone.
+    """Set a socket to send small frames at once, and to fail when the other host is gone.
 
     Args:
         sock: A TCP socket.
-        stall_seconds: For how long the other host may take nothing of what it is sent, or not
-            answer to probes.
+        stall_seconds: The most seconds in which the other host acknowledges neither data nor
+            probes.
 
     Raises:
-        OSError: The connection broke, or this system does not end such connections.
+        OSError: The connection broke, or this system cannot detect that a host is gone.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         raise OSError("only Linux ends connections to hosts that are gone in time")
@@ -48,6 +48,6 @@ def tune(sock: socket.socket, stall_seconds: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
-    # Probes are for sockets at rest; this is for those with something to send.
+    # Probes are sent on idle connections; this covers those with unacknowledged data.
     milliseconds = int(stall_seconds * 1000)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -1,9 +1,9 @@
-"""What crosses a socket: calls of the contract's methods, in frames.
+"""The frames in which calls of the contract's methods cross a socket.
 
 The messages are byte for byte those that gRPC would carry. The client sends a CALL with the first
-message, and a MESSAGE for each further one; the server answers by MESSAGEs, or ends the call by a
-STATUS. The last frame of either side is marked. A socket answers one call at a time; those of a
-single frame may be pipelined, and are answered in order.
+message of a call, and a MESSAGE for each further one. The server answers with MESSAGEs, or ends the
+call with a STATUS. The last frame of either side is marked. A server answers one call of a socket
+at a time; calls of a single frame may be pipelined, and are answered in order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from stratagem_proto.wire.channel import MESSAGE_BYTES
 _HEADER = Struct("<IHBx")
 _LAST = 0x80
 
-# What small frames are read into, several at a time.
+# The size of the buffer into which small frames are read, several at a time.
 SCRATCH_BYTES = 64 << 10
 
-# Smaller messages are copied behind their prefixes: sending one part costs less than sending two.
+# Smaller messages are copied behind their prefixes, because sending one part is faster than two.
 _SMALL_BYTES = 64 << 10
 
-# Where more waits on a server, to be handled or to be read, its client waits too.
+# The most bytes of a connection that wait on the server, in either direction.
 WINDOW_BYTES = 4 << 20
 
 
 class FrameKind(IntEnum):
-    """What a frame is.
+    """The kind of a frame.
 
     Attributes:
-        HELLO: The first frame of either side; it proves who sends it.
+        HELLO: The first frames of either side, which prove that the sender knows the secret.
         CALL: Begins a call of the method whose path comes before the message.
         MESSAGE: One message of a call.
-        STATUS: A RecordedStatus, which ends a call that failed, or says what came of a segment.
-        SEGMENT: Comes between calls, with the descriptor of memory that calls of this socket may
-            name places in; it replaces what came before.
+        STATUS: A RecordedStatus, which ends a failed call or answers a SEGMENT.
+        SEGMENT: Sent between calls, with the descriptor of shared memory in which the messages of
+            further calls may name places. It replaces the memory before it.
     """
 
     HELLO = 1
@@ -53,9 +53,9 @@ class SocketFrame(NamedTuple):
 
     Attributes:
         kind: A `FrameKind`, as a number.
-        is_last: Whether its sender sends no more in this call.
-        message: Its bytes; of a large one a view of memory that is its own.
-        path: The method, as gRPC names it; empty but for a CALL.
+        is_last: Whether this is the sender's last frame of the call.
+        message: Its bytes; for a large message, a view of memory that belongs to it.
+        path: The path of the method, as gRPC names it; empty except for a CALL.
     """
 
     kind: int
@@ -65,25 +65,25 @@ class SocketFrame(NamedTuple):
 
 
 def prefix(kind: FrameKind, size: int, is_last: bool, path: bytes = b"") -> bytes:
-    """Return all of a frame but its message of that many bytes."""
+    """Return the part of a frame before its message, which has so many bytes."""
     marked = kind | _LAST if is_last else kind
     return _HEADER.pack(size, len(path), marked) + path
 
 
 def parts(kind: FrameKind, message: bytes, is_last: bool, path: bytes = b"") -> tuple[bytes, ...]:
-    """Return a frame as what is best given to a socket one after the other."""
+    """Return a frame in the parts in which it is sent fastest."""
     begin = prefix(kind, len(message), is_last, path)
     return (begin + message,) if len(message) <= _SMALL_BYTES else (begin, message)
 
 
 class FrameReader:
-    """Makes frames of the bytes of a socket.
+    """Parses the bytes of a socket into frames.
 
-    Have `room` filled from the socket, and give the number of bytes to `received`.
+    Read from the socket into `room`, and pass the number of bytes to `received`.
 
     Args:
-        scratch: Memory for small frames. Several readers may have the same, as what is in it is not
-            needed after `received`.
+        scratch: The buffer for small frames. Several readers may share it, since it is not used
+            after `received`.
         limit: The most bytes of a message, and of a path.
     """
 
@@ -95,25 +95,24 @@ class FrameReader:
         self._filled = 0
 
     def admit(self) -> None:
-        """Let messages be as large as those of gRPC."""
+        """Raise the limit to that of messages over gRPC."""
         self._limit = MESSAGE_BYTES
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes are to go."""
+        """The memory for the next bytes."""
         return self._scratch if self._large is None else self._large[self._filled :]
 
     @property
     def is_within(self) -> bool:
-        """Whether more of a large frame is about to come."""
+        """Whether a large frame is incomplete."""
         return self._large is not None
 
     def received(self, nbytes: int) -> list[SocketFrame]:
-        """Return the frames that are complete now that so many bytes have come.
+        """Return the frames that are complete after so many more bytes were read into `room`.
 
         Raises:
-            MalformedStreamError: A message, or a path, is larger than it may be. Its memory was not
-                taken.
+            MalformedStreamError: A message or a path is too large. No memory was taken for it.
         """
         if self._large is not None:
             return self._more_of_large(self._large, nbytes)
@@ -136,8 +135,8 @@ class FrameReader:
         message, path, marked = _HEADER.unpack_from(data, at)
         if message > self._limit or path > self._limit:
             raise MalformedStreamError(
-                f"a message of {message} bytes for a path of {path} came over a "
-                f"socket; at most {self._limit} are allowed of either"
+                f"a message of {message} bytes with a path of {path} bytes came over a "
+                f"socket; each may have at most {self._limit}"
             )
         begin = at + _HEADER.size + path
         return begin, begin + message, marked

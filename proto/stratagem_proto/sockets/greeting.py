@@ -1,9 +1,8 @@
-"""How the ends of a socket prove to each other that they know the server's secret.
+"""The greeting, in which both ends of a socket prove that they know the server's secret.
 
-The client begins with a nonce. The server answers it with a nonce of its own and its proof; the
-client, which believes it now, answers with its proof and is let in. Whoever has taken a port or a
-name of a server that is gone learns neither the secret nor anything that would be believed
-elsewhere.
+The client sends a nonce. The server answers with a nonce of its own and its proof. The client
+checks the proof and answers with its own. A process that has taken over the port or the name of a
+server that is gone learns neither the secret nor a proof that is valid for another connection.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ HELLO_BYTES = NONCE_BYTES + PROOF_BYTES
 
 
 def drawn_nonce() -> bytes:
-    """Return random bytes that nobody has proved anything about."""
+    """Return a new nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 class Proofs:
-    """What the two ends of one connection say.
+    """The proofs of the two ends of one connection, which only those that know the secret can make.
 
     Args:
-        secret: Of the server.
+        secret: The server's secret.
         asked: The client's nonce.
         answered: The server's nonce.
 
     Attributes:
-        of_server: What only who knows the secret can answer the client.
-        of_client: What only who knows the secret can answer the server; another one, so that
-            neither can be shown its own.
+        of_server: The server's proof.
+        of_client: The client's proof. It differs from the server's, so that an attacker cannot
+            send either end's own proof back to it.
     """
 
     def __init__(self, secret: bytes, asked: bytes, answered: bytes) -> None:
@@ -48,13 +47,13 @@ class Proofs:
 
 
 class Greeting:
-    """The server's part of the proofs; no socket, and no clock.
+    """The server's side of the greeting, without a socket and without a clock.
 
     Args:
-        secret: That the client must know.
+        secret: The secret that the client must know.
 
     Attributes:
-        is_over: Whether the client has proved that.
+        is_over: Whether the client has proved that it knows the secret.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -63,10 +62,10 @@ class Greeting:
         self._proofs: Proofs | None = None
 
     def answer(self, frame: SocketFrame) -> bytes:
-        """Return what to say to a HELLO.
+        """Return the answer to a HELLO.
 
         Raises:
-            MalformedStreamError: It is none, or proves nothing.
+            MalformedStreamError: The frame is not a HELLO, or its proof is wrong.
         """
         if frame.kind != FrameKind.HELLO:
             raise MalformedStreamError("a call came before the caller had proved itself")

@@ -1,1 +1,1 @@
-"""How processes call each other: tensors as bytes, channels, and errors on the way."""
+"""The wire format: tensors as bytes, channels, transports, and errors as statuses."""

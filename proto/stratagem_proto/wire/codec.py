@@ -1,4 +1,4 @@
-"""Tensors to streams of frames and back."""
+"""Encoding tensors as streams of frames, and decoding them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import ChunkView, Frame, Header
 from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, nbytes_of
 
-# Bytes that take longer to copy than another thread may have to wait.
+# Larger copies let other threads run meanwhile.
 _LARGE = 256 << 10
 
 
@@ -46,8 +46,8 @@ def _chunks(tensors: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[Chunk
 class Assembler:
     """Puts the chunks of one stream together into tensors.
 
-    Feed `add` each frame's chunks in order of arrival, then take the tensors from `finish`. Memory
-    for all tensors is taken on construction: check `tensors.total_nbytes(specs)` against a budget
+    Pass each frame's chunks to `add` in the order of their arrival, then call `finish`. The
+    constructor takes memory for all tensors: check `tensors.total_nbytes(specs)` against a budget
     before.
     """
 
@@ -58,8 +58,8 @@ class Assembler:
 
         Args:
             specs: Descriptions from the stream's header.
-            into: Contiguous CPU tensors of those descriptions to receive the bytes; made here if
-                not given.
+            into: Contiguous CPU tensors of those descriptions, into which the bytes are copied; by
+                default new ones.
         """
         self._sizes = [nbytes_of(spec) for spec in specs]
         self._tensors = [allocate(spec) for spec in specs] if into is None else into
@@ -70,8 +70,8 @@ class Assembler:
         """Copy chunks to their places.
 
         Raises:
-            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps what has
-                come, or passes the tensor's end.
+            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps an earlier
+                one, or exceeds the tensor.
         """
         for tensor, offset, data, _ in chunks:
             end = self._check(tensor, offset, len(data))
@@ -94,10 +94,10 @@ class Assembler:
         return offset + size
 
     def finish(self) -> list[torch.Tensor]:
-        """Return the tensors, once all their bytes have come.
+        """Return the tensors, whose bytes must all have arrived.
 
         Raises:
-            MalformedStreamError: Naming the first tensor that is incomplete.
+            MalformedStreamError: A tensor is incomplete; the error names the first one.
         """
         pairs = zip(self._filled, self._sizes, strict=True)
         for index, (filled, size) in enumerate(pairs):
@@ -109,14 +109,14 @@ class Assembler:
 
 
 def whole(specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]) -> list[torch.Tensor] | None:
-    """Return tensors each of which has come in one chunk; None if any has not.
+    """Return tensors if each of them has arrived in one chunk; otherwise None.
 
-    Large ones are where the chunks are, which nobody else may have a use for. They are not aligned
-    as those of an `Assembler`, which takes longer to prepare: use them once.
+    This is faster than an `Assembler`. Large tensors share the memory of their chunks, which must
+    not be used otherwise; they are not aligned, so they suit a single use.
 
     Args:
         specs: Descriptions from the stream's header.
-        chunks: All that came with the header.
+        chunks: All chunks that came with the header.
     """
     if len(chunks) != len(specs):
         return None
@@ -142,10 +142,9 @@ def _flat(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Writable:
-    """Bytes of a message that is read once, as numpy takes them.
+    """The bytes of a message as writable memory for numpy.
 
-    torch would warn of memory that may not be written to, and a copy of each gradient would slow
-    pushes down.
+    torch warns about read-only memory, and copying each gradient would slow pushes down.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -156,9 +155,9 @@ class _Writable:
 
 
 def copy_bytes(to: memoryview, data: memoryview) -> None:
-    """Copy bytes to where there is room for just so many."""
+    """Copy bytes to memory of the same size."""
     if len(data) < _LARGE:
         to[:] = data
     else:
-        # Lets other threads run meanwhile.
+        # numpy releases the interpreter's lock meanwhile.
         np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(data, np.uint8))

@@ -1,4 +1,4 @@
-"""What is said with values that were read."""
+"""The `ReadContents` message, which describes the values of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratagem_proto.wire.tensors import spec_of_kind
 
 
 def all_of(layout: SegmentLayout) -> bytes:
-    """Return a `ReadContents` for the usual case that all comes as it was asked for."""
+    """Return the encoded `ReadContents` of an answer with all selected values, none encoded."""
     is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
     return (_kept_all if is_kept else _all)(layout)
 

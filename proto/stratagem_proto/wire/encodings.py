@@ -1,4 +1,4 @@
-"""Making floating-point tensors smaller for the wire, and larger again."""
+"""Encodings that make floating-point tensors smaller for the wire, and their decoding."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from stratagem_proto.v1.tensor_pb2 import (
 from stratagem_proto.wire.tensors import allocate, decode_dtype, nbytes_of, spec_of
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
-"""To which `narrow` rounds."""
+"""The dtypes to which `narrow` rounds."""
 
 _LEVELS = 127
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A tensor as it crosses the wire.
+    """An encoded tensor.
 
     Attributes:
-        kind: What stands for the elements.
-        decoded: What the tensor is once decoded.
-        tensor: Stands for the elements.
-        companion: What the kind needs besides; see `Encoding` in tensor.proto.
+        kind: The kind of encoding.
+        decoded: The description of the decoded tensor.
+        tensor: The encoded elements.
+        companion: The second tensor that some kinds need; see `Encoding` in tensor.proto.
     """
 
     kind: EncodingKind.ValueType
@@ -40,18 +40,18 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what crosses the wire."""
+        """The bytes that are sent."""
         companion = self.companion
         return self.tensor.nbytes + (0 if companion is None else companion.nbytes)
 
 
 def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
-    """Round elements to a narrower type.
+    """Round elements to a narrower dtype.
 
-    Finite elements stay finite: those beyond its range become its largest.
+    Finite elements stay finite: those beyond its range become its largest number.
 
     Args:
-        value: Floating-point, any shape.
+        value: A floating-point tensor of any shape.
         dtype: `torch.float16` or `torch.bfloat16`.
     """
     narrowed = value.to(dtype)
@@ -63,18 +63,17 @@ def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
 
 
 def can_narrow(wider: torch.dtype, dtype: torch.dtype) -> bool:
-    """Return whether `narrow` makes elements smaller by rounding to a type."""
+    """Return whether `narrow` can round elements of the dtype `wider` to a narrower one."""
     is_wider = wider.is_floating_point and wider.itemsize > dtype.itemsize
     return is_wider and dtype in NARROW_DTYPES
 
 
 def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
-    """Round elements to 255 levels between plus and minus the largest.
+    """Round elements to 255 levels between plus and minus the largest magnitude.
 
     Args:
-        value: Floating-point, any shape, finite.
-        by_row: Whether each entry of the first dimension has levels of its own. Only tensors of two
-            or more dimensions have rows.
+        value: A floating-point tensor of any shape, with finite elements.
+        by_row: Whether each row has levels of its own, if the tensor has two or more dimensions.
     """
     if by_row and value.dim() > 1:
         largest = value.abs().flatten(1)
@@ -83,7 +82,7 @@ def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
     else:
         peak = value.abs().amax() if value.numel() else value.new_zeros(())
     scales = peak / _LEVELS
-    # At the end of the type's range, 127 times the rounded quotient is too large.
+    # At the end of the dtype's range, 127 times the rounded quotient is infinite.
     lower = torch.nextafter(scales, torch.zeros_like(scales))
     scales = torch.where((scales * _LEVELS).isinf(), lower, scales)
     spread = _spread(scales, value.dim())
@@ -96,8 +95,8 @@ def select(value: torch.Tensor, count: int) -> Encoded:
     """Keep the elements of the largest magnitude.
 
     Args:
-        value: Floating-point, any shape, without NaN.
-        count: How many to keep; at most as many as there are.
+        value: A floating-point tensor of any shape, without NaN.
+        count: The number of elements to keep, at most that of all elements.
     """
     flat = value.reshape(-1)
     places = flat.abs().topk(count, sorted=False).indices.sort().values
@@ -107,12 +106,12 @@ def select(value: torch.Tensor, count: int) -> Encoded:
 
 
 def decode(encoded: Encoded) -> torch.Tensor:
-    """Return the tensor that was encoded, as nearly as the wire has kept it.
+    """Return the tensor that was encoded, with the precision of its encoding.
 
-    Memory is taken for one tensor of the decoded size.
+    This takes memory for one tensor of the decoded size.
 
     Raises:
-        InvalidArgumentError: What came is not of the kind that it claims to be.
+        InvalidArgumentError: The tensors do not fit the kind of encoding.
     """
     nbytes_of(encoded.decoded)
     dtype = decode_dtype(encoded.decoded.dtype)
@@ -163,7 +162,7 @@ def _scattered(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, dim: int) -> torch.Tensor:
-    """Scale in a shape that multiplies a tensor's rows."""
+    """Return scales in a shape that multiplies the rows of a tensor."""
     return scales.reshape(-1, *[1] * (dim - 1)) if scales.dim() else scales
 
 

@@ -1,8 +1,8 @@
-"""Frames of the streams that carry tensors, on the wire.
+"""Encoding and decoding the frames of streams that contain tensors.
 
-Every streamed message of the contract has the layout `header = 1; chunks = 2`. A protobuf `bytes`
-field costs two copies more than needed, so frames are put together and taken apart here, byte for
-byte as protobuf would; a test holds both to each other.
+Every streamed message of the contract has the layout `header = 1; chunks = 2`. Protobuf would copy
+the `bytes` of a chunk twice more than needed, so this module encodes and decodes frames itself. A
+test checks that the bytes are those of protobuf.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OFFSET_TAG = b"\x10"  # field 2, varint
 _DATA_TAG = b"\x1a"  # field 3, length-delimited
 _PLACE_TAG = b"\x22"  # field 4, length-delimited
 
-# Below this protobuf takes messages apart faster, copies included; those whose tensors are in a
-# segment consist of many small parts.
+# Protobuf decodes smaller messages faster, in spite of its copies. The limit is higher for messages
+# whose tensors are in a segment, since these have many small parts.
 _SMALL_BYTES = 4 << 10
 _SMALL_PLACED_BYTES = 256 << 10
 
@@ -36,14 +36,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class ChunkView(NamedTuple):
-    """A run of bytes of one tensor.
+    """Consecutive bytes of one tensor.
 
     Attributes:
-        tensor: Its index.
-        offset: First byte within the tensor.
-        data: The bytes; may be a view of somebody's memory.
-        start: First byte within the segment that they are in, and stay in; None if they travel in
-            the message.
+        tensor: The index of the tensor.
+        offset: The position of the first byte within the tensor.
+        data: The bytes, which may be a view of other memory.
+        start: The position of the first byte within the shared segment that contains the bytes;
+            None if they are sent in the message.
     """
 
     tensor: int
@@ -61,7 +61,7 @@ class Frame(Generic[Header]):
 
 
 def encode_frame(frame: Frame[Header]) -> bytes:
-    """Return the wire bytes of a frame; the chunks' data is copied once."""
+    """Return the encoded frame; the chunks' bytes are copied once."""
     parts: list[bytes | memoryview] = []
     if frame.header is not None:
         parts.append(encode_header(frame.header.SerializeToString()))
@@ -73,12 +73,12 @@ def encode_frame(frame: Frame[Header]) -> bytes:
 
 
 def encode_header(header: bytes) -> bytes:
-    """Return the part of a frame that is its header, of an encoded one."""
+    """Return the part of a frame that contains an encoded header."""
     return _HEADER_TAG + _varint(len(header)) + header
 
 
 def _chunk_prefix(chunk: ChunkView) -> bytes:
-    """Return all of a chunk's message but data itself; proto3 leaves zeros out."""
+    """Return the message of a chunk without its bytes; proto3 omits zeros."""
     prefix = b""
     if chunk.tensor:
         prefix += _TENSOR_TAG + _varint(chunk.tensor)
@@ -93,15 +93,15 @@ def _chunk_prefix(chunk: ChunkView) -> bytes:
 def decode_frame(
     data: bytes | memoryview, header_type: type[Header], segment: Segment | None = None
 ) -> Frame[Header]:
-    """Take a frame apart; the chunks of large ones are views of `data`, not copies.
+    """Decode a frame; the chunks of a large one are views of `data`, not copies.
 
     Args:
-        data: The frame.
-        header_type: Of the header, if there is one.
-        segment: What chunks name places in; None if there is none.
+        data: The encoded frame.
+        header_type: The class of the header, if the frame has one.
+        segment: The shared memory in which chunks may name places; None if there is none.
 
     Raises:
-        MalformedStreamError: The bytes are no such message, or name a place that there is not.
+        MalformedStreamError: The bytes are not such a message, or a place is not in the segment.
     """
     try:
         if len(data) <= (_SMALL_PLACED_BYTES if segment else _SMALL_BYTES):
@@ -114,12 +114,13 @@ def decode_frame(
 def take_header(
     data: bytes | memoryview, header_type: type[Header]
 ) -> tuple[Header, memoryview] | None:
-    """Return the header of a frame that begins with one, and what comes behind it.
+    """Return the header of a frame and the rest, which is a frame of chunks only.
 
-    That is a frame, too, of the chunks alone.
+    Returns:
+        None if the frame does not begin with a header.
 
     Raises:
-        MalformedStreamError: The bytes are no such message.
+        MalformedStreamError: The bytes are not such a message.
     """
     view = memoryview(data)
     if view[:1] != _HEADER_TAG:
@@ -170,7 +171,7 @@ def _decode_chunk(data: memoryview, segment: Segment | None) -> ChunkView:
     fields = dict(_fields(data))
     tensor, offset = fields.get(1, 0), fields.get(2, 0)
     if not isinstance(tensor, int) or not isinstance(offset, int):
-        raise DecodeError("a chunk's tensor or offset is no number")
+        raise DecodeError("a chunk's tensor or offset is not a number")
     if 4 in fields:
         place = Place.FromString(bytes(_bytes(fields[4])))
         return ChunkView(tensor, offset, _seen(place, segment), place.start)
@@ -185,12 +186,12 @@ def _seen(place: Place, segment: Segment | None) -> memoryview:
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise DecodeError("a number stands where bytes are expected")
+        raise DecodeError("a field has a number instead of bytes")
     return value
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield field numbers and values of a message, in the order of the wire."""
+    """Yield the field numbers and values of an encoded message, in its order."""
     position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)

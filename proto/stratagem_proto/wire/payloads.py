@@ -1,4 +1,4 @@
-"""Payloads of any size in messages of bounded size."""
+"""Splitting payloads of any size into messages of limited size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Item = TypeVar("Item", bound=Message)
 
 
 def split(payload: bytes, nbytes: int = CHUNK_BYTES) -> tuple[list[bytes], bytes]:
-    """Cut a payload into pieces of that many bytes, and the last one."""
+    """Split a payload into pieces of so many bytes, and the last piece."""
     last = max(len(payload) - 1, 0) // nbytes * nbytes
     starts = range(0, last, nbytes)
     return [payload[start : start + nbytes] for start in starts], payload[last:]
 
 
 class Pieces:
-    """The pieces of a payload that have come so far."""
+    """The pieces of a payload that have arrived."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -29,13 +29,13 @@ class Pieces:
         self._pieces.append(piece)
 
     def joined(self, last: bytes) -> bytes:
-        """Return the payload that ends so; the next piece begins another one."""
+        """Return the payload with its last piece; the next piece begins another payload."""
         pieces, self._pieces = self._pieces, []
         return b"".join((*pieces, last)) if pieces else last
 
 
 def batches(items: Iterable[Item], nbytes: int = CHUNK_BYTES) -> Iterator[list[Item]]:
-    """Put items together, as many as about that many bytes hold, at least one."""
+    """Yield lists of messages of about so many bytes each, with at least one message."""
     batch: list[Item] = []
     size = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Tensors of a stream whose bytes are in memory that both ends share."""
+"""Streams whose tensors are placed in shared memory; their frames only name the places."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from stratagem_proto.wire.tensors import decode_dtype
 
 @dataclass(frozen=True, eq=False)
 class SegmentLayout:
-    """Where tensors of some kinds are in a segment.
+    """The layout of some tensors in a segment.
 
     Attributes:
-        kinds: What they are.
-        nbytes: Of all of their elements.
-        room: Bytes of a segment that they take.
-        places: Number, offset, bytes and start of the chunks that say where they are.
+        kinds: The dtypes and shapes of the tensors.
+        nbytes: The bytes of all elements.
+        room: The bytes of the segment, with the gaps between tensors.
+        places: For each tensor with elements: its number, the offset 0, its bytes, and its start in
+            the segment.
     """
 
     kinds: tuple[Kind, ...]
@@ -36,7 +37,7 @@ class SegmentLayout:
 
     @cached_property
     def announcement(self) -> bytes:
-        """The part of a frame that says where they are."""
+        """The part of a frame that names the places of the tensors."""
         chunks = [
             Chunk(tensor=number, place=Place(start=start, nbytes=size))
             for number, _, size, start in self.places
@@ -45,7 +46,7 @@ class SegmentLayout:
 
 
 def layout_of(kinds: tuple[Kind, ...]) -> SegmentLayout:
-    """Return where tensors of these kinds are if that is where `starts` puts them."""
+    """Return the layout of tensors of these kinds, at the places that `starts` gives."""
     if len(kinds) <= _FEW_KINDS:
         return _layout_of_few(kinds)
     return (_kept_layout if len(kinds) <= MOST_KEPT_KINDS else _layout)(kinds)
@@ -59,22 +60,22 @@ def _layout(kinds: tuple[Kind, ...]) -> SegmentLayout:
     return SegmentLayout(kinds, sum(sizes), room, places)
 
 
-# The same tensors are sent and read with each step. Whoever names a great many has them looked at
-# each time, as a server cannot count what is kept for it.
+# Each step sends and reads the same tensors. Layouts of a great many tensors are not cached,
+# because their memory is not counted in any budget.
 _kept_layout = lru_cache(maxsize=64)(_layout)
 
-# How many rows are looked up is another number with each step.
+# There are more layouts of few tensors, since the number of rows differs from step to step.
 _FEW_KINDS = 16
 _layout_of_few = lru_cache(maxsize=1024)(_layout)
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
-    """Return what tensors are besides their elements."""
+    """Return the dtypes and shapes of tensors."""
     return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
 def kinds_described(specs: Iterable[TensorSpec]) -> tuple[Kind, ...]:
-    """As `kinds_of`, of described tensors."""
+    """Return the dtypes and shapes of described tensors."""
     return tuple([(decode_dtype(s.dtype), torch.Size(s.shape)) for s in specs])
 
 
@@ -84,13 +85,13 @@ def encode_placed(
     segment: Segment,
     layout: SegmentLayout | None = None,
 ) -> bytes:
-    """Copy tensors to a segment; return the frame that says where they are.
+    """Copy tensors into a segment, and return the frame that names their places.
 
     Args:
-        header: Of the frame, encoded.
-        tensors: On any device, contiguous or not.
-        segment: With room for the layout of these kinds.
-        layout: That layout, if it is known.
+        header: The encoded header of the frame.
+        tensors: Tensors on any device, contiguous or not.
+        segment: A segment that is large enough for their layout.
+        layout: The layout of the tensors, if it is known.
     """
     layout = layout or layout_of(kinds_of(tensors))
     if tensors:
@@ -100,14 +101,14 @@ def encode_placed(
 
 
 def announced(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None:
-    """Return the places of a layout that a part of a frame says are filled.
+    """Return which places of a layout the chunks of a frame name, as consecutive indices.
 
     Args:
         layout: The layout.
-        chunks: All of the frame but its header.
+        chunks: The encoded frame without its header.
 
     Returns:
-        Their indices; None if there are none, or if anything else is said.
+        The indices; None if the frame has no chunks, or other ones than those of the layout.
     """
     if len(chunks) > len(layout.announcement):
         return None
@@ -135,16 +136,16 @@ _kept_announced = lru_cache(maxsize=256)(_announced)
 def place_by_runs(
     header: Header, tensors: Sequence[torch.Tensor], segment: Segment, run_bytes: int
 ) -> Iterator[Frame[Header]]:
-    """Copy tensors to a segment run by run; the frames that say where they are.
+    """Copy tensors into a segment run by run, and yield the frames that name their places.
 
-    A run is copied when its frame is asked for, so that who reads can take those of one frame while
-    those of the next are copied.
+    A run is copied when its frame is asked for, so the client can read the tensors of one frame
+    while those of the next one are copied.
 
     Args:
-        header: Of the first frame.
-        tensors: What to place.
-        segment: Where, which must be large enough.
-        run_bytes: Most bytes of one frame.
+        header: The header of the first frame.
+        tensors: The tensors.
+        segment: A segment that is large enough for all of them.
+        run_bytes: The most bytes of the tensors of one frame.
     """
     places, _ = starts([tensor.nbytes for tensor in tensors])
     for frame in split(header, tensors, run_bytes):
@@ -165,29 +166,28 @@ def encode_filled(
     fill: Callable[[Sequence[torch.Tensor]], object],
     segment: Segment,
 ) -> bytes:
-    """As `encode_placed`, of tensors that are only made where they are placed.
+    """Have tensors filled in a segment, and return the frame that names their places.
 
     Args:
-        header: Of the frame.
-        layout: Of the tensors.
-        fill: Given the tensors, writes their elements.
-        segment: Large enough for all of them.
+        header: The header of the frame.
+        layout: The layout of the tensors.
+        fill: Writes the elements of the tensors that it is given.
+        segment: A segment that is large enough for all of them.
     """
     fill(segment.tensors(layout.kinds))
     return encode_header(header.SerializeToString()) + layout.announcement
 
 
 def found(layout: SegmentLayout, chunks: memoryview, segment: Segment) -> list[torch.Tensor] | None:
-    """Return the tensors of a request in the segment; None if they are not there.
+    """Return the tensors of a request that are in a segment; None if they are not.
 
-    Who made the segment can still write to it, so only floating-point elements are left there:
-    indices that were checked must not change. The tensors are to be used until the request is
-    answered.
+    The client can still write to the segment. So integers are copied, because indices must not
+    change after they were checked. Use the tensors only until the request is answered.
 
     Args:
-        layout: Of the tensors.
-        chunks: The part of the frame that says where they are.
-        segment: That of the call.
+        layout: The layout of the tensors.
+        chunks: The encoded frame without its header.
+        segment: The segment of the call.
 
     Raises:
         MalformedStreamError: The segment is too small for the tensors.

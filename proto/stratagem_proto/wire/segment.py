@@ -1,4 +1,4 @@
-"""Memory that two processes of one host share."""
+"""Segments of memory that two processes of one host share."""
 
 from __future__ import annotations
 
@@ -16,40 +16,39 @@ from stratagem_proto.errors import MalformedStreamError
 if sys.platform == "linux":
     import fcntl
 
-    # A file that shrinks kills who reads it where it was, by SIGBUS.
+    # Reading a part of a file that was cut off kills the process by SIGBUS.
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 _LEAST_BYTES = 1 << 20
 
-# What processors read at once, and more than any element.
+# The size of a line of a processor's cache, which is larger than any element.
 _ALIGNMENT = 64
 
-# What one socket's calls have in memory by turns: gradients, values, what is evaluated.
+# The sets of tensors whose views are cached: a socket's calls place gradients, values and inputs of
+# evaluations in turn.
 _MOST_KEPT = 16
 
-# There may be more sets of fewer tensors: of rows there is another number with each step. Making
-# views takes longer than finding those that were kept.
+# More sets are cached while they have fewer tensors together, since the number of rows differs from
+# step to step. Making views takes longer than finding cached ones.
 _MOST_VIEWS = 1024
 
 MOST_KEPT_KINDS = 1024
-"""Tensors of one request of which it is remembered where they are: they take 0.3 KB each, and 1.4
-KB where a segment keeps views of them."""
+"""Layouts and views of more tensors are not cached, which take about 1.7 KB per tensor."""
 
 Kind: TypeAlias = tuple[torch.dtype, torch.Size]
-"""What a tensor is besides its elements: dtype and shape."""
+"""The dtype and the shape of a tensor."""
 
 
 class Segment:
-    """A mapping of an anonymous file, which nothing names and no limit of tmpfs holds.
+    """A mapping of an anonymous file, which has no name and is not subject to limits of tmpfs.
 
-    It is unmapped when nothing of it is used any more.
+    It is unmapped when no tensor uses it any more.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
-        # Each step wants views of the same tensors, and to make them takes longer than to find them
-        # here.
+        # Cached views, since each step uses the same ones and making them takes longer.
         self._kept: dict[tuple[Kind, ...], list[torch.Tensor]] = {}
         self._count = 0
 
@@ -58,11 +57,10 @@ class Segment:
         return len(self._bytes)
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Return a run of its bytes.
+        """Return consecutive bytes of the segment.
 
         Raises:
-            MalformedStreamError: The run is not within the segment, or elements of tensors would
-                not be aligned.
+            MalformedStreamError: They are not within the segment, or not aligned.
         """
         if start % _ALIGNMENT:
             raise MalformedStreamError(
@@ -75,7 +73,7 @@ class Segment:
         return self._bytes[start : start + nbytes]
 
     def tensors(self, kinds: tuple[Kind, ...]) -> list[torch.Tensor]:
-        """Return tensors of these kinds whose elements are where `starts` puts them.
+        """Return views of tensors of these kinds, at the places that `starts` gives.
 
         Raises:
             MalformedStreamError: The segment is too small.
@@ -88,7 +86,7 @@ class Segment:
         return kept
 
     def _keep(self, kinds: tuple[Kind, ...], views: list[torch.Tensor]) -> None:
-        # What has no tensors takes memory, too.
+        # An empty set takes memory, too.
         self._count += 1 + len(views)
         if len(self._kept) >= _MOST_KEPT and self._count > _MOST_VIEWS:
             self._kept.clear()
@@ -98,7 +96,7 @@ class Segment:
     def _views(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
         sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
         places, _ = starts(sizes)
-        # Others than those of inference can be written anywhere.
+        # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
             return [
                 torch.frombuffer(self.view(start, size), dtype=dtype).view(shape)
@@ -109,10 +107,10 @@ class Segment:
 
 
 def starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return where tensors of these sizes go in a segment, and their room in all.
+    """Return the places of tensors in a segment, and the bytes that all take together.
 
     Args:
-        sizes: In bytes.
+        sizes: The sizes of the tensors in bytes.
     """
     *places, end = accumulate(map(_padded, sizes), initial=0)
     return places, end
@@ -123,23 +121,23 @@ def _padded(size: int) -> int:
 
 
 def grown(nbytes: int) -> int:
-    """Return the size of a segment that so many bytes, and somewhat more, fit into."""
+    """Return the size of a new segment for so many bytes, rounded up by at most an eighth."""
     least = max(nbytes, _LEAST_BYTES)
     step = 1 << (least.bit_length() - 4)
     return -(-least // step) * step
 
 
 def create(nbytes: int) -> tuple[Segment, int]:
-    """Return a new segment and its descriptor, for the other process; close that.
+    """Return a new segment, and its descriptor for the other process, which the caller closes.
 
     Raises:
-        OSError: The system has no such memory, or not so much.
+        OSError: The system has no such files, or not enough memory.
     """
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} has no sealed anonymous files")
     fd = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # Memory that is taken only when it is written to kills the process if there is none then.
+        # Otherwise memory would be taken on the first write, and its lack would kill the process.
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
         return Segment(mmap.mmap(fd, nbytes)), fd
@@ -149,10 +147,10 @@ def create(nbytes: int) -> tuple[Segment, int]:
 
 
 def size_of(fd: int) -> int:
-    """Return the size of another process's segment, which does not change any more.
+    """Return the size of another process's segment, which is sealed so that it cannot change.
 
     Raises:
-        MalformedStreamError: It could still change, or there is nothing in it.
+        MalformedStreamError: The segment is not sealed, or is empty.
     """
     if sys.platform != "linux":
         raise MalformedStreamError(f"segments are not shared on {sys.platform}")
@@ -162,8 +160,8 @@ def size_of(fd: int) -> int:
         seals = 0
     if seals & _SEALS != _SEALS:
         raise MalformedStreamError(
-            "a segment is no file in memory that is sealed against shrinking and "
-            "growing; make it so before it is sent"
+            "a segment is not a file in memory that is sealed against shrinking and "
+            "growing; seal it before it is sent"
         )
     size = os.fstat(fd).st_size
     if not size:
@@ -172,11 +170,11 @@ def size_of(fd: int) -> int:
 
 
 def attach(fd: int, nbytes: int) -> Segment:
-    """Map another process's segment of a size that was looked at by `size_of`.
+    """Map another process's segment, whose size `size_of` has returned.
 
     Raises:
-        OSError: The system has not so much memory, or the segment is read-only.
+        OSError: The system has not enough memory, or the segment is read-only.
     """
-    # Its maker may have left holes.
+    # The other process may not have allocated all memory of the file.
     os.posix_fallocate(fd, 0, nbytes)
     return Segment(mmap.mmap(fd, nbytes))

@@ -1,4 +1,4 @@
-"""Asking a server what it is doing."""
+"""Asking a server for its status."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def begin_status(
     with_variables: bool = False,
     wait_for_ready: bool = False,
 ) -> grpc.Future[pb.GetStatusResponse]:
-    """Begin to ask the server of a channel; of any kind, and without a session.
+    """Begin a call that asks a server of any kind for its status; it needs no session.
 
     Args:
-        channel: To its data plane.
-        token: The cluster's secret, or "".
-        timeout: Longest wait, in seconds.
-        with_variables: Whether it is to list its variables.
+        channel: A channel to the data plane of the server.
+        token: The secret of the cluster, or "".
+        timeout: The longest wait, in seconds.
+        with_variables: Whether a parameter server is to list its variables.
         wait_for_ready: Whether to wait for a server that cannot be reached yet.
     """
     asking = OpenSessionRequest(

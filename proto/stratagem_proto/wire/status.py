@@ -1,4 +1,4 @@
-"""The boundary between gRPC and the error tree, for both sides."""
+"""Errors of the tree as statuses of gRPC and back, for clients and servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stratagem_proto.wire.status_codes import CLASSES_BY_CODE, CLASSES_BY_NAME, 
 DETAIL_KEY = "stratagem-error-bin"
 _CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
-# What grpc itself reports when a server is away or a connection is cut.
+# The codes of gRPC itself when a server is away or a connection is cut.
 _TRANSIENT_CODES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -29,15 +29,15 @@ _TRANSIENT_CODES = {
     grpc.StatusCode.INTERNAL,
 }
 
-# What a server itself reports when it goes away or has no room at the moment.
+# The errors of a server that shuts down, or whose budgets are used up at the moment.
 _TRANSIENT_ERRORS = {UnavailableError.__name__, ResourceExhaustedError.__name__}
 
 
 def to_record(error: BaseException) -> RecordedStatus:
-    """Return the status of an error as it is sent and kept.
+    """Return an error as a status, which is sent and recorded.
 
-    An exception from outside of the tree becomes an `InternalError` that names its class only, so
-    that nothing of the server's internals leaks.
+    An exception that is not of the tree becomes an `InternalError` that names only its class, so
+    that clients learn nothing of the server's internals.
     """
     if not isinstance(error, StratagemError):
         error = InternalError(
@@ -81,17 +81,17 @@ def code_of(record: RecordedStatus) -> grpc.StatusCode:
 
 
 def trailers(record: RecordedStatus) -> tuple[tuple[str, bytes], ...]:
-    """Return trailing metadata that carries the detail of an error."""
+    """Return trailing metadata with the detail of an error."""
     return ((DETAIL_KEY, record.detail.SerializeToString()),)
 
 
 def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemError:
-    """Return the error of the tree that a failed call stands for.
+    """Return the error of the tree for a call that has failed.
 
     Args:
-        error: As raised by a grpc stub; it is also the finished call.
-        peer: Task and address of the server, for the message.
-        method: Name of the RPC, for the message.
+        error: The error that a stub of gRPC raised, which is also the finished call.
+        peer: The task and address of the server, for the message.
+        method: The name of the RPC, for the message.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = detail_of(call.trailing_metadata() or ())
@@ -114,10 +114,10 @@ def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
 
 
 def is_transient(error: grpc.RpcError) -> bool:
-    """Return whether a call that failed so may succeed when it is repeated.
+    """Return whether a failed call may succeed when it is repeated.
 
-    A server's own answer carries a detail and is final, except that it is going away or that the
-    budget for what it has staged is full.
+    An error of the server itself has a detail. It is final, except when the server shuts down or a
+    budget is used up.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = detail_of(call.trailing_metadata() or ())
@@ -128,7 +128,7 @@ def is_transient(error: grpc.RpcError) -> bool:
 
 @contextmanager
 def translated(peer: str, method: str) -> Iterator[None]:
-    """Turn a `grpc.RpcError` of the body into an error of the tree."""
+    """Turn a `grpc.RpcError` of the block into an error of the tree."""
     try:
         yield
     except grpc.RpcError as error:

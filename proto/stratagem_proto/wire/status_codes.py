@@ -1,4 +1,4 @@
-"""The one table of the errors and their gRPC status codes."""
+"""The table of the errors and their status codes of gRPC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from stratagem_proto.errors import (
     WorkerLostError,
 )
 
-# The first class of each code is the one that a bare status becomes.
+# A status without a detail becomes the first class of its code.
 STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
     InvalidNameError: StatusCode.INVALID_ARGUMENT,
@@ -76,7 +76,7 @@ STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     WorkerLostError: StatusCode.UNAVAILABLE,
     DataLossError: StatusCode.DATA_LOSS,
     InternalError: StatusCode.INTERNAL,
-    # Foreign code raised something that we have no class for.
+    # An error without a class of its own, for instance of gRPC.
     StratagemError: StatusCode.UNKNOWN,
 }
 

@@ -58,23 +58,23 @@ def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
 
 
 def spec_of(tensor: torch.Tensor) -> pb.TensorSpec:
-    """Return the description of a tensor, dtype and shape; not to be changed."""
+    """Return the description of a tensor, its dtype and shape; do not change the message."""
     return spec_of_kind(tensor.dtype, tensor.shape)
 
 
-# The same tensors are described again with each step.
+# Cached, because each step describes the same tensors.
 @lru_cache(maxsize=4096)
 def spec_of_kind(dtype: torch.dtype, shape: torch.Size) -> pb.TensorSpec:
-    """As `spec_of`, of a tensor's dtype and shape."""
+    """Return the description of a dtype and a shape; do not change the message."""
     return pb.TensorSpec(dtype=encode_dtype(dtype), shape=shape)
 
 
 def nbytes_of(spec: pb.TensorSpec) -> int:
-    """Return size of a described tensor in bytes, after checking the description.
+    """Check the description of a tensor, and return the size of the tensor in bytes.
 
     Raises:
-        InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or more bytes
-            than 64-bit offsets can address.
+        InvalidArgumentError: The dtype is unknown, there are too many dimensions, a size is
+            negative, or 64-bit offsets cannot address all bytes.
     """
     if len(spec.shape) > MAX_RANK:
         raise InvalidArgumentError(
@@ -83,13 +83,13 @@ def nbytes_of(spec: pb.TensorSpec) -> int:
     return _checked_nbytes(spec.dtype, tuple(spec.shape))
 
 
-# Likewise.
+# Cached, because each step checks the same descriptions.
 @lru_cache(maxsize=4096)
 def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> int:
     dtype = decode_dtype(number)
     if any(size < 0 for size in shape):
         raise InvalidArgumentError(f"shape {list(shape)} has a negative size")
-    # Libraries multiply the other sizes even where one is 0.
+    # Zeros are left out, because libraries compute the product of the other sizes, too.
     if math.prod(filter(None, shape)) * dtype.itemsize >= 1 << 63:
         raise InvalidArgumentError(f"shape {list(shape)} has over 2^63 bytes")
     return math.prod(shape) * dtype.itemsize
@@ -101,9 +101,10 @@ def allocate(spec: pb.TensorSpec) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes in C order, not copied if it is CPU and contiguous.
+    """Return the bytes of a tensor in C order.
 
-    The view of a CPU tensor is writable and shares the tensor's storage.
+    They are not copied if the tensor is contiguous and on the CPU: the view is writable and shares
+    the storage of the tensor.
     """
     plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj():
@@ -112,17 +113,17 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
         plain = plain.resolve_neg()
     if plain.dtype is torch.bfloat16:
         plain = plain.reshape(-1).view(torch.uint8)
-    # Half of the time that views of tensors take.
+    # A view by numpy takes less time than one by torch.
     return plain.numpy().reshape(-1).view(np.uint8).data
 
 
 def int64_vector(data: bytes) -> torch.Tensor:
-    """Return the int64 vector that has a copy of some bytes, a multiple of 8."""
+    """Return a copy of some bytes as an int64 vector; their number is a multiple of 8."""
     if not data:
         return torch.empty(0, dtype=torch.int64)
     return torch.frombuffer(bytearray(data), dtype=torch.int64)
 
 
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:
-    """Return bytes of all the described tensors together; check each as `nbytes_of`."""
+    """Check the descriptions like `nbytes_of`, and return the bytes of all tensors together."""
     return sum(map(nbytes_of, specs))

@@ -1,4 +1,4 @@
-"""The setting that says by which transports processes may talk to each other."""
+"""The setting of the transports that processes may use."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def check_transport(transport: str) -> None:
     """
     if transport not in _MEANINGS:
         known = ", ".join(f"{name!r} for {what}" for name, what in _MEANINGS.items())
-        raise InvalidArgumentError(f"{transport!r} is no transport; give {known}")
+        raise InvalidArgumentError(f"{transport!r} is not a transport; give {known}")
 
 
 def transport_from_environment() -> str:
-    """Return the transport that `STRATAGEM_TRANSPORT` names; "auto" without it.
+    """Return the transport that `STRATAGEM_TRANSPORT` names, by default "auto".
 
     Raises:
-        InvalidArgumentError: It names none.
+        InvalidArgumentError: The variable does not name a transport.
     """
     transport = os.environ.get(VARIABLE, AUTO)
     check_transport(transport)

@@ -69,11 +69,11 @@ def test_a_server_may_be_told_to_speak_grpc_only() -> None:
 
 
 def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="'udp' is no transport; give"):
+    with pytest.raises(InvalidArgumentError, match="'udp' is not a transport; give"):
         ServerSettings(token=TOKEN, transport="udp")
     monkeypatch.setenv(VARIABLE, "pigeon")
     with (
-        pytest.raises(InvalidArgumentError, match="'pigeon' is no transport"),
+        pytest.raises(InvalidArgumentError, match="'pigeon' is not a transport"),
         connected("127.0.0.1:1"),
     ):
         pass

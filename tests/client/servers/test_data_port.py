@@ -262,8 +262,8 @@ def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None
     listening = server._sockets
     assert listening is not None
     with closing(place_of(server).connect(5)) as mine:
-        eventually(lambda: len(listening._strangers) == 1)
-        (peer,) = listening._strangers
+        eventually(lambda: len(listening._unproved) == 1)
+        (peer,) = listening._unproved
         for end in (mine, peer._socket):
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -72,7 +72,7 @@ def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
 def test_strangers_keep_out_neither_clients_nor_each_other(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(listener, "_MOST_UNPROVED", 3)
     monkeypatch.setattr(peer, "_HELLO_SECONDS", 60)
     known = SocketLink(served.endpoint)
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def test_strangers_keep_out_neither_clients_nor_each_other(
             strangers[5].recv(1)
     assert not known.is_answered
     known.close()
-    eventually(lambda: not served.listener._strangers)
+    eventually(lambda: not served.listener._unproved)
 
 
 def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:

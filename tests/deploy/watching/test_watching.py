@@ -149,7 +149,7 @@ def test_a_wrong_secret_is_told_apart(trained: ParameterServer, token_file: str)
     ("arguments", "cluster", "what"),
     [
         ((), {}, "give HOST:PORT of each"),
-        (("nowhere",), {}, "'nowhere' is no address"),
+        (("nowhere",), {}, "'nowhere' is not an address"),
         ((), {"cluster": {"ps": 3}}, "TF_CONFIG.cluster.ps"),
         (("--cluster", "no-such-file"), {}, "no-such-file"),
     ],

@@ -1,1 +1,1 @@
-"""What a server counts, as Prometheus reads it."""
+"""The figures of a server in the form of Prometheus."""

@@ -1,4 +1,4 @@
-"""What is told of servers of every kind."""
+"""The figures of servers of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Prometheus asks a server for its figures."""
+"""The endpoint from which Prometheus reads the figures of a server."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from stratagem_proto.sockets.server.listening import cannot_listen
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 
 Ask = Callable[[], GetStatusResponse]
-"""Returns what the server is doing; called in threads of the endpoint."""
+"""Returns the status of the server; called in threads of the endpoint."""
 
 
 class MetricsEndpoint:
-    """Answers each scrape with what the server says at that moment.
+    """Answers each scrape with the present figures of the server.
 
     Attributes:
-        address: Where, "host:port".
+        address: The "host:port" where it answers.
     """
 
     def __init__(self, bind: str, ask: Ask) -> None:
         """Bind its port and answer from now on.
 
         Args:
-            bind: "host:port" to answer on.
-            ask: Asks the server.
+            bind: The "host:port" to listen on.
+            ask: Returns the status of the server.
 
         Raises:
             UnavailableError: The port is taken, or the host is not this machine's.
         """
-        # Servers that share a process must not share their figures.
+        # A registry of its own, because servers in one process must not mix their figures.
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -66,7 +66,7 @@ class _Status(Collector):
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, so that being registered asks for nothing."""
+        """Return nothing, so that registering does not ask for the status."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +74,7 @@ class _Status(Collector):
 
 
 def families_of(status: GetStatusResponse) -> Iterator[Metric]:
-    """Yield what Prometheus is told of a server that does this."""
+    """Yield the metric families of a server with this status."""
     families = Families(f"{status.task.job}:{status.task.index}")
     yield from of_any_server(status, families)
     if status.HasField("parameter_server"):

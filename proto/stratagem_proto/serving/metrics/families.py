@@ -1,4 +1,4 @@
-"""Families of samples, each sample labelled with its server."""
+"""Metric families, each sample of which is labelled with its server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _SERVER = "server"
 
 
 class Families:
-    """Makes the families of one server.
-
-    A family is there also while there is nothing to count.
+    """Makes the metric families of one server; a family exists even without samples.
 
     Args:
         server: The task, for instance "ps:0".
@@ -32,20 +30,20 @@ class Families:
     def gauge(
         self, name: str, what: str, samples: Iterable[tuple[Labels, float]], labels: Labels = ()
     ) -> Metric:
-        """Return what goes up and down."""
+        """Return a gauge, a number that goes up and down."""
         family = GaugeMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, value in samples:
             family.add_metric([self._server, *values], value)
         return family
 
     def number(self, name: str, what: str, value: float | None) -> Metric:
-        """Return the same without further labels; None while it is not known."""
+        """Return a gauge without further labels; a value of None gives no sample."""
         return self.gauge(name, what, [] if value is None else [((), value)])
 
     def counter(
         self, name: str, what: str, samples: Iterable[tuple[Labels, float]], labels: Labels = ()
     ) -> Metric:
-        """Return what only goes up, until the server is started again."""
+        """Return a counter, a number that only goes up until the server is restarted."""
         family = CounterMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, value in samples:
             family.add_metric([self._server, *values], value)
@@ -58,7 +56,7 @@ class Families:
         samples: Iterable[tuple[Labels, Distribution]],
         labels: Labels = (),
     ) -> Metric:
-        """Return how often something was how large."""
+        """Return a histogram."""
         family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, found in samples:
             buckets = [*_cumulated(found.bounds, found.counts)]
@@ -73,7 +71,7 @@ class Families:
         samples: Iterable[tuple[Labels, Sequence[int]]],
         labels: Labels = (),
     ) -> Metric:
-        """Return a histogram of counts by bit length, of which no sum is known."""
+        """Return a histogram, without a sum, of numbers that were counted by their bit length."""
         family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, counts in samples:
             bounds = [float((1 << bits) - 1) for bits in range(len(counts))]

@@ -1,4 +1,4 @@
-"""What is told of parameter servers."""
+"""The figures of parameter servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _variables(status: Status, families: Families) -> Iterator[Metric]:
     )
     yield families.gauge(
         "variable_bytes",
-        "What variables take; tables with their index and their optimizers' state.",
+        "Memory of variables; that of tables includes their index and their optimizers' state.",
         [(kind, total.bytes) for kind, total in totals],
         _KIND,
     )
@@ -57,15 +57,15 @@ def _budgets(status: Status, families: Families) -> Iterator[Metric]:
     room: Budget | None = status.room if status.HasField("room") else None
     yield families.number(
         "staged_bytes",
-        "What requests occupy before they are applied, or while they are sent.",
+        "Bytes of requests until they are applied, and of answers until they are sent.",
         status.staged.used,
     )
     yield families.number(
-        "staged_limit_bytes", "The most of that: --staged-bytes.", status.staged.limit
+        "staged_limit_bytes", "The limit of stratagem_staged_bytes.", status.staged.limit
     )
     yield families.number(
         "variable_limit_bytes",
-        "The most that variables may take: --variable-bytes, where it is given.",
+        "The limit of the memory of variables, if --variable-bytes is given.",
         room.limit if room else None,
     )
 
@@ -79,7 +79,7 @@ def _waits(status: Status, families: Families) -> Iterator[Metric]:
     )
     yield families.histogram(
         "wait_seconds",
-        "How long requests waited for other tasks, of those that had to.",
+        "How long requests have waited for other tasks.",
         [((wait.reason,), wait.seconds) for wait in status.waits],
         _REASON,
     )
@@ -89,13 +89,13 @@ def _workers(status: Status, families: Families) -> Iterator[Metric]:
     clocks = [*_clocks(status)]
     yield families.counter(
         "worker_steps",
-        "The last step that a worker has finished or left out.",
+        "The last step that a worker has finished or skipped.",
         [(labels, clock.finished) for labels, clock in clocks],
         _WORKER,
     )
     yield families.gauge(
         "worker_present",
-        "1 while a worker has a session, 0 once it is gone.",
+        "1 while a worker has an open session, 0 once it is gone.",
         [(labels, not clock.gone) for labels, clock in clocks],
         _WORKER,
     )
@@ -130,12 +130,12 @@ def _checkpoints(status: CheckpointStatus, families: Families) -> Iterator[Metri
     )
     yield families.number(
         "checkpoint_age_seconds",
-        "Time since the last was written; absent before the first of this run.",
+        "Time since the last part was written; absent before the first part of this run.",
         known and known.age_seconds,
     )
     yield families.number(
-        "checkpoint_bytes", "Size of the last that was written.", known and known.bytes
+        "checkpoint_bytes", "Size of the last part that was written.", known and known.bytes
     )
     yield families.number(
-        "checkpoint_seconds", "How long writing it took.", known and known.seconds
+        "checkpoint_seconds", "How long writing the last part took.", known and known.seconds
     )

@@ -1,4 +1,4 @@
-"""Where a server takes frames, as its client sees it."""
+"""The endpoints of a server's sockets, to which its clients connect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
 
 class Endpoint(Protocol):
-    """Where to connect.
+    """The endpoint of one of a server's sockets.
 
     Attributes:
         way: The transport, as the setting names it.
-        can_share: Whether both ends can see the same memory.
-        seconds: How long a connection may take until both ends are sure of each other.
-        secret: That the server proves to know.
+        can_share: Whether both ends can share memory.
+        seconds: The most seconds for connecting and the greeting.
+        secret: The secret that the server must prove to know.
     """
 
     way: ClassVar[str]
@@ -32,16 +32,16 @@ class Endpoint(Protocol):
     def secret(self) -> bytes: ...
 
     def connect(self, seconds: float) -> socket.socket:
-        """Return a socket whose other end is yet to prove who it is.
+        """Return a connected socket, whose greeting is to follow.
 
         Raises:
-            OSError: Nobody answers there, or it takes longer than that.
+            OSError: Nobody answers, or it takes longer than so many seconds.
         """
 
 
 @dataclass(frozen=True)
 class UnixEndpoint:
-    """A name on this host."""
+    """A Unix socket of this host, by its abstract name."""
 
     way: ClassVar[str] = UNIX
     can_share: ClassVar[bool] = True
@@ -60,11 +60,11 @@ class UnixEndpoint:
 
 @dataclass(frozen=True)
 class TcpEndpoint:
-    """A port of the server's host."""
+    """The data port of the server's host."""
 
     way: ClassVar[str] = TCP
     can_share: ClassVar[bool] = False
-    # A network that drops what is sent to other ports delays a session by that, once.
+    # A network that drops packets to other ports delays a session by this time, once.
     seconds: ClassVar[float] = 2.0
 
     host: str
@@ -82,17 +82,17 @@ class TcpEndpoint:
 def endpoints(
     told: FrameSockets, address: str, setting: str, stall_seconds: float = STALL_SECONDS
 ) -> Iterator[Endpoint]:
-    """Yield where to try to connect, the best one first.
+    """Yield the endpoints to try, the fastest first.
 
     Args:
-        told: What the server says of its sockets.
-        address: The "host:port" by which it was called. At another port than its own there is a
-            proxy, which is not to be passed by.
+        told: The server's description of its sockets.
+        address: The "host:port" by which it was called. If the port is not the server's own, the
+            call went through a proxy, and no endpoint is yielded.
         setting: The transport that this process may use.
-        stall_seconds: For how long the server's host may take nothing, where it is another one.
+        stall_seconds: The most seconds in which another host acknowledges nothing.
     """
     host, _, port = address.rpartition(":")
-    # Anybody could prove to know a secret that is none.
+    # With a shorter secret, or none, a proof would prove nothing.
     if port != str(told.port) or len(told.secret) < SECRET_BYTES:
         return
     if told.name and setting in (AUTO, UNIX):

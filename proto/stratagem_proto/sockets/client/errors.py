@@ -1,4 +1,4 @@
-"""How calls over sockets fail: as gRPC's do."""
+"""The errors of calls over sockets, which are like those of gRPC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratagem_proto.wire.status import code_of, trailers
 
 
 class SocketError(grpc.RpcError):
-    """A call that failed, with what gRPC's errors have."""
+    """A call that failed; it has the methods of gRPC's errors."""
 
     def __init__(self, status: RecordedStatus) -> None:
         super().__init__(status.message)
@@ -31,7 +31,7 @@ class SocketError(grpc.RpcError):
 def broken(error: Exception) -> SocketError:
     """Return the error of a call whose connection broke or whose time is over."""
     code = grpc.StatusCode.UNAVAILABLE
-    # With a number it is what the system says of a host that is gone.
+    # A TimeoutError with a number comes from the system and says that the host is gone.
     if isinstance(error, TimeoutError) and error.errno is None:
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     status = RecordedStatus(code=code.value[0], message=f"socket: {error}")
@@ -39,7 +39,7 @@ def broken(error: Exception) -> SocketError:
 
 
 def require_ok(end: SocketFrame) -> None:
-    """Look at the status that ends a call.
+    """Check the status that ends a call.
 
     Raises:
         SocketError: The call failed.

@@ -1,4 +1,4 @@
-"""One socket of a client."""
+"""A client's connection by one socket."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES, Proofs, d
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment, create
 
-# What a wait may be longer than allowed by, as setting that takes a call of the system.
+# A timeout that is longer by this factor is not set again, since that takes a system call.
 _LENIENCE = 1.01
 
 
 class SocketLink:
-    """A socket whose other end has proved to be the server.
+    """A socket whose other end has proved that it is the server.
 
     Attributes:
-        segment: Memory that both ends see; None if there is none.
+        segment: The memory that both ends share; None if there is none.
 
     Raises:
-        OSError: Nobody, or somebody else, answers there, or it takes too long.
-        MalformedStreamError: Who answers sends what the server would not.
+        OSError: Nobody or another program answers, or it takes too long.
+        MalformedStreamError: The other end violates the protocol.
     """
 
     def __init__(self, endpoint: Endpoint, seconds: float | None = None) -> None:
         """Connect.
 
         Args:
-            endpoint: Where.
-            seconds: How long that may take, if not the endpoint's usual time.
+            endpoint: The endpoint.
+            seconds: The most time for it; at most and by default the endpoint's own.
         """
         self.segment: Segment | None = None
-        # Nothing larger than a proof is taken from strangers.
+        # Before its proof the other end cannot send a larger message.
         self._reader = FrameReader(bytearray(SCRATCH_BYTES), HELLO_BYTES)
         self._arrived: deque[SocketFrame] = deque()
         seconds = min(seconds or endpoint.seconds, endpoint.seconds)
@@ -72,10 +72,10 @@ class SocketLink:
         return bytes(self.receive(deadline).message)
 
     def allow_until(self, deadline: float) -> None:
-        """Let the next step of sending or receiving take until then at most.
+        """Set the timeout of the next system call to the time that is left.
 
         Raises:
-            TimeoutError: It is later.
+            TimeoutError: The deadline is over.
         """
         left = deadline - time.monotonic()
         if left <= 0:
@@ -83,9 +83,9 @@ class SocketLink:
         self.allow(left)
 
     def allow(self, seconds: float | None) -> None:
-        """Set how long each step of sending and receiving may take; None: any time."""
+        """Set the timeout of each system call that sends or receives; None for any time."""
         allowed = self._socket.gettimeout()
-        # Of calls that follow each other closely the same does for each step.
+        # A timeout that is about the same is kept, which saves a system call.
         if not seconds or not allowed or not seconds <= allowed < seconds * _LENIENCE:
             self._socket.settimeout(seconds)
 
@@ -93,21 +93,21 @@ class SocketLink:
         """Send a frame.
 
         Raises:
-            OSError: The connection broke, or it took too long.
+            OSError: The connection broke, or a system call took too long.
         """
         for piece in parts(kind, message, is_last, path):
             self._socket.sendall(piece)
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Send pieces of frames; raise as `send`, and wait as long."""
+        """Send pieces of frames; it waits and raises like `send`."""
         for piece in pieces:
             self._socket.sendall(piece)
 
     def send_at_once(self, pieces: Iterator[bytes]) -> memoryview:
-        """Send pieces of frames as far as there is room, and do not wait for more.
+        """Send pieces of frames as far as the socket takes them without waiting.
 
         Returns:
-            What is left of the last one that was taken from `pieces`.
+            The rest of the last piece that was taken from `pieces`.
 
         Raises:
             OSError: The connection broke.
@@ -123,11 +123,11 @@ class SocketLink:
         return left
 
     def share(self, nbytes: int) -> bool:
-        """Share memory of that many bytes with the server, in place of what there was.
+        """Share memory of so many bytes with the server; it replaces the present segment.
 
         Returns:
-            Whether there is so much, and the server takes it. If the server does not, nothing is
-            shared any more.
+            Whether the memory is shared. If the server refuses it, no memory is shared any more; if
+            this host has not enough, the present segment stays.
 
         Raises:
             OSError: The connection broke, or it took too long.
@@ -150,17 +150,17 @@ class SocketLink:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the server has answered, or is gone."""
+        """Whether the server has answered or closed the connection."""
         looking = select.poll()
         looking.register(self._socket, select.POLLIN)
         return bool(looking.poll(0))
 
     def frames(self) -> Iterator[SocketFrame]:
-        """Yield the frames of one answer, as they come.
+        """Yield the frames of one answer as they arrive.
 
         Raises:
-            OSError: The connection broke, or it took too long.
-            MalformedStreamError: The server sent what it may not.
+            OSError: The connection broke, or a frame took too long.
+            MalformedStreamError: The server violates the protocol.
         """
         while True:
             frame = self.receive()
@@ -169,14 +169,14 @@ class SocketLink:
                 return
 
     def receive(self, deadline: float | None = None) -> SocketFrame:
-        """Return the next frame; raise as `frames`.
+        """Return the next frame; it raises like `frames`.
 
         Args:
-            deadline: When all of it must have come, of `time.monotonic`; if not given, what was
-                allowed counts for each step.
+            deadline: When the whole frame must have arrived, in seconds of `time.monotonic`; by
+                default the timeout counts for each system call.
         """
         while not self._arrived:
-            # Again, or a frame that comes by the byte would never be late.
+            # Before each system call, so that a frame that arrives byte by byte can be late, too.
             if deadline is not None:
                 self.allow_until(deadline)
             self._receive()
@@ -189,5 +189,5 @@ class SocketLink:
         self._arrived.extend(self._reader.received(nbytes))
 
     def close(self) -> None:
-        """Close the socket; who waits at it fails. May be called again."""
+        """Close the socket; threads that wait for it fail. It may be called again."""
         hang_up(self._socket)

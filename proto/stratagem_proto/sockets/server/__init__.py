@@ -1,1 +1,1 @@
-"""The server's end of sockets, whose calls are answered as gRPC's are."""
+"""The server's end of sockets, whose calls have the same handlers as those of gRPC."""

@@ -1,4 +1,4 @@
-"""One call over a socket, answered by the handlers that answer gRPC's."""
+"""One call over a socket, answered by the same handlers as calls by gRPC."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 class _Details(NamedTuple):
-    """What gRPC tells a handler of methods about a call."""
+    """The details of a call by which gRPC finds its handler."""
 
     method: str
     invocation_metadata: tuple[()] = ()
 
 
 def find_handler(services: Sequence[grpc.GenericRpcHandler], path: bytes) -> Handler | None:
-    """Return what answers the calls of a path, if anything does."""
+    """Return the handler of a path's calls, or None."""
     details: Any = _Details(path.decode(errors="replace"))
     return next(filter(None, (each.service(details) for each in services)), None)
 
 
 class SocketCall:
-    """A call under way; to its handler it is what the context of gRPC would be.
+    """A call under way, which its handler uses like the context of a call by gRPC.
 
     Attributes:
-        segment: Memory that its messages may name places in; None if there is none.
+        segment: The shared memory in which its messages may name places; None if there is none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SocketCall:
         self._held: bytes | None = None
 
     async def run(self) -> None:
-        """Handle the call to its end."""
+        """Answer the call."""
         try:
             await self._answer()
         except grpc.aio.AbortError:
@@ -88,25 +88,25 @@ class SocketCall:
     async def _iterate(self, responses: AsyncGenerator[bytes, None]) -> None:
         async with aclosing(responses):
             async for response in responses:
-                self._let_go()
+                self._send_held()
                 if not self.is_clear:
                     await self._out.below(WINDOW_BYTES)
-                self._hold_back(response)
+                self._hold(response)
         if self._held is None:
             return self._end(grpc.StatusCode.OK)
-        self._let_go(is_last=True)
+        self._send_held(is_last=True)
 
-    def _hold_back(self, response: bytes) -> None:
-        """Keep a response until it is known whether it is the last.
+    def _hold(self, response: bytes) -> None:
+        """Hold a response back until it is known whether it is the last one.
 
-        That spares the client to wait for a frame that says only this. What is in memory can be
-        read while the handler waits for more, though.
+        So the client need not wait for another frame that only says that. A response about values
+        in shared memory is sent soon, since the client can read them while the handler goes on.
         """
         self._held = response
         if self.segment is not None:
-            asyncio.get_running_loop().call_soon(self._let_go)
+            asyncio.get_running_loop().call_soon(self._send_held)
 
-    def _let_go(self, is_last: bool = False) -> None:
+    def _send_held(self, is_last: bool = False) -> None:
         held, self._held = self._held, None
         if held is not None:
             self._send(held, is_last)
@@ -115,18 +115,18 @@ class SocketCall:
         """Send one response of several.
 
         Raises:
-            DeadlineExceededError: The client does not read.
+            DeadlineExceededError: The client has not read in time.
         """
         self._send(message)
         await self._out.below(WINDOW_BYTES)
 
     @property
     def is_clear(self) -> bool:
-        """Whether all responses so far are sent; in any thread."""
+        """Whether all responses so far are sent; may be used in any thread."""
         return self._out.is_clear
 
     def write_at_once(self, message: bytes) -> None:
-        """As `write`, in any thread; does not wait for the client to read."""
+        """Send one response without waiting for the client to read it; in any thread."""
         self._send(message)
 
     async def abort(

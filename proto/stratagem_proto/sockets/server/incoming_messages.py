@@ -1,4 +1,4 @@
-"""The messages of a call on their way to its handler."""
+"""The incoming messages of a call, over which its handler iterates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Take: TypeAlias = Callable[[bytes | memoryview], None]
 
 
 class IncomingMessages:
-    """Iterates over the messages of a call as they come; on the event loop.
+    """An iterator over the messages of a call as they arrive; used on the event loop.
 
     Args:
-        first: The frame with the first one.
-        emptied: Called when all that came was taken.
-        patience: Seconds that the next message may take to come; None for any time.
+        first: The frame with the first message.
+        emptied: Called when all messages so far were taken.
+        patience: The most seconds until the next message; None for any time.
     """
 
     def __init__(
@@ -35,27 +35,27 @@ class IncomingMessages:
 
     @property
     def is_much(self) -> bool:
-        """Whether no more should be read before some is taken."""
+        """Whether to stop reading until the handler has taken messages."""
         return self._nbytes > WINDOW_BYTES
 
     @property
     def is_over(self) -> bool:
-        """Whether all messages have come, and were taken."""
+        """Whether all messages have arrived and were taken."""
         return self._whole and not self._messages
 
     def divert(self, take: Take) -> None:
-        """Give messages to a function as they come, from now on; not who iterates.
+        """Pass further messages to a function instead of the iterator.
 
-        That one is woken at the end, or by what the function raises. To be woken for each message
-        takes two rounds of the event loop.
+        The iterator ends with the call, or raises what the function raises. Passing a message to
+        the iterator would take two rounds of the event loop.
         """
         self._taker = take
 
     def put(self, frame: SocketFrame) -> None:
-        """Take another message in."""
+        """Add the message of a frame."""
         if self._taker is not None and not frame.is_last and not self._messages:
             return self._hand_over(self._taker, frame.message)
-        # The last frame of a client that gives up in between has none.
+        # The last frame of a client that ends the call early has no message.
         if frame.message or not frame.is_last:
             self._messages.append(frame.message)
         self._nbytes += len(frame.message)
@@ -70,10 +70,10 @@ class IncomingMessages:
             self._wake()
 
     def close(self) -> None:
-        """Cancel who iterates, as nothing comes any more.
+        """Cancel the iteration, because no more messages arrive.
 
-        To cancel their task is not enough: Python 3.11 forgets that where a message has come at the
-        same time, and they would wait for the next one.
+        Cancelling the handler's task is not enough: Python 3.11 loses the cancellation if a message
+        arrives at the same time, and the handler would wait for the next one.
         """
         self._failure = asyncio.CancelledError()
         self._wake()

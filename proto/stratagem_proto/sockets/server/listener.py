@@ -18,22 +18,22 @@ from stratagem_proto.sockets.server.peer import Peer
 from stratagem_proto.sockets.server.peer_memory import Reserve, refused
 from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
 
-# After a failure to accept, for instance because all file descriptors are in use.
+# The pause after a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0
 
-# More at once have not said yet who they are only where somebody wants the file descriptors; who
-# does say so has done within a round trip.
-_MOST_STRANGERS = 512
+# The most connections at a time that have not proved that they are clients. A client does so within
+# a round trip, so more of them mean an attack on the file descriptors.
+_MOST_UNPROVED = 512
 
 
 class SocketListener:
-    """Serves over sockets what a server serves over gRPC; on the event loop.
+    """Serves a server's gRPC services over sockets, too; runs on the event loop.
 
     Attributes:
-        told: What clients need to know of the sockets.
-        scratch: What all peers read small frames into.
-        reserve: The budget of the memory that clients share.
-        patience: Seconds that a client may take to send or read more of a call.
+        told: The description of the sockets for clients.
+        scratch: The buffer into which all peers read small frames.
+        reserve: Takes bytes of the budget for shared memory.
+        patience: The most seconds that a client may take to send or read more of a call.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class SocketListener:
         """Begin to serve.
 
         Args:
-            services: What answers the calls.
-            listening: The sockets, which are closed when this stops.
-            reserve: The budget of the memory that clients share.
-            patience: Seconds that a client may take to send the next message of a call, or to read
-                more of the answer; None for any time.
+            services: The handlers of the calls.
+            listening: The sockets, which `stop` closes.
+            reserve: Takes bytes of the budget for shared memory.
+            patience: The most seconds that a client may take to send the next message of a call, or
+                to read more of the answer; None for any time.
         """
         self.told = listening.told
         self.scratch = bytearray(SCRATCH_BYTES)
@@ -58,8 +58,8 @@ class SocketListener:
         self._services, self.reserve = services, reserve
         self.patience = patience
         self._peers: set[Peer] = set()
-        # The first is who came first.
-        self._strangers: dict[Peer, None] = {}
+        # The connections that have not proved that they are clients, in the order of their arrival.
+        self._unproved: dict[Peer, None] = {}
         self._sockets = listening.sockets
         self._stopped = False
         self._loop = asyncio.get_running_loop()
@@ -95,24 +95,24 @@ class SocketListener:
             return accepted.close()
         peer = Peer(self, accepted, who)
         self._peers.add(peer)
-        self._strangers[peer] = None
-        if len(self._strangers) > _MOST_STRANGERS:
-            next(iter(self._strangers)).refuse("too many connections have not proved themselves")
+        self._unproved[peer] = None
+        if len(self._unproved) > _MOST_UNPROVED:
+            next(iter(self._unproved)).refuse("too many connections have not proved themselves")
 
     def admitted(self, peer: Peer) -> None:
-        """Take note that a peer is known to be a client."""
-        del self._strangers[peer]
+        """Note that a peer has proved that it is a client."""
+        del self._unproved[peer]
 
     def left(self, peer: Peer) -> None:
-        """Take note that a peer is gone."""
+        """Note that a peer is gone."""
         self._peers.discard(peer)
-        self._strangers.pop(peer, None)
+        self._unproved.pop(peer, None)
 
     async def stop(self, seconds: float) -> None:
-        """Take no more calls.
+        """Stop taking calls, and close all connections.
 
         Args:
-            seconds: How long those under way, and their answers, get to end.
+            seconds: The most time for calls under way to be answered.
         """
         self._stopped = True
         for each in self._sockets:

@@ -16,16 +16,16 @@ from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
 _BACKLOG = 4096
 
-# In place of a data port: there shall be none.
+# The value of `data_port` for no data port.
 NO_PORT = -1
 
 
 class Listening(NamedTuple):
-    """Sockets to which clients connect.
+    """The sockets to which clients connect.
 
     Attributes:
-        told: What clients need to know of them.
-        sockets: They; none where there is no way but gRPC.
+        told: The description of the sockets for clients.
+        sockets: The sockets; empty if clients can only use gRPC.
     """
 
     told: FrameSockets
@@ -33,12 +33,12 @@ class Listening(NamedTuple):
 
 
 def listen(address: str, transport: str, data_port: int = 0) -> Listening:
-    """Listen wherever a server of that address and these settings should.
+    """Listen on the sockets of a server with these settings.
 
     Args:
         address: The "host:port" where it serves gRPC.
-        transport: As of `ServingSettings`.
-        data_port: As of `ServingSettings`.
+        transport: As in `ServingSettings`.
+        data_port: As in `ServingSettings`.
 
     Raises:
         UnavailableError: The data port is taken.
@@ -56,13 +56,13 @@ def listen(address: str, transport: str, data_port: int = 0) -> Listening:
 
 
 def _listen_here(listening: Listening, opened: ExitStack) -> None:
-    # An abstract name: nothing is left of a server that is killed, and processes in other network
-    # namespaces do not see it.
+    # With an abstract name nothing remains of a server that is killed, and processes in other
+    # network namespaces cannot see it.
     name = b"stratagem-" + secrets.token_hex(16).encode()
     try:
         listening.sockets.append(opened.enter_context(unix_socket(name)))
     except OSError as error:
-        LOG.info("no Unix sockets here", why=str(error))
+        LOG.info("cannot listen on a Unix socket", why=str(error))
     else:
         listening.told.name = name
 
@@ -73,17 +73,17 @@ def _listen_for_others(listening: Listening, opened: ExitStack, host: str, port:
     except OSError as error:
         if port:
             raise cannot_listen(f"{host}:{port}") from error
-        LOG.info("no data port", host=host, why=str(error))
+        LOG.info("cannot listen on a data port", host=host, why=str(error))
     else:
         listening.sockets.append(sock)
         listening.told.data_port = sock.getsockname()[1]
 
 
 def unix_socket(name: bytes) -> socket.socket:
-    """Listen at an abstract name.
+    """Listen on a Unix socket with an abstract name.
 
     Raises:
-        OSError: There are no such sockets here, or it is taken.
+        OSError: This system has no such sockets, or the name is taken.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closed_on_failure(listening):
@@ -101,7 +101,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, bind = found[0]
-    # As gRPC, which takes calls to any address of either family there.
+    # Like gRPC, this takes connections to any address of IPv4 and IPv6.
     both = bind[0] == "::" and socket.has_dualstack_ipv6()
     listening = socket.create_server(bind[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     listening.setblocking(False)

@@ -1,4 +1,4 @@
-"""One client at the other end of a socket."""
+"""One client of a socket, as the server sees it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from stratagem_proto.wire.status import to_record
 if TYPE_CHECKING:
     from stratagem_proto.sockets.server.listener import SocketListener
 
-# With more calls, or more than the window of bytes, no more are read from a client.
+# With more queued calls, or more bytes than the window, nothing more is read from a client.
 _MOST_QUEUED = 64
 
-# Who connects and does not say who they are keeps nothing open for longer.
+# A connection that has not proved that it is a client is closed after this time.
 _HELLO_SECONDS = 5.0
 
 
 class Peer:
-    """A client whose calls are answered in turn, once it is known to be one.
+    """A client, whose calls are answered one by one once it has proved that it is one.
 
     Args:
-        listener: That it has come to.
-        sock: Its socket.
-        who: Its address, for the log.
+        listener: The listener that accepted the connection.
+        sock: The socket of the connection.
+        who: The client's address, for the log.
     """
 
     def __init__(self, listener: SocketListener, sock: socket.socket, who: str) -> None:
@@ -46,7 +46,7 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
         self._greeting = Greeting(listener.told.secret)
-        # Nothing larger than a proof is taken from strangers.
+        # Before its proof a client cannot send a larger message.
         self._reader = FrameReader(listener.scratch, HELLO_BYTES)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[SocketFrame], None] = self._greet
@@ -79,7 +79,7 @@ class Peer:
             self.close()
         frames = self._reader.received(nbytes)
         if len(frames) == 1:
-            # Who waits for a single answer is woken before its call is cleared away.
+            # A single answer is sent before the call is cleaned up, since its client waits for it.
             self._take(frames[0])
         else:
             self._take_together(frames)
@@ -96,9 +96,9 @@ class Peer:
             self._patience.cancel()
             self._listener.admitted(self)
             self._reader.admit()
-            self._take = self._obey
+            self._take = self._handle_frame
 
-    def _obey(self, frame: SocketFrame) -> None:
+    def _handle_frame(self, frame: SocketFrame) -> None:
         if frame.kind == FrameKind.CALL and self._whole and self._call is None:
             self._begin(frame)
         elif frame.kind == FrameKind.CALL and self._whole and frame.is_last:
@@ -108,7 +108,7 @@ class Peer:
         elif frame.kind == FrameKind.SEGMENT and self._whole and self._call is None:
             self._share()
         else:
-            raise MalformedStreamError(f"a frame of kind {frame.kind} came where none may come")
+            raise MalformedStreamError(f"a frame of kind {frame.kind} is not allowed at this point")
 
     def _begin(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last
@@ -126,13 +126,13 @@ class Peer:
         try:
             self._memory.replace()
         except StratagemError as error:
-            LOG.info("no shared memory", why=error.message)
+            LOG.info("a client's memory is not shared", why=error.message)
             status = to_record(error)
         self._out.send(FrameKind.STATUS, status.SerializeToString(), is_last=True)
 
     def _continue(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last
-        # What comes for a call that has ended already is dropped.
+        # Messages of a call that has ended are dropped.
         if self._call is not None:
             self._call.requests.put(frame)
             if self._call.requests.is_much:
@@ -167,7 +167,7 @@ class Peer:
         return self._call
 
     async def leave(self) -> None:
-        """End once the client has all answers; no call begins any more."""
+        """Begin no more calls, and close the connection once all answers are sent."""
         self._closing = True
         if self._task is None:
             self._pause()
@@ -181,12 +181,12 @@ class Peer:
         self.close()
 
     def refuse(self, why: str) -> None:
-        """As `close`, of who does what clients do not."""
+        """Close the connection because the other end violates the protocol."""
         LOG.warning("a socket was closed", who=self._who, why=why)
         self.close()
 
     def close(self) -> None:
-        """Cancel the call under way and close the socket; again does nothing."""
+        """Cancel the call under way and close the socket; a repetition does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -198,7 +198,7 @@ class Peer:
         if self._task is None:
             self._listener.left(self)
         else:
-            # A server that stops meanwhile waits for it.
+            # A server that stops waits until the cancelled call has ended.
             self._task.add_done_callback(lambda _: self._listener.left(self))
             if self._call is not None:
                 self._call.requests.close()
@@ -206,7 +206,7 @@ class Peer:
 
 
 class _QueuedCalls:
-    """Calls that a client has pipelined behind the one being answered."""
+    """The calls that a client has pipelined after the one under way."""
 
     def __init__(self) -> None:
         self._frames: deque[SocketFrame] = deque()
@@ -217,16 +217,16 @@ class _QueuedCalls:
 
     @property
     def are_many(self) -> bool:
-        """Whether no more should be read before some are answered."""
+        """Whether to stop reading until calls were answered."""
         return len(self._frames) >= _MOST_QUEUED or self._nbytes > WINDOW_BYTES
 
     def put(self, frame: SocketFrame) -> None:
-        """Take a call in."""
+        """Add a call."""
         self._frames.append(frame)
         self._nbytes += len(frame.message)
 
     def take(self) -> SocketFrame:
-        """Give the next one out."""
+        """Remove and return the next call."""
         frame = self._frames.popleft()
         self._nbytes -= len(frame.message)
         return frame

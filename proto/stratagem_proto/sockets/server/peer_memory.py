@@ -11,8 +11,8 @@ from typing import Protocol
 from stratagem_proto.errors import MalformedStreamError, ResourceExhaustedError
 from stratagem_proto.wire.segment import Segment, attach, size_of
 
-# Of one descriptor, or two where that is aligned to eight bytes; the system closes those for which
-# there is no room.
+# The size of one descriptor, or of two on systems that align to eight bytes. The system closes
+# further ones.
 ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 
@@ -20,7 +20,7 @@ class Reserved(Protocol):
     """Bytes of a budget."""
 
     def release(self) -> None:
-        """Give them back."""
+        """Release the bytes."""
 
 
 Reserve = Callable[[int], Reserved]
@@ -28,7 +28,7 @@ Reserve = Callable[[int], Reserved]
 
 
 def refused(nbytes: int) -> Reserved:
-    """Return the budget of a server that shares no memory.
+    """Refuse to reserve bytes, as a server does that shares no memory.
 
     Raises:
         ResourceExhaustedError: Always.
@@ -37,13 +37,13 @@ def refused(nbytes: int) -> Reserved:
 
 
 class PeerMemory:
-    """At most one segment at a time.
+    """The segment of shared memory of one client, at most one at a time.
 
     Args:
-        reserve: The budget that it counts in.
+        reserve: Takes bytes of the budget.
 
     Attributes:
-        segment: What there is; None if nothing is shared.
+        segment: The segment; None if no memory is shared.
     """
 
     def __init__(self, reserve: Reserve) -> None:
@@ -53,27 +53,27 @@ class PeerMemory:
         self._descriptors: list[int] = []
 
     def arrived(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        """Take descriptors in, that have come with bytes of the socket.
+        """Keep a descriptor that arrived with bytes of the socket, until `replace` maps it.
 
         Raises:
-            MalformedStreamError: There is one already that nothing was said about.
+            MalformedStreamError: More than one descriptor arrived without a SEGMENT frame.
         """
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.extend(array("i", data))
         if len(self._descriptors) > 1:
-            raise MalformedStreamError("descriptors came that no frame is about")
+            raise MalformedStreamError("descriptors arrived without a frame for each")
 
     def replace(self) -> None:
-        """Map the segment that has come, in place of the one before.
+        """Map the segment of the descriptor that has arrived, in place of the present one.
 
         Raises:
-            MalformedStreamError: None has come, or its memory could go away.
-            ResourceExhaustedError: The budget, or the system, has no room for it.
+            MalformedStreamError: No descriptor has arrived, or its file is not sealed.
+            ResourceExhaustedError: The budget or the system has not enough memory.
         """
         self._unmap()
         if not self._descriptors:
-            raise MalformedStreamError("a frame is about a segment, and none came")
+            raise MalformedStreamError("a frame announces a segment, but no descriptor arrived")
         fd = self._descriptors.pop()
         try:
             self._map(fd)
@@ -88,20 +88,20 @@ class PeerMemory:
         except OSError as error:
             reserved.release()
             raise ResourceExhaustedError(
-                f"a segment of {nbytes} bytes cannot be mapped: {error}; send in "
-                "messages what it was for"
+                f"a segment of {nbytes} bytes cannot be mapped: {error}; send the "
+                "tensors in messages"
             ) from error
         self._reserved = reserved
 
     def _unmap(self) -> None:
-        # What a call still uses of it stays until that ends.
+        # The memory stays mapped while a call uses tensors in it.
         self.segment = None
         if self._reserved is not None:
             self._reserved.release()
             self._reserved = None
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the segment and all descriptors."""
         self._unmap()
         while self._descriptors:
             os.close(self._descriptors.pop())

@@ -1,4 +1,4 @@
-"""Bytes on their way into a socket that does not wait."""
+"""A buffer of the bytes that a non-blocking socket could not send yet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stratagem_proto.sockets.frames import FrameKind, parts
 
 
 class SendBuffer:
-    """Sends what it is given, in order. On the event loop, but for what says otherwise.
+    """Sends frames in order. Its methods run on the event loop unless they say otherwise.
 
     Args:
         sock: The socket.
-        patience: Seconds in which the other end must read some of what waits; None for any time.
+        patience: The most seconds in which the other end must read something; None for any time.
     """
 
     def __init__(self, sock: socket.socket, patience: float | None) -> None:
@@ -33,7 +33,7 @@ class SendBuffer:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Send small frames of the body at its end, by one call of the system."""
+        """Collect the small frames of the block, and send them at its end by one system call."""
         self._held = []
         try:
             yield
@@ -44,11 +44,11 @@ class SendBuffer:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing waits; in any thread."""
+        """Whether all bytes are sent; may be used in any thread."""
         return not self._waiting
 
     def send(self, kind: FrameKind, message: bytes, is_last: bool) -> None:
-        """Send a frame, at once as far as there is room; in any thread."""
+        """Send a frame as far as the socket takes it, and buffer the rest; in any thread."""
         pieces = parts(kind, message, is_last)
         with self._sending:
             if self._held is not None and len(pieces) == 1:
@@ -81,8 +81,8 @@ class SendBuffer:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # The client is gone. Who reads learns of it, too. Other threads come here only while
-            # nothing waits, and then this touches nothing of the loop's.
+            # The client is gone, which the reading end notices, too. Other threads come here only
+            # while the buffer is empty, and then `close` does not touch the event loop.
             self.close()
             return 0
 
@@ -97,10 +97,10 @@ class SendBuffer:
         self._wake()
 
     async def below(self, nbytes: int) -> None:
-        """Wait until at most so many bytes are on their way.
+        """Wait until at most so many bytes are buffered.
 
         Raises:
-            DeadlineExceededError: The other end does not read. The connection is ended.
+            DeadlineExceededError: The other end has not read in time. The connection is closed.
         """
         while self._nbytes > nbytes:
             self._progress = self._progress or self._loop.create_future()
@@ -116,11 +116,11 @@ class SendBuffer:
     def _break_off(self) -> None:
         self.close()
         with suppress(OSError):
-            # Who reads sees the end.
+            # The reading end then sees the end of the stream.
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Drop what is not sent; before its socket is closed."""
+        """Drop all buffered bytes; call it before the socket is closed."""
         with self._sending:
             if self._waiting:
                 self._loop.remove_writer(self._socket)
