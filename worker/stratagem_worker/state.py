@@ -21,7 +21,7 @@ from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.v1.worker_pb2 import Runtime
 from stratagem_worker.functions.executor import Executor
 from stratagem_worker.functions.interruption import Interruptible
-from stratagem_worker.results.staying_results import ResultMemory, StayingResults
+from stratagem_worker.results import ResultMemory, StayingResults
 from stratagem_worker.sessions.session import Running, WorkSession
 from stratagem_worker.settings import WorkerSettings
 

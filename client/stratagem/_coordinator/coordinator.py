@@ -11,7 +11,6 @@ from typing import Any, Literal, overload
 from stratagem._coordinator.closures.closure import Closure, Result
 from stratagem._coordinator.closures.remote_value import RemoteValue, fetched
 from stratagem._coordinator.completion_reporter import CompletionReporter
-from stratagem._coordinator.coordinator_stub import CoordinatorStub
 from stratagem._coordinator.data.own_parameters import OwnParameters
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerVariable, build_of
 from stratagem._coordinator.data.shared_dataset import (
@@ -22,7 +21,7 @@ from stratagem._coordinator.data.shared_dataset import (
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
 from stratagem._coordinator.monitor import Patience
-from stratagem._coordinator.recurring import Recurring, Watchdog
+from stratagem._coordinator.recurring import Recurring, ResolverWatch, Watchdog, workers_of
 from stratagem._coordinator.workers.connecting import (
     Connector,
     completion_reporter,
@@ -30,10 +29,10 @@ from stratagem._coordinator.workers.connecting import (
     take_over,
     worker_at,
 )
-from stratagem._coordinator.workers.resolver_watch import ResolverWatch, workers_of
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
+from stratagem._remote_objects.strategies import CoordinatorStub
 from stratagem._shipping.call import FunctionCall, bound, name_of
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._worker_client.batchers import Batchers

@@ -1,9 +1,9 @@
-"""Strategies as workers have them: tasks of the coordinator's cluster."""
+"""Strategies as workers have them, and what stands there for the coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from stratagem._cluster.spec import ClusterSpec, Tasks
 from stratagem._parameter_server.attached import AttachedStrategy
@@ -20,7 +20,7 @@ from stratagem._shipping.kinds import (
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class StrategyKind(SessionKind, ChangingKind):
@@ -147,3 +147,20 @@ def require_own(what: str, found: object, own: Strategy) -> object:
             "they know nothing of it; use what was made in the scope of that one"
         )
     return own
+
+
+class CoordinatorStub:
+    """Stands for the coordinator, which is in the program alone.
+
+    It may be there, as the attribute of an object whose method runs, and not be used.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Copying and pickling probe for dunders.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FailedPreconditionError(
+            f"a function on a worker has used ClusterCoordinator.{name}, but only the "
+            "program schedules functions and waits for them; return a value, and let "
+            "the program go on with it"
+        )

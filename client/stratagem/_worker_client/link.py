@@ -17,8 +17,7 @@ from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._version import __version__
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.closure_failure import ClosureAnswer, Reply
-from stratagem._worker_client.socket_wire import SocketWire
-from stratagem._worker_client.wire import GrpcWire, Instructions, MakeWire, Wire
+from stratagem._worker_client.wire import GrpcWire, Instructions, MakeWire, SocketWire, Wire
 from stratagem._worker_client.work_stream import Show, WorkStream, labelled, lost
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES

@@ -1,14 +1,24 @@
-"""How messages of a session with a worker server travel, and the way by gRPC."""
+"""How messages of a session with a worker server travel: by gRPC or over a socket."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._worker_client.batchers import Batcher, Batchers
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.client.errors import broken, require_ok
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, open_channel
@@ -94,3 +104,117 @@ class GrpcWire:
                 waiting.append(self._outbox.get_nowait())
         found = [instructions for instructions in waiting if instructions is not None]
         return chain.from_iterable(found) if None not in waiting else None
+
+
+_WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
+_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
+
+_NAME = "stratagem-work-writer"
+
+
+class SocketWire:
+    """A call of `Work`, which is written by whoever sends: no other thread is woken.
+
+    Only what the socket has no room for is left to a thread, for as long as it takes.
+
+    Args:
+        endpoint: Where the worker takes frames.
+        batchers: Tell which instructions wait for those that follow.
+        opening: The handshake.
+        meter: Counts what is sent.
+
+    Attributes:
+        way: The transport, as the setting names it.
+
+    Raises:
+        OSError: Nobody, or not the worker, answers there.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        batchers: Batchers,
+        opening: pb.OpenWorkerSession,
+        meter: TrafficMeter,
+    ) -> None:
+        self.way = endpoint.way
+        self._batchers, self._batcher = batchers, Batcher(self._flush)
+        self._meter = meter
+        self._waiting: deque[Instructions] = deque()
+        self._sending = threading.Lock()
+        self._reading = False
+        self._link = SocketLink(endpoint)
+        self._link.allow(None)
+        message = pb.WorkRequest(open=opening).SerializeToString()
+        try:
+            self._link.send(FrameKind.CALL, message, is_last=False, path=_PATH)
+        except BaseException:
+            self._link.close()
+            raise
+
+    def __iter__(self) -> Iterator[pb.WorkResponse]:
+        try:
+            for frame in self._link.frames():
+                if frame.kind == FrameKind.STATUS:
+                    return require_ok(frame)
+                response = pb.WorkResponse.FromString(bytes(frame.message))
+                # What the end of functions leads to is sent together.
+                self._reading = True
+                yield response
+                self._reading = False
+                self._flush()
+        except (OSError, MalformedStreamError) as error:
+            raise broken(error) from error
+
+    def send(self, instructions: Instructions) -> None:
+        """Send instructions, in order; do not wait."""
+        self._waiting.append(instructions)
+        if not self._reading and not self._batchers.keep(self._batcher):
+            self._flush()
+
+    def _flush(self) -> None:
+        # Who comes while another thread sends leaves it to that one.
+        while self._waiting and self._sending.acquire(blocking=False):
+            # Before anything is taken: what comes meanwhile is kept, or sent below.
+            self._batcher.flushed(time.monotonic())
+            pieces, left = self._pieces(), memoryview(b"")
+            try:
+                left = self._link.send_at_once(pieces)
+            except BaseException as error:
+                self._break_off(error)
+            finally:
+                if not left:
+                    self._sending.release()
+            if left:
+                target = partial(self._send_rest, chain((left,), pieces))
+                return threading.Thread(target=target, name=_NAME, daemon=True).start()
+
+    def _send_rest(self, pieces: Iterator[bytes | memoryview]) -> None:
+        try:
+            self._link.send_all(pieces)
+        except BaseException as error:
+            self._break_off(error)
+        self._sending.release()
+        self._flush()
+
+    def _break_off(self, error: BaseException) -> None:
+        """End the call, as a frame may have been sent in part."""
+        self.cancel()
+        if not isinstance(error, OSError):  # of which who reads learns
+            raise error
+
+    def _pieces(self) -> Iterator[bytes]:
+        count = range(len(self._waiting))
+        taken = chain.from_iterable([self._waiting.popleft() for _ in count])
+        for batch in batches(taken):
+            message = pb.WorkRequest(instructions=batch).SerializeToString()
+            self._meter.sent(len(message))
+            yield from parts(FrameKind.MESSAGE, message, is_last=False)
+
+    def cancel(self) -> None:
+        """End the call, from any thread. May be called again."""
+        self._link.close()
+
+    def close(self) -> None:
+        """Cancel."""
+        self.cancel()

@@ -22,8 +22,7 @@ from stratagem_worker.functions.capture import captured
 from stratagem_worker.functions.closure import cancelled, run_closure
 from stratagem_worker.functions.executor import Executor, Job
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
-from stratagem_worker.results.copying import Copies
-from stratagem_worker.results.staying_results import StayingResults
+from stratagem_worker.results import Copies, StayingResults
 from stratagem_worker.sessions.outbox import Outbox
 from stratagem_worker.sessions.unreported_outcomes import FunctionOutcome, UnreportedOutcomes
 from stratagem_worker.sessions.watch import Watch, WorkerWriteBatcher

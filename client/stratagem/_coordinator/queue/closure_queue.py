@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from math import inf
 
+from stratagem._coordinator.queue.constraints import Suspects, UnmetInputs
 from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
@@ -28,8 +29,6 @@ from stratagem._coordinator.queue.orders import (
     Recall,
     Run,
 )
-from stratagem._coordinator.queue.suspects import Suspects
-from stratagem._coordinator.queue.unmet_inputs import UnmetInputs
 
 
 class ClosureQueue:

@@ -1,1 +1,0 @@
-"""Results that stay on the worker."""
