@@ -27,11 +27,7 @@ LARGE_BYTES = 1 << 16
 
 
 class ResultMemory:
-    """The memory that results of all sessions may take. Thread-safe.
-
-    Args:
-        limit: In bytes.
-    """
+    """The bytes that results of all sessions may take. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
@@ -51,12 +47,7 @@ class ResultMemory:
 
 
 class StayingResults:
-    """The large results of one session, pickled, by their functions. Thread-safe.
-
-    Args:
-        session_id: The session's.
-        memory: Where they are kept, as long as there is room.
-    """
+    """The large results of one session, pickled, by their functions. Thread-safe."""
 
     def __init__(self, session_id: bytes, memory: ResultMemory) -> None:
         self.session_id = session_id
@@ -88,11 +79,7 @@ class StayingResults:
             return True
 
     def payload(self, closure: int) -> bytes:
-        """Return a result.
-
-        Raises:
-            NotFoundError: It is not here.
-        """
+        """Return a result; raise `NotFoundError` if it is not here."""
         if closure not in self._payloads:
             raise NotFoundError(
                 f"the result of function {closure} is not here; it was released, or "
@@ -120,12 +107,7 @@ _SILENCE_SECONDS = 10.0
 
 
 class Copies:
-    """The results that one session copies; on the event loop.
-
-    Args:
-        results: Those of the session itself, which need no copy.
-        settings: Of this worker.
-    """
+    """The results that one session copies; on the event loop."""
 
     def __init__(self, results: StayingResults, settings: WorkerSettings) -> None:
         self._results = results

@@ -71,11 +71,7 @@ class WorkerState:
         self._executor.start()
 
     def open(self, request: pb.OpenWorkerSession) -> WorkSession:
-        """Begin a session.
-
-        Raises:
-            StratagemError: The client may not have one.
-        """
+        """Begin a session; raise `StratagemError` if the client may not have one."""
         check_handshake(request.session, self.settings)
         check_runtime(request.runtime, self.settings.label)
         if self._draining:

@@ -38,14 +38,9 @@ class ClosureRuns:
     """Carries out the queue's orders and ends closures. Used under the lock.
 
     Args:
-        queue: The queue, which is told of every closure that ends.
-        roster: The workers.
         monitor: The lock, which callbacks of workers take here.
         rebalancing: Asked to call `rebalance` where workers have unequal shares.
         on_end: Called with the identity of each closure that ends.
-
-    Attributes:
-        ended: How many closures have ended.
     """
 
     def __init__(

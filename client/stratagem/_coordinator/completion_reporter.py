@@ -86,15 +86,8 @@ _PAUSE_SECONDS = 1.0
 class CompletionReporter:
     """Lets servers forget closures, one thread for each server. Thread-safe.
 
-    A server that is away misses nothing: it is told all that has ended when it is back.
-
-    Args:
-        servers: The servers.
-        space: Names the coordinator.
-        numbers: Gives numbers to closures, and to what else workers run.
-
-    Attributes:
-        space: As above.
+    A server that is away misses nothing: it is told all that has ended when it is back. `space`
+    names the coordinator; `numbers` gives numbers to closures, and to what else workers run.
     """
 
     def __init__(self, servers: ServerGroup, space: bytes, numbers: count[int]) -> None:
@@ -130,19 +123,10 @@ class CompletionReporter:
         return number, ClosureIdentity(space=self.space, number=number)
 
     def inherit(self, space: bytes, numbers: Collection[int]) -> set[int]:
-        """Take the place of a coordinator that was lost.
+        """Take the place of a lost coordinator; return which of its closures are unfinished.
 
-        From then on servers refuse what still comes of it.
-
-        Args:
-            space: Its name.
-            numbers: Those of its closures that some server takes for unfinished.
-
-        Returns:
-            The numbers of those that are.
-
-        Raises:
-            StratagemError: A server cannot be reached.
+        `numbers` are those that some server takes for unfinished. From then on servers refuse what
+        still comes of that coordinator.
         """
         probe = Inherited(numbers).ended
         replies = self._servers.on_all(lambda: end_closures(space, *probe))

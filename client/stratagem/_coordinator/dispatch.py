@@ -29,16 +29,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """How a coordinator schedules.
-
-    Attributes:
-        queue_size: How many functions may wait before `schedule` does.
-        start_delay: Seconds by which each worker starts after the one before it.
-        longest_start_delay: The most seconds that a worker starts after the first.
-        watchdog_seconds: How long nothing may end until that is logged; None for ever.
-        resolver_seconds: Time between looks at the resolver; None for one look.
-        max_worker_losses: How many workers may be lost with a function; None for any number.
-    """
+    """How a coordinator schedules: the arguments of `ClusterCoordinator`."""
 
     queue_size: int
     start_delay: float
@@ -48,11 +39,7 @@ class CoordinatorSettings:
     max_worker_losses: int | None
 
     def __post_init__(self) -> None:
-        """Check them.
-
-        Raises:
-            InvalidArgumentError: One is out of its range.
-        """
+        """Raise `InvalidArgumentError` if one is out of its range."""
         if self.queue_size < 1:
             raise InvalidArgumentError(
                 f"queue_size is {self.queue_size}; at least 1 function must have room"
@@ -88,12 +75,6 @@ class Dispatch:
 
     Everything happens under one lock, in the thread that brings the news: that of the program for
     what it schedules, a connection's for what its worker answers.
-
-    Args:
-        connect: Connects to a worker.
-        settings: How many closures may wait, and when one is given up.
-        on_end: Called with the identity of each closure that ends.
-        batchers: Those of the connections; started and closed here.
     """
 
     def __init__(
@@ -117,14 +98,10 @@ class Dispatch:
         batchers.start()
 
     def add(self, index: int, address: str, delay: float = 0.0, late: bool = False) -> None:
-        """Let a worker join.
+        """Let a worker join, and connect to it after `delay` seconds. Spec: FLT-12.
 
-        Args:
-            index: Its index.
-            address: Its "host:port".
-            delay: Seconds until it is connected to. Spec: FLT-12.
-            late: Whether others were there before, so that it is no error if it is there but cannot
-                be used.
+        With `late`, others were there before, so that it is no error if it is there but cannot be
+        used.
 
         Raises:
             AlreadyExistsError: There is a worker of that index.
@@ -140,21 +117,13 @@ class Dispatch:
             self._roster.add(index, address, delay, late)
 
     def remove(self, index: int) -> None:
-        """Let a worker leave once it has nothing to run; do not wait for that.
-
-        Raises:
-            InvalidArgumentError: There is none of that index.
-        """
+        """Let a worker leave once it has nothing to run; do not wait for that."""
         with self._monitor:
             self._roster.require(index)
             self._runs.obey(self._queue.worker_leaves(index))
 
     def await_removal(self, index: int, patience: Patience) -> None:
-        """Wait until a worker has left that is to leave.
-
-        Raises:
-            DeadlineExceededError: That took too long; it leaves all the same.
-        """
+        """Wait until a worker has left; it leaves all the same if that takes too long."""
         with self._monitor:
             if not self._monitor.wait(lambda: index not in self._queue.leaving, patience.left):
                 raise patience.exceeded(f"{self._state_of(index)}; it leaves once that has ended")
@@ -169,11 +138,7 @@ class Dispatch:
         return ExclusiveEntry(self._entry, patience)
 
     def await_room(self, patience: Patience) -> None:
-        """Wait while the queue is full, within `entry`. Spec: COO-6.
-
-        Raises:
-            DeadlineExceededError: That took too long.
-        """
+        """Wait while the queue is full, within `entry`. Spec: COO-6."""
         with self._monitor:
             if not self._monitor.wait(
                 lambda: bool(self._queue.error) or not self._queue.full, patience.left
@@ -194,10 +159,9 @@ class Dispatch:
                 self._report_error(patience)
 
     def join(self, patience: Patience) -> None:
-        """Wait until all closures have ended. Spec: COO-9, ERR-4.
+        """Wait until all closures have ended; if that takes too long, they go on.
 
-        Raises:
-            DeadlineExceededError: That took too long; they go on.
+        Spec: COO-9, ERR-4.
         """
         with self.entry(patience), self._monitor:
             if not self._monitor.wait(
@@ -214,14 +178,10 @@ class Dispatch:
             return self._queue.idle
 
     def ask_all(self, call: Parcel, patience: Patience) -> list[bytes]:
-        """Let each worker run a call, after what it has; wait for all of them.
-
-        Returns:
-            The results, in the order of the workers.
+        """Let each worker run a call after what it has; return the results in the workers' order.
 
         Raises:
             WorkerLostError: A worker was lost before it answered.
-            DeadlineExceededError: That took too long.
             Exception: What the call raised on a worker.
         """
         with self._monitor:

@@ -12,15 +12,7 @@ from stratagem_proto.errors import CancelledError, DeadlineExceededError, Invali
 
 
 class Patience:
-    """The time that one call has.
-
-    Args:
-        call: What errors call it.
-        seconds: How long it may wait; None for ever.
-
-    Raises:
-        InvalidArgumentError: `seconds` is negative, or no number.
-    """
+    """The seconds that one call has, which errors name; None for as long as it takes."""
 
     def __init__(self, call: str, seconds: float | None) -> None:
         if seconds is not None and not seconds >= 0:
@@ -48,10 +40,6 @@ class ExclusiveEntry(AbstractContextManager[None]):
 
     A generator would set the traceback of what the body raises, which not every class of exceptions
     allows.
-
-    Args:
-        lock: Held meanwhile.
-        patience: For how long others may be awaited; its error is raised then.
     """
 
     def __init__(self, lock: threading.Lock, patience: Patience) -> None:
@@ -84,11 +72,7 @@ class Monitor:
     # All that follows is done under the lock.
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Let the lock go until a condition holds; return whether it does.
-
-        Args:
-            condition: The condition.
-            seconds: How long to wait at most; None for ever.
+        """Let the lock go until a condition holds, or for some seconds; return whether it does.
 
         Raises:
             CancelledError: The coordinator is closed.
@@ -119,11 +103,7 @@ class Monitor:
         self.wake()
 
     def require_open(self) -> None:
-        """Check that the coordinator is not closed.
-
-        Raises:
-            CancelledError: It is.
-        """
+        """Raise `CancelledError` if the coordinator is closed."""
         if self._closed:
             raise CancelledError(
                 "the coordinator is closed, because its strategy is, or the program "

@@ -61,12 +61,7 @@ def outcome_of_failure(
 
 
 def result_of(future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel) -> bytes:
-    """Wait for what is no closure, and return its result.
-
-    Raises:
-        WorkerLostError: The worker was lost.
-        Exception: What was raised there, or kept it from making what the call takes.
-    """
+    """Wait for what is no closure, and return its result."""
     try:
         return future.result().payload
     except ClosureFailure as failure:
@@ -104,12 +99,7 @@ def _original(error: BaseException) -> BaseException:
 
 
 def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
-    """Return the error of a closure that lacks something that it takes.
-
-    Args:
-        closure: The closure.
-        error: Why there is no such thing. Spec: ERR-9.
-    """
+    """Return the error of a closure that lacks something that it takes. Spec: ERR-9."""
     if isinstance(error, ClosureInputError):
         return error
     found = ClosureInputError(
@@ -121,12 +111,7 @@ def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
 
 
 def deadly(closure: Closure, workers: Sequence[int]) -> AbortedError:
-    """Return the error of a closure that is not run again.
-
-    Args:
-        closure: The closure.
-        workers: Those that were lost with it.
-    """
+    """Return the error of a closure that is not run again after it lost these workers."""
     names = ", ".join(f"/job:worker/task:{worker}" for worker in workers)
     return AbortedError(
         f"{closure.name} is not run again: workers that had it were lost, "

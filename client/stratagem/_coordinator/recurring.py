@@ -19,13 +19,7 @@ _LOG = logging.getLogger("stratagem")
 
 
 class Recurring:
-    """Calls a function again and again, until that raises `CancelledError`.
-
-    Args:
-        name: Of the thread, for people.
-        seconds: Time before each call.
-        action: The function.
-    """
+    """Calls a function every so many seconds, until it raises `CancelledError`."""
 
     def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         self._name = name
@@ -60,12 +54,7 @@ _PATIENCE_SECONDS = 0.02
 
 
 class Rebalancing:
-    """Calls a function, some time after it was asked to.
-
-    Args:
-        rebalance: The function.
-        at_end: Called once, after `close`.
-    """
+    """Calls a function some time after it was asked to, and `at_end` once after `close`."""
 
     def __init__(self, rebalance: Callable[[], None], at_end: Callable[[], None]) -> None:
         self._rebalance = rebalance
@@ -94,11 +83,7 @@ class Rebalancing:
 class Watchdog:
     """Logs where everything stands while nothing ends. Spec: FLT-13.
 
-    Args:
-        seconds: The time between looks.
-        progress: Returns another number whenever something has ended; None if there is nothing to
-            do.
-        state: Returns where everything stands.
+    `progress` returns another number whenever something has ended; None if there is nothing to do.
     """
 
     def __init__(
@@ -153,12 +138,7 @@ class ResolverWatch:
     """Carries out what changes in a resolver, and nothing else.
 
     A worker that joined or left otherwise stays in or out. One whose address is another leaves, and
-    the one that is there joins.
-
-    Args:
-        resolver: The resolver.
-        members: The workers that join and leave.
-        known: The workers that it knew at first, which have joined.
+    the one that is there joins. The workers that are `known` at first have joined.
     """
 
     def __init__(

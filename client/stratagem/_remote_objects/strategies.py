@@ -136,11 +136,7 @@ def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
 
 
 def require_own(what: str, found: object, own: Strategy) -> object:
-    """Check that something is of the strategy whose functions are sent, and return it.
-
-    Raises:
-        InvalidArgumentError: It is of another strategy.
-    """
+    """Return `own` if `found` is it; raise `InvalidArgumentError` otherwise."""
     if found is not own:
         raise InvalidArgumentError(
             f"{what} is of another strategy than the one whose workers these are, and "

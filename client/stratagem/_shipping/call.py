@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """What a worker runs.
-
-    Attributes:
-        function: What to call.
-        args: Its positional arguments.
-        kwargs: The others.
-        strategy: In whose scope it runs; None for none.
-    """
+    """What a worker runs, in the scope of a strategy if it has one."""
 
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -56,12 +49,10 @@ class FunctionCall:
 def bound(
     fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return arguments of a function as `FunctionCall` has them.
+    """Return arguments of a function as `FunctionCall` has them. Spec: COO-4.
 
     Raises:
         InvalidTypeError: It cannot be called so.
-
-    Spec: COO-4.
     """
     if not callable(fn):
         raise InvalidTypeError(

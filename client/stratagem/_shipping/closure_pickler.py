@@ -31,13 +31,9 @@ class ClosurePickler:
         self._lock = threading.Lock()
 
     def dump(self, value: object, what: str = "the closure") -> Parcel:
-        """Return a value as it is now, so that workers can load it.
+        """Return a value, which errors call `what`, as it is now, so that workers can load it.
 
         What this process has written to parameters is on the servers afterwards.
-
-        Args:
-            value: Functions and their arguments, for instance.
-            what: What errors call it.
 
         Raises:
             InvalidTypeError: Something in it cannot be pickled; says which, and where.

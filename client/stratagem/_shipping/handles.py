@@ -26,12 +26,6 @@ class Writer(Protocol):
 class Tracked:
     """An object with a handle, and how it was when it travelled last.
 
-    Args:
-        handle: Its number.
-        kind: Its kind.
-        subject: The object.
-        gone: Called once there is no such object any more.
-
     Attributes:
         handle: Its number.
         definition: How it was when it travelled last; None if it did not.
@@ -58,12 +52,7 @@ class Tracked:
         return self._subject()
 
     def describe(self, strategy: Strategy, writer: Writer) -> None:
-        """Bring `definition` and `needs` up to date.
-
-        Args:
-            strategy: The coordinator's.
-            writer: Pickles.
-        """
+        """Bring `definition` and `needs` up to date."""
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
             self._essence, self._essence_needs = writer.write(essence)

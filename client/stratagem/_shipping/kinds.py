@@ -68,10 +68,6 @@ class ObjectKind(ABC):
     def subject(self, value: Any, strategy: Strategy) -> object | None:
         """Return the object to which a handle belongs; None if it travels by value.
 
-        Args:
-            value: An instance of one of `types`.
-            strategy: The coordinator's.
-
         Raises:
             StratagemError: It cannot travel at all.
         """
@@ -118,12 +114,7 @@ class ChangingKind(ObjectKind):
 
     @abstractmethod
     def update(self, made: Any, change: Change) -> None:
-        """Bring an object up to date, in place.
-
-        Args:
-            made: What `make` returned.
-            change: What is new.
-        """
+        """Bring what `make` returned up to date, in place."""
 
 
 class RemoteObject(ABC):

@@ -61,11 +61,7 @@ class Loader:
         self.held[handle] = _Held(self.kinds[ResultKind.name], None, value)
 
     def load(self, payload: bytes) -> Any:
-        """Return a value.
-
-        Raises:
-            ClosureInputError: It cannot be loaded here.
-        """
+        """Return a value; raise `ClosureInputError` if it cannot be loaded here."""
         with self.naming_failures("the closure"):
             revisions, body = pickle.loads(payload)
             value = _ValueLoading(self, revisions).whole(body)
@@ -74,11 +70,7 @@ class Loader:
             return value
 
     def find(self, handle: int) -> Any:
-        """Return what has a handle.
-
-        Raises:
-            NotFoundError: Nothing has it.
-        """
+        """Return what has a handle; raise `NotFoundError` if nothing has it."""
         return _ValueLoading(self, {}).find(handle)
 
     def release(self, handles: Iterable[int]) -> None:
@@ -125,13 +117,7 @@ class _NamingFailures(AbstractContextManager[None]):
 
 
 def _input_error(what: str, task: WorkerTask, error: BaseException) -> ClosureInputError:
-    """Return the error of a worker that cannot load something.
-
-    Args:
-        what: What it is.
-        task: The worker.
-        error: Why not; becomes `original_exception`.
-    """
+    """Return a worker's error for what it cannot load, with `error` as original_exception."""
     worker = f"/job:worker/task:{task.index}"
     why = f"{type(error).__name__}: {words_of(error)}{_advice(error)}"
     found = ClosureInputError(f"{worker} cannot load {what}: {why}", task=worker)
@@ -188,11 +174,8 @@ class _Held:
 class _ValueLoading:
     """Loads one value, and finds objects as they were when it was dumped.
 
-    It may be interrupted anywhere: what was not finished is made by the next one.
-
-    Args:
-        loader: Whose.
-        revisions: Of what the value uses, by handle, where it is not the first.
+    It may be interrupted anywhere: what was not finished is made by the next one. `revisions` has
+    those of what the value uses, by handle, where it is not the first.
     """
 
     def __init__(self, loader: Loader, revisions: Mapping[int, int]) -> None:

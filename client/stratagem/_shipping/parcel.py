@@ -82,11 +82,7 @@ class Parcel:
     kept: tuple[object, ...]
 
     def missing(self, revisions: Mapping[int, int]) -> list[Definition]:
-        """Return what to define on a worker first.
-
-        Args:
-            revisions: What it was sent, by handle.
-        """
+        """Return what to define first on a worker that was sent `revisions`, by handle."""
         return [one for one in self.definitions if revisions.get(one.handle, 0) < one.revision]
 
 
@@ -108,11 +104,7 @@ class WaitingDefinitions:
     def due(self, handle: int, revision: int, exists: bool) -> Definition | None:
         """Return the definition that an object is to follow now, if there is one.
 
-        Args:
-            handle: Of which object.
-            revision: Which revision is wanted. Who was dumped before others may have to put up with
-                a later one.
-            exists: Whether there is the object in some revision.
+        A value that was dumped before others may have to put up with a later revision than its own.
         """
         if handle not in self._waiting:
             return None

@@ -30,10 +30,8 @@ _LARGEST_TENSOR = 1 << 16
 def mark_of(value: Any, name: Callable[[Any], int | None], depth: int = 0) -> object:
     """Return what is equal for equal values only; None if there is no such thing.
 
-    Args:
-        value: The value.
-        name: Returns the handle of an object, None for what travels by value.
-        depth: How many containers it is in.
+    `name` returns the handle of an object, None for what travels by value. `depth` counts the
+    containers that the value is in.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -105,9 +103,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
     """Writes values one by one: functions and classes as cloudpickle does.
 
     What modules have that others can import is named, in `__main__` it is contained.
-
-    Args:
-        name: Says what is named by its handle.
     """
 
     def __init__(self, name: Name) -> None:
@@ -146,13 +141,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
 
 @lru_cache(maxsize=1024)
 def _submodules(code: CodeType, packages: tuple[ModuleType, ...], loaded: int) -> list[ModuleType]:
-    """Return the submodules of packages that code may use.
-
-    Args:
-        code: That of a function.
-        packages: What the function refers to.
-        loaded: How many modules there are; with others, the answer may be another one.
-    """
+    """Return the submodules of packages that code may use while so many modules are loaded."""
     found: list[ModuleType] = cloudpickle._find_imported_submodules(code, packages)
     return found
 
@@ -176,13 +165,7 @@ def _object_of(handle: int) -> NoReturn:
 
 
 class Unpickler(ClassUnpickler):
-    """Reads what `Pickler` writes.
-
-    Args:
-        payload: The pickle.
-        find: Returns the object of a handle.
-        classes: Those that there are.
-    """
+    """Reads what `Pickler` writes."""
 
     def __init__(self, payload: bytes, find: Callable[[int], Any], classes: Classes) -> None:
         super().__init__(payload, classes)

@@ -32,11 +32,7 @@ class _Step(NamedTuple):
 def refusal(value: object, what: str, write: Write, error: Exception) -> Exception:
     """Return the error of what cannot be pickled, which says what of it cannot.
 
-    Args:
-        value: What was pickled.
-        what: What it is, for the message.
-        write: Pickles a part of it, and fails where the part cannot be pickled.
-        error: What went wrong.
+    The message calls the value `what`. `write` fails for each part that cannot be pickled.
     """
     steps: list[_Step] = []
     while len(steps) < _DEEPEST and (found := _failing(value, write, error)):

@@ -20,11 +20,7 @@ _LOG = logging.getLogger("stratagem")
 
 
 class Batcher:
-    """Says when one wire is to keep back what it has to send; time is an argument.
-
-    Attributes:
-        flush: As given.
-    """
+    """Says when one wire is to keep back what it has to send; time is an argument."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.flush = flush
@@ -32,12 +28,9 @@ class Batcher:
         self._since = self._flushed = -inf
 
     def keeps(self, now: float) -> bool:
-        """Take note of something to send; return whether it is to wait for more.
+        """Take note of something to send now, in seconds; return whether it is to wait for more.
 
         The first one after a pause does not: a lone one would wait for nothing.
-
-        Args:
-            now: The time in seconds.
         """
         if not self._kept:
             if now - self._flushed > _SECONDS:

@@ -65,13 +65,8 @@ class WorkerLink:
     ) -> None:
         """Describe the worker; do not connect.
 
-        Args:
-            address: Its "host:port".
-            task: Its task.
-            identity: What to tell it about this process.
-            deadlines: How long it may take to answer; the defaults if not given.
-            on_output: Called with what its functions write, from another thread; shows it behind
-                the worker's name if not given.
+        `on_output` is called with what its functions write, in another thread; without it, that is
+        shown behind the worker's name.
         """
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
@@ -141,11 +136,7 @@ class WorkerLink:
         self._told, self.gpus = opened.session.frame_sockets, opened.gpus
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
-        """Let a function know when the session that there is ends, and why.
-
-        Args:
-            tell: Called once, from any thread; at once if the session has ended.
-        """
+        """Tell a function why the session ends, once, in any thread; at once if it has ended."""
         assert self._stream is not None, "the link is not connected"
         self._stream.ending.add_done_callback(lambda ending: tell(ending.result()))
 
@@ -181,26 +172,16 @@ class WorkerLink:
         return future
 
     def begin(self, order: pb.Run, payload: bytes, reply: Reply) -> None:
-        """As `run`.
-
-        Args:
-            order: What to do, without the payload.
-            payload: The pickled function.
-            reply: Is told what becomes of it, as a future would be.
-        """
+        """As `run`, of an order without its payload; `reply` is told what a future would be."""
         if self._stream is None:
             reply.set_exception(self._unconnected())
         else:
             self._stream.run(order.closure, _run(order, payload), reply)
 
     def send_back(self, closure: int) -> Future[ClosureAnswer]:
-        """Ask for a result that stays on the worker.
+        """Ask for the result of a function that stays on the worker.
 
-        Args:
-            closure: Number of its function.
-
-        Returns:
-            The result to come. It fails with `WorkerLostError`.
+        The future fails with `WorkerLostError` if the worker is lost before.
         """
         if self._stream is not None:
             return self._stream.send_back(closure)
@@ -218,22 +199,15 @@ class WorkerLink:
         self._send([pb.Instruction(take=take)])
 
     def cancel(self, closure: int, interrupt: bool = True) -> None:
-        """Give a function up; its future then fails, unless it has ended before.
+        """Give a function up, also if it has begun where `interrupt` is true.
 
-        Args:
-            closure: Its number.
-            interrupt: Whether to interrupt it if it has begun.
+        Its future then fails, unless it has ended before.
         """
         cancel = pb.Cancel(closure=closure, interrupt=interrupt)
         self._send([pb.Instruction(cancel=cancel)])
 
     def release(self, handles: Sequence[int], results: Sequence[int] = ()) -> None:
-        """Let the worker forget what it has.
-
-        Args:
-            handles: Objects that were defined, taken or kept.
-            results: Functions whose results stay on the worker.
-        """
+        """Let the worker forget objects by their handles, and results by their functions."""
         release = pb.Release(handles=handles, results=results)
         self._send([pb.Instruction(release=release)])
 
@@ -255,16 +229,7 @@ class WorkerLink:
 
 
 def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
-    """Return the task of the worker server at an address.
-
-    Args:
-        address: Its "host:port".
-        identity: What to tell it about this process.
-        deadlines: How long it may take to answer.
-
-    Raises:
-        StratagemError: As of `WorkerLink.connect`.
-    """
+    """Return the task of the worker server at an address; raise as `WorkerLink.connect`."""
     peer = f"the worker at {address}"
     session = secrets.token_bytes(SESSION_ID_BYTES)
     wire = GrpcWire(address, _opening(identity, session, address), TrafficMeter())

@@ -55,13 +55,7 @@ MakeWire: TypeAlias = Callable[[pb.OpenWorkerSession, TrafficMeter], Wire]
 
 
 class GrpcWire:
-    """A call of `Work`; waits for a server that is not there yet.
-
-    Args:
-        address: The worker's "host:port".
-        opening: The handshake.
-        meter: Counts what is sent.
-    """
+    """A call of `Work`; waits for a server that is not there yet."""
 
     def __init__(self, address: str, opening: pb.OpenWorkerSession, meter: TrafficMeter) -> None:
         self._meter = meter
@@ -116,12 +110,6 @@ class SocketWire:
     """A call of `Work`, which is written by whoever sends: no other thread is woken.
 
     Only what the socket has no room for is left to a thread, for as long as it takes.
-
-    Args:
-        endpoint: Where the worker takes frames.
-        batchers: Tell which instructions wait for those that follow.
-        opening: The handshake.
-        meter: Counts what is sent.
 
     Attributes:
         way: The transport, as the setting names it.

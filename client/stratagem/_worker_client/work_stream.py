@@ -42,9 +42,6 @@ def labelled(label: str) -> Show:
 
     Standard output and standard error go to this program's own, and the log to its logger
     "stratagem.worker".
-
-    Args:
-        label: The name, for instance "/job:worker/task:1".
     """
 
     def show(stream: str, text: str) -> None:
@@ -68,12 +65,6 @@ _BEATS = 4
 
 class WorkStream:
     """A call of `Work`: instructions there, events back. Thread-safe.
-
-    Args:
-        wire: The call, which has begun.
-        peer: What errors call the worker.
-        show: Shows what functions write.
-        meter: Counts what comes back.
 
     Attributes:
         ending: Why the session ended, once it has.

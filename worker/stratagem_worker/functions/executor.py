@@ -14,12 +14,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 
 
 class ClosureFigures:
-    """How functions ended, and how long they ran. Thread-safe.
-
-    Attributes:
-        ended: How many, by how they ended.
-        seconds: How long they ran.
-    """
+    """Counts how functions ended, and how long they ran. Thread-safe."""
 
     def __init__(self) -> None:
         self.ended = Counter[str]()
@@ -40,13 +35,7 @@ _END_SECONDS = 1.0
 
 
 class Job(NamedTuple):
-    """Something to do for a session.
-
-    Attributes:
-        session: Whose it is.
-        closure: The function that it runs; None if it runs none.
-        work: What to do.
-    """
+    """Something to do for a session; `closure` is the function that it runs, if it runs one."""
 
     session: object
     closure: int | None
@@ -54,11 +43,7 @@ class Job(NamedTuple):
 
 
 class Executor:
-    """Does jobs one at a time, in the order in which they come. Thread-safe.
-
-    Attributes:
-        figures: What the functions among them came to.
-    """
+    """Does jobs one at a time, in the order in which they come. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.figures = ClosureFigures()

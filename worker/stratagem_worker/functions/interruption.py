@@ -40,12 +40,9 @@ class Interruptible(Generic[Name]):
         self._guard = Guard(Interrupted)
 
     def run(self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]) -> Result:
-        """Run something in this thread.
+        """Run something in this thread that can be interrupted by its name.
 
-        Args:
-            name: By which it can be interrupted.
-            body: What to run; it may raise `Interrupted` itself.
-            given_up: Makes the result where it was interrupted.
+        `body` may raise `Interrupted` itself; `given_up` makes the result where it was interrupted.
         """
         thread = threading.get_ident()
         try:

@@ -52,9 +52,7 @@ class Outbox:
     def put(self, *events: pb.WorkEvent, at_once: bool = True) -> None:
         """Send events; not in a thread that may be interrupted.
 
-        Args:
-            events: What happened.
-            at_once: Whether they are awaited, and not to be sent with what follows.
+        Those that are awaited are sent `at_once`, and not with what follows.
         """
         self._events.extend(events)
         if not at_once:
@@ -134,11 +132,7 @@ class Outbox:
         self.put(*parts, event, at_once=at_once)
 
     def close(self, error: Exception | None = None) -> None:
-        """Let `messages` end once all is sent; on the event loop.
-
-        Args:
-            error: What it then raises.
-        """
+        """Let `messages` end once all is sent, by an error if there is one; on the event loop."""
         if not self._closed:
             self._closed, self._error = True, error
             self._room.release(_LINES)

@@ -54,16 +54,7 @@ class WorkSession:
         loader: Loader,
         client: OpenSessionRequest,
     ) -> None:
-        """Begin it.
-
-        Args:
-            settings: Of the worker.
-            executor: Carries out what takes time.
-            interruptible: What that thread runs.
-            results: Those that stay here.
-            loader: Makes objects of the client's payloads.
-            client: Whose it is.
-        """
+        """Begin the session of a client."""
         self.role, self.task = client.role, client.task
         self.heard = time.monotonic()
         watch = Watch()

@@ -57,12 +57,7 @@ class UnreportedOutcomes:
         watch.over(self._look)
 
     def add(self, outcome: FunctionOutcome, more_follow: bool) -> None:
-        """Add an outcome, in the thread that runs functions.
-
-        Args:
-            outcome: The outcome.
-            more_follow: Whether there is something to run next.
-        """
+        """Add an outcome, in the thread that runs functions; `more_follow` if there are others."""
         if not self._outcomes and outcome.writes.has_outcome:
             return self._tell(outcome, at_once=not more_follow)
         self._outcomes.append(outcome)

@@ -63,12 +63,7 @@ _LINGER_SECONDS = 0.002
 
 
 class WorkerWriteBatcher:
-    """Keeps writes back while there is more to run. Made on the event loop.
-
-    Args:
-        watch: Looks whether they linger for too long.
-        more_follow: Whether there is something to run next.
-    """
+    """Keeps writes back while there is more to run. Made on the event loop."""
 
     def __init__(self, watch: Watch, more_follow: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -54,13 +54,8 @@ class Result(WorkerValue):
 
     Changed under the lock of `Dispatch` alone.
 
-    Args:
-        worker_values: Gives handles.
-        closure: Number of the closure.
-        hurry: Called before the program waits for it.
-
     Attributes:
-        closure: As given.
+        closure: Number of the closure.
         owner: Returns the program's `RemoteValue`, None once there is none.
         payload: The pickled result, if it is here.
         error: Why there is none, if the closure failed.
@@ -168,12 +163,7 @@ def results_among(remote_objects: Iterable[object]) -> list[Result]:
 class Closure:
     """A function with its arguments, until it ends.
 
-    Attributes:
-        number: Its number among those of its coordinator.
-        identity: What servers know by it that they have been asked before.
-        name: What errors call it.
-        parcel: What is sent to the worker that runs it.
-        result: What it returns.
+    Servers know by `identity` that they have been asked before. Errors call it by `name`.
     """
 
     number: int

@@ -15,11 +15,8 @@ class OwnParameters:
     """Brings the program's parameters up to date once all functions have ended.
 
     The program can then evaluate its modules in plain code, as it could if it had trained them
-    itself. While functions run, values would be old at once.
-
-    Args:
-        strategy: The strategy of the program.
-        ended: Returns how many functions have ended, or None while some have not.
+    itself. While functions run, values would be old at once. `ended` returns how many functions
+    have ended, or None while some have not.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, ended: Callable[[], int | None]) -> None:
@@ -31,9 +28,6 @@ class OwnParameters:
         """Read them, if functions have ended since the last time and none is left.
 
         In a replica they stay what it works with, and so they do once the strategy is closed.
-
-        Raises:
-            StratagemError: As of `ParameterServerStrategy.refresh`.
         """
         ended = self._ended()
         if ended in (None, self._seen) or current_replica_id() is not None:

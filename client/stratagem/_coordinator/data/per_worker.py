@@ -113,12 +113,10 @@ class PerWorkerDataset(PerWorkerValues):
 
 
 def build_of(dataset_or_fn: Any) -> Callable[[], Any]:
-    """Return by what workers make a dataset, of a dataset or a function.
+    """Return how workers make a dataset, of a dataset or a function that makes it. Spec: COO-12.
 
     Raises:
         InvalidArgumentError: It is neither.
-
-    Spec: COO-12.
     """
     if callable(dataset_or_fn):
         return partial(_made_by, dataset_or_fn)

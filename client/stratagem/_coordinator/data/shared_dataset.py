@@ -45,13 +45,7 @@ class OpenedPass:
 
 @dataclass(frozen=True)
 class DataAccount:
-    """The account of some data, as a coordinator uses it.
-
-    Attributes:
-        strategy: Whose servers.
-        reporter: Tells them which functions have ended.
-        name: Its name.
-    """
+    """The account of some data, by its name, as a coordinator uses it."""
 
     strategy: ParameterServerStrategy
     reporter: CompletionReporter
@@ -60,13 +54,10 @@ class DataAccount:
     def open(self, num_batches: int, seed: int) -> OpenedPass:
         """Begin a pass, or go on with the last one if its coordinator was lost.
 
-        Args:
-            num_batches: How many batches a pass has.
-            seed: By which all passes are shuffled, if this is the first one.
+        `seed` shuffles all passes, if this is the first one.
 
         Raises:
             FailedPreconditionError: The data had another number of batches.
-            StratagemError: A server cannot be reached.
         """
         request = open_pass(self.name, num_batches, seed, self.reporter.space)
         keeper = BatchKeeper.of(self.strategy)
@@ -101,12 +92,7 @@ class DataAccount:
 
 @dataclass(frozen=True)
 class BatchKeeper:
-    """The server that keeps the accounts of all data.
-
-    Attributes:
-        servers: All servers.
-        server: Its index.
-    """
+    """The server that keeps the accounts of all data."""
 
     servers: ServerGroup
     server: int
@@ -120,10 +106,7 @@ class BatchKeeper:
         return cls(servers, servers.used[0])
 
     def draw(self, data: DataPass, num_batches: int) -> int | None:
-        """Return the number of the batch that the running function is to read.
-
-        Returns:
-            None if none is left.
+        """Return the number of the batch that the running function is to read; None at the end.
 
         Raises:
             FailedPreconditionError: The data had another number of batches, or another coordinator
@@ -216,13 +199,7 @@ class SharedDataset(PerWorkerDataset):
 
 
 class SharedDatasets:
-    """The shared datasets of one coordinator.
-
-    Args:
-        worker_values: What workers keep.
-        strategy: The coordinator's.
-        reporter: Tells servers which functions have ended.
-    """
+    """The shared datasets of one coordinator."""
 
     def __init__(
         self,
@@ -236,15 +213,10 @@ class SharedDatasets:
         self._names = UniqueNames()
 
     def create(self, build: Callable[[], Any], name: str | None) -> SharedDataset:
-        """Return the dataset that a function makes on each worker.
-
-        Args:
-            build: The function.
-            name: The dataset's; None for one that is free.
+        """Return the dataset that `build` makes on each worker; without a name, choose a free one.
 
         Raises:
             AlreadyExistsError: There was one of this name.
-            InvalidArgumentError: Batches of the data cannot be read by their numbers.
         """
         chosen = self._names.choose("dataset" if name is None else name)
         if name not in (None, chosen):
@@ -262,12 +234,9 @@ class SharedDatasets:
 def inherited_identity(remote_objects: Iterable[object]) -> ClosureIdentity | None:
     """Return the identity of an unfinished function that a new one goes on with.
 
-    Args:
-        remote_objects: What the new one uses of the workers'.
-
-    Returns:
-        One of those that have drawn from an iterator among them when the program was lost that had
-        scheduled them, each once; None if there is none left.
+    It has drawn from an iterator among `remote_objects`, which are what the new one uses of the
+    workers', when the program was lost that had scheduled it. Each is returned once; None if there
+    is none left.
     """
     iterators = [one for one in remote_objects if isinstance(one, SharedIterator)]
     for iterator in iterators:

@@ -54,11 +54,7 @@ class WorkerValue(RemoteObject):
 
 
 class WorkerValues:
-    """The handles of what the workers keep.
-
-    Args:
-        closure_pickler: Gives handles, and takes calls apart that make what is kept.
-    """
+    """The handles of what the workers keep."""
 
     def __init__(self, closure_pickler: ClosurePickler) -> None:
         self.closure_pickler = closure_pickler

@@ -35,11 +35,7 @@ class GpuCounts:
         self._counts: dict[int, int] = {}
 
     def admit(self, worker: int, count: int) -> None:
-        """Take note of a worker.
-
-        Args:
-            worker: Its index; if it is known, it has been started again.
-            count: How many GPUs it has.
+        """Take note of how many GPUs a worker has; one that is known was started again.
 
         Raises:
             InvalidArgumentError: Another one has more or fewer.
@@ -65,12 +61,10 @@ _ATTEMPT = Deadlines(connect=5.0)
 
 
 def require_suited(strategy: object) -> None:
-    """Check that workers can run functions under a strategy.
+    """Check that workers can run functions under a strategy. Spec: COO-1.
 
     Raises:
         InvalidArgumentError: They cannot.
-
-    Spec: COO-1.
     """
     if not isinstance(strategy, ParameterServerStrategy):
         raise InvalidArgumentError(
@@ -116,27 +110,14 @@ def take_over(
     make_per_worker: Callable[..., Variable],
     end: Callable[[], None],
 ) -> None:
-    """Let a strategy know that its functions run on workers from now on.
-
-    Args:
-        strategy: The strategy.
-        make_per_worker: As of `CoordinatedExtended.coordinate`.
-        end: Likewise.
-    """
+    """Let a strategy know that its functions run on workers from now on."""
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     extended.coordinate(make_per_worker, end)
 
 
 class Connector:
-    """Connects to workers for a strategy. It does not keep the strategy alive.
-
-    Args:
-        strategy: The strategy.
-        numbers: Gives numbers to what workers run.
-        meter: Counts what is exchanged with them.
-        batchers: Tell what waits to be sent with what follows.
-    """
+    """Connects to workers for a strategy. It does not keep the strategy alive."""
 
     def __init__(
         self,
@@ -173,11 +154,7 @@ class Connector:
 
 
 def worker_at(address: str, strategy: ParameterServerStrategy) -> int:
-    """Return the index of the worker that serves at an address.
-
-    Raises:
-        StratagemError: As of `WorkerLink.connect`, or it is of another job.
-    """
+    """Return the index of the worker that serves at an address."""
     task = task_at(address, _identity_of(strategy), _ATTEMPT)
     if task.job != "worker":
         raise FailedPreconditionError(

@@ -48,11 +48,7 @@ class PrefetchDepth:
         self._since = 0.0
 
     def gave(self, now: float) -> None:
-        """Take note that the worker was given a closure.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Take note that the worker was given a closure now, in seconds."""
         if not self._given:
             self._since = now
         self._given += 1
@@ -72,11 +68,6 @@ class RemoteWorker:
 
     A worker that comes back is another `RemoteWorker`: it has nothing of what the earlier one had.
     Not thread-safe.
-
-    Args:
-        index: Its index in the job "worker".
-        link: The connection.
-        numbers: Gives numbers to what it runs besides closures.
     """
 
     def __init__(self, index: int, link: WorkerLink, numbers: count[int]) -> None:

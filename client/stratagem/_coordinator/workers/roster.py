@@ -25,12 +25,10 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Events:
-    """What an attendant tells.
+    """What an attendant calls: `ready` with each new connection, others with errors.
 
-    Attributes:
-        ready: Called with each new connection.
-        refused: Called with the error of a worker that is there but cannot be used.
-        missed: Called with the error of one that is not there, at each attempt.
+    `refused` is for a worker that is there but cannot be used, and `missed` is for each attempt to
+    reach one that is not there.
     """
 
     ready: Callable[[Attendant, RemoteWorker], None]
@@ -39,17 +37,7 @@ class Events:
 
 
 class Attendant:
-    """Connects to one worker, again whenever it was lost. Spec: FLT-2, FLT-4, FLT-12.
-
-    Args:
-        index: The worker's.
-        address: Its "host:port".
-        connect: Connects.
-        events: What to call.
-
-    Attributes:
-        index: The worker's.
-    """
+    """Connects to one worker, again whenever it was lost. Spec: FLT-2, FLT-4, FLT-12."""
 
     def __init__(
         self, index: int, address: str, connect: Callable[[], RemoteWorker], events: Events
@@ -64,11 +52,7 @@ class Attendant:
         self._news: SimpleQueue[bool] = SimpleQueue()
 
     def start(self, delay: float) -> None:
-        """Start the thread.
-
-        Args:
-            delay: Seconds until it connects first.
-        """
+        """Start the thread, which connects first after `delay` seconds."""
         name = f"stratagem-worker-{self.index}"
         threading.Thread(target=self._run, args=(delay,), name=name, daemon=True).start()
 
@@ -157,13 +141,9 @@ class Roster:
         return self._members.keys()
 
     def add(self, index: int, address: str, delay: float, late: bool) -> None:
-        """Let a worker join.
+        """Let a worker join under a free index, and connect to it after `delay` seconds.
 
-        Args:
-            index: Its index, which no worker has.
-            address: Its "host:port".
-            delay: Seconds until it is connected to.
-            late: Whether the others were there before.
+        `late` says that the others were there before.
         """
         connect = partial(self._connect, index, address)
         attendant = Attendant(index, address, connect, self._events)
@@ -176,11 +156,7 @@ class Roster:
         return member is not None and member.attendant is attendant
 
     def require(self, index: int) -> Attendant:
-        """Return the attendant of a worker.
-
-        Raises:
-            InvalidArgumentError: No worker has that index.
-        """
+        """Return the attendant of a worker; raise `InvalidArgumentError` if there is none."""
         if index not in self._members:
             raise InvalidArgumentError(
                 f"the coordinator has no worker {index!r}; its workers are "
