@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from stratagem._core.interruption import uninterrupted
-from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.push import Update
-from stratagem._parameter_server.variables.split_variable import SplitVariable, rows_or_dense
-from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._parameter_server.variables.split_variable import (
+    SplitVariable,
+    parts_of,
+    values_of_rows,
+)
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import SentGradient, step
@@ -26,9 +28,6 @@ from stratagem_proto.wire.encodings import Encoded
 
 class ServerBatch:
     """What one server gets in a step.
-
-    Args:
-        compressor: Makes it smaller.
 
     Attributes:
         gradients: The gradients of its variables that are yet to be sent.
@@ -94,40 +93,14 @@ def no_batches(compressor: Compressor) -> ServerBatches:
 def add_gradient(
     batches: ServerBatches, variable: Variable, value: torch.Tensor, group: int
 ) -> None:
-    """Add the gradient of a variable.
-
-    Args:
-        batches: Where to.
-        variable: The variable.
-        value: Its gradient, dense or `torch.sparse_coo`.
-        group: Number of its param group.
-    """
-    if isinstance(variable, SplitVariable):
-        for part, share in zip(variable.parts, variable.gradients(value), strict=True):
-            _add(batches, part, share, group)
-    else:
-        remote = variable if isinstance(variable, RemoteVariable) else _remote(variable)
-        _add(batches, remote, rows_or_dense(value), group)
-
-
-def _add(
-    batches: ServerBatches,
-    variable: RemoteVariable,
-    value: torch.Tensor | IndexedSlices,
-    group: int,
-) -> None:
-    batch = batches[variable.place.server]
-    if isinstance(value, IndexedSlices):
-        batch.add(variable.name, value.values, group, value.indices)
-    else:
-        batch.add(variable.name, value, group)
-
-
-def _remote(variable: Variable) -> RemoteVariable:
-    remote = remote_of(variable)
-    if remote is None:
+    """Add the gradient of a variable, dense or `torch.sparse_coo`, of a param group by number."""
+    parts = parts_of(variable)
+    if not parts:
         raise InternalError(f"variable {variable.name!r} is on no parameter server")
-    return remote
+    is_split = isinstance(variable, SplitVariable)
+    shares = variable.gradients(value) if is_split else [values_of_rows(value)]
+    for part, (values, rows) in zip(parts, shares, strict=True):
+        batches[part.place.server].add(part.name, values, group, rows)
 
 
 # Smaller gradients wait for others that go to the same server.
@@ -138,11 +111,6 @@ class OverlappedPush:
     """What has been sent of one optimizer's gradients before its step.
 
     The servers only keep it: they apply all of a step or nothing.
-
-    Args:
-        servers: The servers.
-        optimizer: Name of the optimizer.
-        compressor: Makes gradients smaller.
 
     Attributes:
         variables: Names of the variables whose gradient is taken care of.
@@ -170,11 +138,7 @@ class OverlappedPush:
                     self._sent.append(self._sender.submit(send))
 
     def finish(self) -> ServerBatches:
-        """Wait for what was sent, and return what was not.
-
-        Raises:
-            StratagemError: A server could not be reached, or has refused something.
-        """
+        """Wait for what was sent, and return what was not."""
         for sent in self._sent:
             sent.result()
         return self._batches

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 import torch
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._parameter_server.tables.row_values import added_up
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.shards import Layout, Routed
+from stratagem._parameter_server.variables.split_variable import ValuesOfRows
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.rows import ascending_order
 from stratagem_proto.v1.variable_pb2 import DynamicKeys, TableSpec
@@ -122,7 +122,6 @@ class DynamicTable(TableVariable):
     def require_rows(self, rows: torch.Tensor) -> None:
         """Any key will do."""
 
-    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
-        slices = added_up(gradient)
-        keys = self._vocabulary.keys(slices.indices)
-        return list(self._shares(IndexedSlices(slices.values, keys)))
+    def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
+        values, numbers = added_up(gradient)
+        return self._divided(values, self._vocabulary.keys(numbers))

@@ -56,27 +56,23 @@ def as_sparse(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> to
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, check_invariants=False)
 
 
-def added_up(gradient: torch.Tensor) -> IndexedSlices:
-    """Return a sparse gradient with each row once, ascending.
+def added_up(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values and the rows of a sparse gradient with each row once, ascending.
 
     What there is for a row is added in its order, as in a dense gradient; torch's `coalesce` keeps
-    to none, and takes 1.28 ms for 20,000 rows, and this 0.16.
+    to none, and is much slower.
     """
     slices = IndexedSlices.from_sparse(gradient)
     if gradient.is_coalesced():
-        return slices
+        return slices.values, slices.indices
     rows, values = summed(slices.indices, slices.values)
-    return IndexedSlices(values, rows, slices.dense_shape)
+    return values, rows
 
 
 class PulledRows:
     """Keeps rows as they were when they were first looked up.
 
     So forward and backward, and several lookups, see one value of a row.
-
-    Args:
-        row_shape: Shape of a row.
-        dtype: Type of the elements.
     """
 
     def __init__(self, row_shape: torch.Size, dtype: torch.dtype) -> None:
@@ -84,11 +80,7 @@ class PulledRows:
         self._values = torch.empty(0, *row_shape, dtype=dtype)
 
     def missing(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return those rows that are not here.
-
-        Args:
-            rows: int64 vector, ascending and without repetitions.
-        """
+        """Return those rows that are not here; all ascending and without repetitions."""
         if not len(self._rows):
             return rows
         return rows[~torch.isin(rows, self._rows, assume_unique=True)]

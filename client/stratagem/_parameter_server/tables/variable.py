@@ -19,7 +19,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.tables.row_values import PulledRows, added_up
 from stratagem._parameter_server.tables.shard import TableShard, pull_missing, read_rows
 from stratagem._parameter_server.variables.shards import Layout
-from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.split_variable import SplitVariable, ValuesOfRows
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,
@@ -38,13 +38,7 @@ class Loading(Protocol):
     def set_table(
         self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
     ) -> None:
-        """Write a value if this task does that, or hold it.
-
-        Args:
-            table: Whose value it is.
-            value: The whole value.
-            write: Writes it.
-        """
+        """Write a whole value by `write` if this task does that; otherwise hold it."""
 
     def agree_on(self, table: TableVariable) -> None:
         """Require that what is held of a table has become its value."""
@@ -65,13 +59,6 @@ class TableAccess:
 
 class TableVariable(SplitVariable):
     """A variable whose rows are pulled from the servers when they are looked up.
-
-    Args:
-        store: Where it is kept.
-        traits: What it is called and how it is meant to be used.
-        parts: The parts on the servers.
-        layout: Which rows they have.
-        reach: What this process may do with it as a whole.
 
     Attributes:
         store: Where it is kept.
@@ -132,12 +119,7 @@ class TableVariable(SplitVariable):
     def pull(self, rows: torch.Tensor, training: bool) -> torch.Tensor:
         """Return rows: in a replica as they were when its run first looked them up.
 
-        Args:
-            rows: int64 vector, ascending and without repetitions, on the CPU.
-            training: Whether their gradient is wanted.
-
-        Raises:
-            RowIndexError: There is no such row.
+        They are an int64 vector, ascending and without repetitions, on the CPU.
         """
         self.require_rows(rows)
         if current_replica_id() is None:
@@ -156,11 +138,7 @@ class TableVariable(SplitVariable):
         return rows
 
     def require_rows(self, rows: torch.Tensor) -> None:
-        """Check that there are these rows; ascending ones.
-
-        Raises:
-            RowIndexError: There is no such row.
-        """
+        """Refuse ascending rows that the table does not have."""
         total = self.layout.total
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < total:
             raise RowIndexError(
@@ -180,11 +158,7 @@ class TableVariable(SplitVariable):
         return torch.arange(self.layout.total)
 
     def read_whole(self) -> torch.Tensor:
-        """Return the value.
-
-        Raises:
-            InvalidArgumentError: It is too large.
-        """
+        """Return the value, unless it is too large."""
         if not self.is_readable:
             raise InvalidArgumentError(
                 f"{self!r} is read as a whole, which takes more than the "
@@ -200,21 +174,17 @@ class TableVariable(SplitVariable):
 
     # Writing.
 
-    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
+    def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         """Return the gradient of each part; repeated rows are added up before."""
         if gradient.is_sparse:
-            return list(self._shares(added_up(gradient)))
+            return self._divided(*added_up(gradient))
         if self.is_dense:
             return super().gradients(gradient)
         # Servers take no dense gradient of what they store by rows.
-        return list(self._shares(IndexedSlices(gradient, self.whole_rows)))
+        return self._divided(gradient, self.whole_rows)
 
     def replace(self, value: torch.Tensor) -> None:
-        """Write the whole value, as assigning to a parameter does.
-
-        Raises:
-            ContextError: A replica is running.
-        """
+        """Write the whole value, as assigning to a parameter does; not in a replica."""
         if current_replica_id() is not None:
             raise ContextError(
                 f"parameter {self.name!r} was written in a replica, where each step "
@@ -227,7 +197,7 @@ class TableVariable(SplitVariable):
     def _write(self, write: Write, value: Any) -> None:
         values: list[Any]
         if isinstance(value, IndexedSlices):
-            values = list(self._shares(value))
+            values = self._shares(value)
         else:
             whole = operand(self, value).detach()
             values = [rows.of(whole) for rows in self.layout.shards]
@@ -237,11 +207,7 @@ class TableVariable(SplitVariable):
 
 
 def require_whole_state(variables: Iterable[Variable]) -> None:
-    """Check that the state of an optimizer for variables can be read and written whole.
-
-    Raises:
-        UnimplementedError: One is a table of which servers store the written rows.
-    """
+    """Refuse tables of which servers store the written rows, whose state cannot be read whole."""
     for variable in variables:
         if isinstance(variable, TableVariable) and not variable.is_dense:
             raise UnimplementedError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 Slots = Mapping[str, torch.Tensor]
 """An optimizer's state for one variable, by torch's keys."""
 
+ValuesOfRows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""A gradient: its values, and the rows that they are of; None if they are of all."""
+
 
 class SplitVariable(Variable):
     """A variable in several parts on servers, with one copy here.
 
-    Args:
-        traits: What it is called and how it is meant to be used.
-        parts: The parts, whose copies are rows of one tensor.
-        layout: Which rows.
-
-    Attributes:
-        parts: The parts.
-        layout: Which rows of the whole each of them is.
+    The copies of the parts are rows of one tensor, as the layout says.
     """
 
     def __init__(
@@ -74,33 +70,33 @@ class SplitVariable(Variable):
         for part, rows in zip(self.parts, self.layout.shards, strict=True):
             part._write(write, rows.of(whole))
 
-    def _shares(self, slices: IndexedSlices) -> Iterator[IndexedSlices]:
-        for routed in self.layout.route(slices.indices):
-            yield IndexedSlices(routed.of(slices.values), routed.rows)
+    def _shares(self, slices: IndexedSlices) -> list[IndexedSlices]:
+        return [IndexedSlices(*one) for one in self._divided(slices.values, slices.indices)]
 
-    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
+    def _divided(
+        self, values: torch.Tensor, rows: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the values that each part gets, and the rows of the part that they are of."""
+        return [(routed.of(values), routed.rows) for routed in self.layout.route(rows)]
+
+    def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         """Return the gradient of each part.
 
-        Args:
-            gradient: That of the whole, dense or `torch.sparse_coo`. Of a sparse one each part gets
-                a share, an empty one if there are none of its rows, so that all parts count the
-                same steps.
+        Of a sparse one each part gets a share, an empty one if there are none of its rows, so that
+        all parts count the same steps.
         """
-        whole = rows_or_dense(gradient)
-        if isinstance(whole, IndexedSlices):
-            return list(self._shares(whole))
-        return [rows.of(whole) for rows in self.layout.shards]
+        values, rows = values_of_rows(gradient)
+        if rows is not None:
+            return self._divided(values, rows)
+        return [(shard.of(values), None) for shard in self.layout.shards]
 
 
 def joined_slots(
     variable: Variable, slots: Mapping[RemoteVariable, Slots]
 ) -> Mapping[str, torch.Tensor]:
-    """Return an optimizer's state for a variable.
+    """Return an optimizer's state for a variable, given that for each part.
 
-    Args:
-        variable: The variable.
-        slots: Its state for each part. What is not of the shape of the variable, such as a count of
-            steps, is equal for all parts.
+    What is not of the shape of the variable, such as a count of steps, is equal for all parts.
     """
     parts = parts_of(variable)
     first = slots[parts[0]]
@@ -127,11 +123,12 @@ def divided_slots(variable: Variable, slots: Slots) -> list[Slots]:
     ]
 
 
-def rows_or_dense(gradient: torch.Tensor) -> torch.Tensor | IndexedSlices:
-    """Return a gradient as servers take it: rows if it is `torch.sparse_coo`."""
-    if gradient.layout is torch.sparse_coo:
-        return IndexedSlices.from_sparse(gradient)
-    return gradient
+def values_of_rows(gradient: torch.Tensor) -> ValuesOfRows:
+    """Return a gradient, dense or `torch.sparse_coo`, as servers take it."""
+    if gradient.layout is not torch.sparse_coo:
+        return gradient, None
+    slices = IndexedSlices.from_sparse(gradient)
+    return slices.values, slices.indices
 
 
 def parts_of(variable: Variable) -> tuple[RemoteVariable, ...]:
