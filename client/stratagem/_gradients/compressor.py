@@ -28,13 +28,7 @@ class Compressor:
     """Compresses gradients, and keeps what they lose until the next ones.
 
     A loss counts once `keep` is called: when the gradient has arrived. A step that failed leaves
-    what was kept for the next try.
-
-    Args:
-        compression: How; None leaves gradients as they are.
-
-    Attributes:
-        compression: How.
+    what was kept for the next try. Without a compression, gradients stay as they are.
     """
 
     def __init__(self, compression: Compression | None) -> None:
@@ -76,12 +70,7 @@ class Compressor:
 
 
 def compressor_for(given: Compression | str | None) -> Compressor:
-    """Return a compressor of the compression that a user means.
-
-    Raises:
-        InvalidArgumentError: There is none of that name.
-        InvalidTypeError: It is neither a name nor a `Compression`.
-    """
+    """Return a compressor of the compression that a user means, by its name or as it is."""
     if given is None:
         return Compressor(None)
     # Late, here and below: programs that compress nothing do without protobuf.

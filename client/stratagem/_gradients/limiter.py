@@ -15,26 +15,14 @@ _LOG = logging.getLogger("stratagem")
 
 
 class Limiter:
-    """Screens and clips gradients, and counts the steps that it drops.
-
-    Args:
-        limits: The limits.
-
-    Attributes:
-        limits: The limits.
-        rejected_steps: How many steps were dropped here.
-    """
+    """Screens and clips gradients, and counts the steps that it drops."""
 
     def __init__(self, limits: GradientLimits) -> None:
         self.limits = limits
         self.rejected_steps = 0
 
     def require_none(self, what: str) -> None:
-        """Check that there are no limits.
-
-        Raises:
-            InvalidArgumentError: There are, and `what` excludes them.
-        """
+        """Refuse what excludes limits if there are any."""
         if self.limits:
             raise InvalidArgumentError(
                 f"{what} sends gradients before all of a step are there, so that they "
@@ -69,9 +57,8 @@ class Limiter:
     ) -> tuple[dict[str, torch.Tensor], str]:
         """Return this worker's part of what is clipped where it is added up.
 
-        Returns:
-            The gradients, and the name of a variable because of which the step is to be dropped or
-            to fail; "" if there is none.
+        With it comes the name of a variable because of which the step is to be dropped or to
+        fail; "" if there is none.
         """
         values = {name: _values(each) for name, each in gradients.items()}
         if offender := self.limits.offender(values):

@@ -29,12 +29,9 @@ class LocalOptimizers:
         self._state: dict[tuple[str, str, int], Slots] = {}
 
     def step(self, step: OptimizerStep, gradients: Sequence[Any]) -> None:
-        """Apply gradients.
+        """Apply the reduced gradient of each of `step.updates()`.
 
-        Args:
-            step: The step.
-            gradients: The reduced gradient of each of `step.updates()`: a tensor, or one for each
-                copy as `Mirrored`.
+        That is a tensor, or one for each copy as `Mirrored`.
         """
         rest = iter(gradients)
         for group in step.groups:

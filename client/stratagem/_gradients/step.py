@@ -161,13 +161,7 @@ class GradientOverlap(Protocol):
     """Takes the gradients of one optimizer while they come into being."""
 
     def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:
-        """Take in a gradient that is final.
-
-        Args:
-            variable: The variable.
-            gradient: Dense, of its shape; not changed before `discard`.
-            group: Number of its param group.
-        """
+        """Take in a final gradient, which is dense and stays as it is until `discard`."""
 
     def discard(self) -> None:
         """Begin anew."""

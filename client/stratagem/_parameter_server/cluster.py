@@ -36,10 +36,6 @@ class BufferMeans:
     Each worker writes its own to its row of a variable, and takes the mean of all rows once
     everybody has come. There are two such variables by turns: until all have come the next time,
     nobody writes to what others may still read.
-
-    Args:
-        membership: Which of the workers this one is.
-        buffers: The buffers of its modules, by name.
     """
 
     def __init__(self, membership: Membership, buffers: Named) -> None:
@@ -109,12 +105,9 @@ class TrainingCluster:
     # Meeting.
 
     def barrier(self, name: str, passed: int, timeout: float | None) -> None:
-        """Wait for all workers; see `ParameterServerStrategy.barrier`.
+        """Wait for all workers, where this one has passed the barrier so often before.
 
-        Args:
-            name: Which barrier it is.
-            passed: How often this worker has passed it.
-            timeout: Seconds to wait at most; None for `peer_seconds`.
+        See `ParameterServerStrategy.barrier`. Without a timeout, wait for `peer_seconds`.
         """
         if self._membership.task_type == "evaluator":
             return  # a cluster of its own
@@ -145,11 +138,9 @@ class TrainingCluster:
     # Consistency.
 
     def set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
-        """Change what holds workers together; the task that creates variables does.
+        """Change what holds workers together, of all optimizers or of one.
 
-        Args:
-            consistency: What holds them together from now on.
-            optimizer: In whose steps; None for all optimizers.
+        The task that creates variables does.
         """
         step_tracker = self._store.step_tracker
         if optimizer is not None:

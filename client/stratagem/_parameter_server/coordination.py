@@ -18,10 +18,6 @@ from stratagem_proto.errors import InvalidArgumentError
 class UnbuiltDataset(DistributedDataset):
     """A `DistributedDataset` that each worker makes when a function reads it.
 
-    Args:
-        strategy: The strategy.
-        build: Makes it, on a worker.
-
     Spec: PS2-13.
     """
 
@@ -52,17 +48,10 @@ _LOG = logging.getLogger("stratagem")
 
 
 class Coordination:
-    """What a strategy knows of its program's `ClusterCoordinator`.
+    """What a strategy knows of its program's `ClusterCoordinator`, if there is one.
 
     With one, functions run on workers, each of which has all of the data, and in the program itself
     only by mistake, or to evaluate.
-
-    Args:
-        container_strategy: Returns the strategy.
-        active: Whether there is a coordinator.
-
-    Attributes:
-        active: Likewise.
 
     Spec: PS2-8, PS2-10 to PS2-13.
     """

@@ -25,13 +25,7 @@ from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 
 
 class LoadedValues:
-    """What the program of one task has set, until the servers have it.
-
-    Args:
-        store: The variables on the servers.
-        parameters: What the user may have written.
-        membership: Which task this is.
-    """
+    """What the program of one task has set, until the servers have it."""
 
     def __init__(
         self, store: RemoteStore, parameters: ParameterRegistry, membership: Membership
@@ -43,11 +37,7 @@ class LoadedValues:
         self._others: dict[object, Held] = {}
 
     def carry(self) -> None:
-        """Write what the chief has set to the servers; what others set is held.
-
-        Raises:
-            InvalidArgumentError: A parameter has another shape or dtype than before.
-        """
+        """Write what the chief has set to the servers; what others set is held."""
         if not self._creates:
             return
         written = written_in(self._store, self._parameters)
@@ -59,12 +49,9 @@ class LoadedValues:
     def agree(self, seconds: float | None = None) -> None:
         """As `carry`, and require of other tasks that the chief has set the same.
 
-        Args:
-            seconds: How long to wait for the chief; by default `peer_seconds`.
-
         Raises:
-            FailedPreconditionError: He has not. What was set here stays held.
-            InvalidArgumentError: A parameter has another shape or dtype than before.
+            FailedPreconditionError: He has not within that time, by default `peer_seconds`. What
+                was set here stays held.
         """
         if self._creates:
             return self.carry()
@@ -105,10 +92,7 @@ class LoadedValues:
     ) -> None:
         """Hold the state that a task that is not the chief has given an optimizer.
 
-        Args:
-            optimizer: Its name.
-            slots: The state.
-            read: Asks the servers for what they have for an optimizer and variables.
+        `read` asks the servers for what they have for an optimizer and variables.
         """
         for variable, state in slots.items():
             mark = _mark_of_slots(optimizer, variable, state)
@@ -138,11 +122,7 @@ class LoadedValues:
 
 
 class OnlyTheChief:
-    """Where nobody waits for the chief: what others set is refused.
-
-    Args:
-        membership: Which task this is.
-    """
+    """Where nobody waits for the chief: what others set is refused."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -150,11 +130,7 @@ class OnlyTheChief:
     def set_table(
         self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
     ) -> None:
-        """Carry out `Loading.set_table`.
-
-        Raises:
-            FailedPreconditionError: This task is not the chief.
-        """
+        """Carry out `Loading.set_table`, if this task is the chief."""
         self._membership.require_creator(f"parameter {table.name!r}")
         write()
 
@@ -215,11 +191,9 @@ def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
 
 
 def refuse_writes_in_replicas(store: RemoteStore, parameters: ParameterRegistry) -> None:
-    """Check that a replica function left the parameters as they were.
+    """Raise `ContextError` if a replica function has written parameters.
 
-    Raises:
-        ContextError: It did not. The parameters get the variables' values back before the next
-            step.
+    They get the variables' values back before the next step.
     """
     written = store.pulls.apart(parameters.written_locally)
     for hosted in written:

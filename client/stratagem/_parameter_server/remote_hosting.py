@@ -59,9 +59,7 @@ class Trainers:
     def run(self, refresh: Callable[[], None], call: Callable[[], Result]) -> Result:
         """Return what a run of this thread returns, which begins with fresh values.
 
-        Args:
-            refresh: Makes them so; left out while another thread trains.
-            call: The run.
+        Nothing is refreshed while another thread trains.
         """
         if not self._own.trains:
             with self._refreshing:
@@ -82,13 +80,6 @@ class Trainers:
 
 class RemoteHosting(Hosting):
     """Makes variables on servers of parameters, and has the servers step optimizers.
-
-    Args:
-        extended: The strategy's `extended`.
-        devices: The device of each replica of this process.
-        membership: Which task of the cluster this process is.
-        variables: The variables of the strategy.
-        elsewhere: As for `Hosting`.
 
     Attributes:
         loaded: What this program has loaded and the servers may not have yet.
@@ -168,11 +159,7 @@ class RemoteHosting(Hosting):
         return False
 
     def before_replicas(self, training: bool = False) -> None:
-        """As for `Hosting`.
-
-        Args:
-            training: Whether gradients will be computed.
-        """
+        """As for `Hosting`; with `training`, gradients will be computed."""
         super().before_replicas()
         self.loaded.agree()
         self._store.refresh(self._variables.established, training)
@@ -190,14 +177,7 @@ class RemoteHosting(Hosting):
         self._store.pushing.refresh(None)
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """Return what the replicas return.
-
-        Args:
-            call: Runs them.
-
-        Raises:
-            InvalidArgumentError: They have written parameters.
-        """
+        """Return what the replicas return; refuse parameters that they have written."""
         # A checkpoint has all that this sends, or nothing of it.
         self._steps.begin_run()
         try:

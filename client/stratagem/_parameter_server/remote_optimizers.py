@@ -39,12 +39,7 @@ Slots = Mapping[str, torch.Tensor]
 
 
 class RemoteOptimizers:
-    """Steps of optimizers on servers, and the optimizers' state there.
-
-    Args:
-        store: The variables on the servers.
-        variables: Knows which of them are the strategy's.
-    """
+    """Steps of optimizers on servers, and the optimizers' state there."""
 
     def __init__(self, store: RemoteStore, variables: RemoteVariables) -> None:
         self._store = store
@@ -53,12 +48,7 @@ class RemoteOptimizers:
         self._stepped: set[str] = set()
 
     def add(self, name: str, consistency: Consistency | None = None) -> None:
-        """Take an optimizer in.
-
-        Args:
-            name: Its name.
-            consistency: What holds workers together in its steps; None for what the strategy says.
-        """
+        """Take in an optimizer, perhaps with another consistency than the strategy's."""
         if consistency is not None:
             self._store.servers.require_visible(self._store.first)
         self._store.step_tracker.add(name, consistency)

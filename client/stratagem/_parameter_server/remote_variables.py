@@ -42,14 +42,7 @@ if TYPE_CHECKING:
 class RemoteVariables:
     """Creates variables on servers, and reads and writes several at once.
 
-    Args:
-        container_strategy: Returns the strategy that they belong to.
-        membership: Says whether this task creates them.
-        store: Where they are kept.
-        settings: What the user chose.
-
     Attributes:
-        store: Where they are kept.
         partitioning: Says which are divided into shards.
         creation: Makes them exist.
         established: Those that exist. They are kept alive, since what was created on a server keeps
@@ -75,9 +68,7 @@ class RemoteVariables:
     def placed(self, device: str, kwargs: dict[str, Any]) -> RemoteVariable:
         """Return a variable of the program, which does not exist yet.
 
-        Args:
-            device: Where this process sees its value.
-            kwargs: The arguments of `Variable`, filled in.
+        This process sees its value on `device`; `kwargs` are all arguments of `Variable`.
         """
         traits = VariableTraits(*(kwargs[key] for key in VariableTraits.__dataclass_fields__))
         initial = initial_tensor(kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape"))
@@ -161,20 +152,11 @@ def run_update(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Have a server run `fn(*variables, *args, **kwargs)`.
+    """Have a server run `fn(*variables, *args, **kwargs)`, and return what that returned.
 
-    Args:
-        store: The variables on the servers.
-        server: Which server.
-        fn: The update function.
-        variables: Its first arguments, which it has to write; without any, what it writes belongs
-            to no one variable.
-        args: Its further arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        What it returned: a nest of variables, of tensors on the CPU, and of values of Python. A
-        function that only reads runs here, and may return anything.
+    That is a nest of variables, of tensors on the CPU, and of values of Python. The function has to
+    write the variables; without any, what it writes belongs to no one variable. One that only reads
+    runs here, and may return anything.
 
     Raises:
         UpdateFunctionError: It cannot be sent to a server.

@@ -95,11 +95,7 @@ _LOG = logging.getLogger("stratagem")
 
 
 class ServerLookup:
-    """Says where parameter servers are now.
-
-    Args:
-        resolver: The resolver.
-    """
+    """Says where parameter servers are now."""
 
     def __init__(self, resolver: ClusterResolver) -> None:
         self._resolver = resolver
@@ -122,11 +118,8 @@ def member_of(resolver: ClusterResolver) -> Membership:
 def servers_of(member: Membership, resolver: ClusterResolver, settings: Settings) -> ServerGroup:
     """Return the servers of a task; nothing is sent to them yet.
 
-    Args:
-        member: The task.
-        resolver: Has the cluster's secret, where the settings have none; by default that of the
-            environment. Asked again for servers that cannot be reached.
-        settings: What the user chose.
+    The resolver has the cluster's secret where the settings have none, by default that of the
+    environment; it is asked again for servers that cannot be reached.
     """
     token = resolver.cluster_token if settings.token is None else settings.token
     return ServerGroup(
@@ -146,11 +139,7 @@ def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Id
 
 
 def replica_devices(count: int | None) -> list[str]:
-    """Return the devices of this process's replicas, as in "GPU:0".
-
-    Raises:
-        InvalidArgumentError: There are not as many.
-    """
+    """Return the devices of this process's replicas, as in "GPU:0"."""
     kind = "GPU" if list_logical_devices("GPU") else "CPU"
     available = len(list_logical_devices(kind))
     if count is None:
@@ -164,12 +153,7 @@ def replica_devices(count: int | None) -> list[str]:
 
 
 def store_of(member: Membership, servers: ServerGroup, settings: Settings) -> RemoteStore:
-    """Return the variables of a task that has taken no step.
-
-    Raises:
-        InvalidArgumentError: There are too few workers for the consistency, or `pull_dtype` is no
-            type to which parameters are rounded.
-    """
+    """Return the variables of a task that has taken no step."""
     pull_dtype = settings.pull_dtype
     if pull_dtype is not None and pull_dtype not in NARROW_DTYPES:
         known = " or ".join(map(str, NARROW_DTYPES))

@@ -25,14 +25,8 @@ Buffers = Iterable[tuple[str, torch.Tensor]]
 class ClusterCheckpoints:
     """The checkpoints of one strategy.
 
-    Args:
-        membership: Which task of the cluster this process is.
-        store: The variables on the servers.
-        variables: The variables of this program, as they are created.
-        buffers: The buffers of its modules, which are in this process.
-
-    Attributes:
-        states: What this worker wants to be kept besides.
+    `variables` are those of this program, as they are created; `buffers` are those of its modules,
+    which are in this process. `states` is what this worker wants to be kept besides.
     """
 
     def __init__(

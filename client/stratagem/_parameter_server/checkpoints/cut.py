@@ -58,17 +58,12 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     """Have all servers mark their variables between steps of all clients.
 
     Steps that no server has a part of yet wait until those are over that some server has a part of,
-    at most for a second; then they are let go, and it is tried again.
-
-    Args:
-        servers: The servers.
-        mark: What to send each server then; it ends the hold.
-        seconds: How long to try.
+    at most for a second; then they are let go, and it is tried again. `mark` makes what is sent to
+    each server then, which ends the hold.
 
     Raises:
-        DeadlineExceededError: Clients were in the midst of a step whenever it was tried; it names
-            them.
-        StratagemError: A server could not be reached, or refuses what `mark` asks.
+        DeadlineExceededError: Clients were in the midst of a step whenever it was tried, for so
+            many seconds; it names them.
     """
     give_up_at = time.monotonic() + seconds
     pause = _FIRST_PAUSE_SECONDS

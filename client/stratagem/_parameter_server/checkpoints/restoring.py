@@ -38,13 +38,7 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 
 
 class Restoration:
-    """One checkpoint that servers restore in two phases: all read it, then all take it.
-
-    Args:
-        servers: The servers.
-        path: Absolute path of the checkpoint.
-        wanted: What to restore, by server.
-    """
+    """One checkpoint that servers restore in two phases: all read it, then all take it."""
 
     def __init__(self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]) -> None:
         self._servers = servers
@@ -55,11 +49,7 @@ class Restoration:
     def stage(self, seconds: float) -> None:
         """Have all servers read their part, beside what they have.
 
-        Args:
-            seconds: How long reading may take.
-
-        Raises:
-            StratagemError: A server cannot, and nothing has changed anywhere.
+        If one cannot in that time, the error of it is raised, and nothing has changed anywhere.
         """
         try:
             self._ask_to_stage(self._path, self._wanted, seconds)
@@ -100,16 +90,8 @@ _PAUSE_SECONDS = 0.05
 class ClusterRestorer:
     """A checkpoint that the variables of a program take their values from.
 
-    What is made later takes its value when it is made.
-
-    Args:
-        store: The variables on the servers.
-        path: The checkpoint.
-        is_creator: Whether this task has the servers read it; the others wait.
-
-    Raises:
-        NotFoundError: There is none.
-        DataLossError: It is damaged.
+    What is made later takes its value when it is made. The task that creates variables has the
+    servers read it; the others wait.
     """
 
     def __init__(self, store: RemoteStore, path: str | os.PathLike[str], is_creator: bool) -> None:
@@ -169,11 +151,8 @@ class ClusterRestorer:
     def restore(self, variables: Iterable[RemoteVariable], accounts: bool = False) -> None:
         """Have servers read the values of variables, and their optimizers' state.
 
-        No server replaces any before all have read theirs.
-
-        Args:
-            variables: The variables.
-            accounts: Whether to go back to the account of data, too.
+        No server replaces any before all have read theirs. With `accounts`, servers go back to the
+        account of data, too.
 
         Raises:
             AbortedError: A server went away after that, when others had replaced them.
@@ -227,11 +206,7 @@ class ClusterRestorer:
                 self._unused.discard(buffer.name)
 
     def meet(self) -> None:
-        """Tell the other tasks that all is restored, or wait until the chief has.
-
-        Raises:
-            DeadlineExceededError: The chief has not restored it in time.
-        """
+        """Tell the other tasks that all is restored, or wait until the chief has."""
         servers = self._store.servers
         if self._is_creator:
             servers.on_all(lambda: announce_restored(self._identity))

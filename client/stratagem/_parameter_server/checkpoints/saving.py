@@ -58,9 +58,7 @@ class Contents:
 class ClusterSaver:
     """Saves checkpoints one after the other, in the order of the calls.
 
-    Args:
-        servers: The servers.
-        seconds: How long to wait for steps of workers to be over.
+    Steps of workers get so many seconds to be over.
     """
 
     def __init__(self, servers: ServerGroup, seconds: float) -> None:
@@ -69,17 +67,9 @@ class ClusterSaver:
         self._under_way: deque[threading.Thread] = deque()
 
     def save(self, root: str | os.PathLike[str], contents: Contents, keep: int) -> Future[None]:
-        """Save what is there at one moment during the call.
+        """Save what is there at one moment during the call; return what is done when it is written.
 
         Waits where several are not written yet.
-
-        Args:
-            root: The folder of checkpoints.
-            contents: What to add.
-            keep: How many checkpoints `root` keeps.
-
-        Returns:
-            Done when all is written, or has the error.
 
         Raises:
             NotFoundError: There is no such folder, or a server does not see it.

@@ -30,12 +30,7 @@ class Stateful(Protocol):
 
 
 class WorkerStates:
-    """The states that this worker reports, after each of its steps and runs.
-
-    Args:
-        membership: Which task of the cluster this process is.
-        store: The servers that keep what was reported last.
-    """
+    """The states that this worker reports, after each of its steps and runs."""
 
     def __init__(self, membership: Membership, store: RemoteStore) -> None:
         self._membership = membership
@@ -120,12 +115,7 @@ class WorkerStates:
 
 
 def states_of(reports: Mapping[str, bytes], applied: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """Return the states that fit to what servers hold, by task.
-
-    Args:
-        reports: What each client has reported.
-        applied: The synchronous steps that each server has applied, by group.
-    """
+    """Return by task the states that fit to the synchronous steps that each server has applied."""
     found = {}
     for task, report in reports.items():
         for state in WorkerReport.FromString(report).states:

@@ -48,12 +48,7 @@ class Held(NamedTuple):
 
 
 def mark_of(name: str, contents: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Return what tells contents from others, to a certainty that does.
-
-    Args:
-        name: What has them.
-        contents: Tensors of any shape and dtype, each with a name of its own.
-    """
+    """Return what tells named tensors from others, to a certainty that does."""
     found = blake2b(name.encode(), digest_size=_MARK_BYTES)
     for key, tensor in contents:
         found.update(f"\0{key} {tensor.dtype} {list(tensor.shape)}\0".encode())
@@ -63,12 +58,7 @@ def mark_of(name: str, contents: Sequence[tuple[str, torch.Tensor]]) -> str:
 
 
 class Agreement:
-    """Compares what this task has set with what the chief has.
-
-    Args:
-        store: The variables on the servers.
-        membership: Which task this is.
-    """
+    """Compares what this task has set with what the chief has."""
 
     def __init__(self, store: RemoteStore, membership: Membership) -> None:
         self._store = store
@@ -91,12 +81,8 @@ class Agreement:
 
         Each time that he has set something answers for one time here.
 
-        Args:
-            held: What this task has set.
-            seconds: How long to wait.
-
         Raises:
-            FailedPreconditionError: Something is not the same.
+            FailedPreconditionError: Something is not the same after so many seconds.
         """
         missing: Sequence[Held] = [one for one in self._untold(held) if not one.is_current()]
         if missing and seconds:

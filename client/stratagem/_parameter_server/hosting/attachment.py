@@ -41,13 +41,9 @@ class Attachment:
         self._created: dict[int, Found] = {}
 
     def attach(self, wanted: Sequence[VariableSpec]) -> list[Found]:
-        """Wait until the chief has created variables, and compare them.
+        """Wait until the chief has created variables, and return them in the same order.
 
-        Args:
-            wanted: The variables as this worker would have created them.
-
-        Returns:
-            What the chief created, in the same order.
+        `wanted` are the variables as this worker would have created them.
 
         Raises:
             AttachmentError: A variable differs, which is said at once; or some are missing after
@@ -152,12 +148,7 @@ _in_use: WeakValueDictionary[tuple[str, str], RemoteVariable] = WeakValueDiction
 
 
 class EarlierRun:
-    """Lets a chief that was started again go on with the variables it had created.
-
-    Args:
-        task: Name of this task, for messages.
-        store: Where they are kept.
-    """
+    """Lets a chief that was started again go on with the variables it had created."""
 
     def __init__(self, task: str, store: RemoteStore) -> None:
         self._task = task

@@ -24,13 +24,7 @@ Kind = TypeVar("Kind", bound=RemoteVariable)
 
 
 class RemoteCreation:
-    """Makes the variables of one strategy exist on the servers.
-
-    Args:
-        store: Where they are kept.
-        membership: Says whether this task creates them.
-        placement: Says where.
-    """
+    """Makes the variables of one strategy exist on the servers."""
 
     def __init__(self, store: RemoteStore, membership: Membership, placement: Placement) -> None:
         self._store = store
@@ -79,15 +73,7 @@ class RemoteCreation:
     ) -> Kind:
         """Return the next variable, of a kind of its own; otherwise as `placed`.
 
-        Args:
-            make: Takes the store, the place, and the arguments that follow here.
-            traits: What it is called and how it is meant to be used.
-            value: Its initial value, or a tensor of that shape.
-            owner: What it belongs to.
-            demand: What it needs of its server.
-
-        Raises:
-            FailedPreconditionError: Device filters hide its server from this task.
+        `make` takes the store, the place, and the arguments that follow here.
         """
         place = self._placement.next(demand)
         self._store.servers.require_visible(place.server)

@@ -23,12 +23,8 @@ from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark
 class Beginning:
     """Steps that begin with a read of the first server.
 
-    Args:
-        begins: What to ask permits for; nothing for a read that begins none.
-
-    Attributes:
-        begins: The same.
-        grants: The permits, once they have come; none where a step has to wait.
+    `begins` are what to ask permits for, if any; `grants` are the permits once they have come, none
+    where a step has to wait.
     """
 
     def __init__(self, begins: Sequence[StepBegin] = ()) -> None:
@@ -38,12 +34,6 @@ class Beginning:
 
 class StepReads:
     """Reads values as the synchronous steps before allow, or as a snapshot has them.
-
-    Args:
-        servers: The servers.
-        step_tracker: How far this worker is in its steps.
-        peer_seconds: How long to wait for what other workers have to do first.
-        pulls: How values come into copies.
 
     Attributes:
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
@@ -67,7 +57,7 @@ class StepReads:
             training: Whether they are only for a training step, and may be rounded.
 
         Returns:
-            Leave for these steps; none if one has to wait.
+            Permits for these steps; none if one has to wait.
         """
         rounded_to = self._pulls.rounded_to
         readings = {
@@ -94,10 +84,8 @@ class StepReads:
     ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
         """Begin steps that nobody is expected to wait for, and read, by server.
 
-        Asking for permits and values at once spares a request.
-
-        Returns:
-            The versions read, and permits for these steps; none if one has to wait.
+        Asking for permits and values at once spares a request. Return the versions read, and the
+        permits; none if one has to wait.
         """
         beginning = Beginning(begins)
         all_readings = {self._servers.used[0]: (), **readings} if begins else readings
@@ -125,16 +113,9 @@ class StepReads:
         beside_push: bool = False,
         beginning: Beginning | None = None,
     ) -> dict[int, list[int]]:
-        """Read, by server, after a synchronous step; or from the snapshot.
+        """Read after a synchronous step, or from the snapshot; return the versions, by server.
 
-        Args:
-            mark: The step, if any.
-            readings: What to read.
-            beside_push: Whether not to wait for a push in flight.
-            beginning: What begins with it.
-
-        Returns:
-            The versions read.
+        With `beside_push`, do not wait for a push in flight.
         """
         if self._servers.snapshot:
             mark = None

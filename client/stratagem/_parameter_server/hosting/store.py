@@ -47,9 +47,6 @@ class RemoteStore:
         pull_mode: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
-        servers: The servers.
-        peer_seconds: How long to wait for what other workers have to do first.
-        step_tracker: How far this worker is in its steps.
         pulls: How values come into copies.
         pushing: How gradients go, where they do not wait for those of others.
         contributions: What it contributes to synchronous steps.
@@ -108,12 +105,9 @@ class RemoteStore:
     def refresh(self, variables: Iterable[RemoteVariable], training: bool = False) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.
 
-        Waits for slower workers and for synchronous steps, as the consistencies say. With a
-        snapshot they are what they were at its moment, for no step.
-
-        Args:
-            variables: Whose copies.
-            training: Whether they are only for a training step, and may be rounded.
+        Wait for slower workers and for synchronous steps, as the consistencies say. With a snapshot
+        they are what they were at its moment, for no step. Values that are only for a training step
+        may be rounded.
         """
         self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
@@ -142,14 +136,9 @@ class RemoteStore:
         rows: Sequence[torch.Tensor],
         training: bool = False,
     ) -> list[torch.Tensor]:
-        """Return rows of variables as they are now, without the rest of them.
+        """Return some rows of each variable as they are now, without the rest of them.
 
-        As `refresh` does, it waits for the last synchronous step.
-
-        Args:
-            variables: The variables.
-            rows: Which rows of each of them; int64 tensors of shape [n].
-            training: Whether they are only for a training step, and may be rounded.
+        As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
         """
         found = [
             variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
@@ -164,13 +153,9 @@ class RemoteStore:
         return found
 
     def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
-        """Yield the keys of which a part of a table has rows, some at a time.
+        """Yield the keys of which a part of a table has rows, at most so many at a time.
 
         As `refresh` does, it waits for the last synchronous step.
-
-        Args:
-            part: The part of the table.
-            limit: The most keys at a time.
         """
         server, after = part.place.server, None
         self.reads.read({server: ()})
@@ -227,11 +212,7 @@ class RemoteStore:
         return value
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
-        """Write variables; what goes to one server is written at once.
-
-        Returns:
-            The version of each variable afterwards, by name.
-        """
+        """Write variables, those of one server at once; return their new versions by name."""
         groups = by_server(writings)
         versions = self.servers.together(_assignments(groups, writings))
         return {

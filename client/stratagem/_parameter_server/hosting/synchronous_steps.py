@@ -38,10 +38,6 @@ class Contributions:
 
     Who is interrupted may have committed it on some of them only. The step would then be complete
     there and open elsewhere, so it is ended before another one begins.
-
-    Args:
-        servers: The servers.
-        step_tracker: How far this worker is in its steps.
     """
 
     def __init__(self, servers: ServerGroup, step_tracker: StepTracker) -> None:
@@ -112,14 +108,7 @@ class Contributions:
 
 
 class StepEnds:
-    """Leaves copies as the step that was taken last has made them.
-
-    Args:
-        servers: The servers.
-        step_tracker: How far this worker is in its steps.
-        reads: Brings copies up to date.
-        pushing: Learns of copies that are.
-    """
+    """Leaves copies as the step that was taken last has made them."""
 
     def __init__(
         self, servers: ServerGroup, step_tracker: StepTracker, reads: StepReads, pushing: Pushing
@@ -133,9 +122,6 @@ class StepEnds:
 
         This worker's part counts already. So if others do not come, that is not raised here, but by
         what would be computed on old values: the next step, or refresh.
-
-        Args:
-            copies: What was stepped.
         """
         step_tracker = self._step_tracker
         # Others may change consistencies between two steps.
@@ -152,11 +138,7 @@ class StepEnds:
             self._pushing.drop(fresh=[*chain.from_iterable(groups.values())])
 
     def require_fresh(self) -> None:
-        """Check that a step was computed on values of all steps before.
-
-        Raises:
-            StratagemError: It was not, for this reason. Nothing of it was sent.
-        """
+        """Refuse a step that was not computed on the values of all steps before."""
         if self._behind is not None:
             copies, error = self._behind
             self._reads.bring(copies, training=True)

@@ -31,12 +31,8 @@ Answers = Mapping[int, Answer]
 class FusedPushing(Pushing):
     """Spares the next run its request for values and permits, wherever it can.
 
-    What a push has stepped goes into the copies at once. The rest waits for the run.
-
-    Args:
-        exchange: The servers.
-        pulls: How values come into copies.
-        mode: ALWAYS or IN_FLIGHT.
+    What a push has stepped goes into the copies at once. The rest waits for the run. The mode is
+    ALWAYS or IN_FLIGHT.
     """
 
     def __init__(self, exchange: Exchange, pulls: Pulls, mode: PullMode) -> None:

@@ -19,12 +19,7 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
 
     Each worker does so after it has committed its part. The last one to do so finds the step closed
     on all servers, whatever the order in which they closed it; should it end before it has told
-    them, the others do it when they wait for the step.
-
-    Args:
-        servers: The servers.
-        mark: The step.
-        wait: For how long to wait until it is closed, in seconds.
+    them, the others do it when they wait for the step, for so many seconds.
 
     Raises:
         NonFiniteGradientError: A gradient is not finite, and the limits want no such.

@@ -39,9 +39,6 @@ class GradientRouter:
 class Route:
     """Where the gradients of certain variables go, and what is then to be fresh.
 
-    Args:
-        variables: Those of each param group.
-
     Attributes:
         copies: Those variables of which there are copies here, by server.
     """
@@ -58,11 +55,9 @@ class Route:
         )
 
     def updates(self, program: bytes, step: OptimizerStep) -> dict[int, Update] | None:
-        """Return what each server gets; None where that is not so simple.
+        """Return what each server gets of a step with one gradient for each variable.
 
-        Args:
-            program: As of `updates.step`.
-            step: One of its variables, with one gradient for each.
+        None where that is not so simple. `program` is as of `updates.step`.
         """
         if self._headers is None:
             return None

@@ -24,12 +24,7 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin
 
 
 class Exchange:
-    """What all ways to push have in common: requests, and permits for next steps.
-
-    Args:
-        servers: The servers.
-        step_tracker: How far this worker is in its steps.
-    """
+    """What all ways to push have in common: requests, and permits for next steps."""
 
     def __init__(self, servers: ServerGroup, step_tracker: StepTracker) -> None:
         self.servers, self.step_tracker = servers, step_tracker
@@ -51,13 +46,10 @@ class Exchange:
         begins: Sequence[StepBegin],
         copies: OwnCopies | None = None,
     ) -> dict[int, Request[Answer]]:
-        """Return what to send to each server.
+        """Return what to send to each server: gradients, and what to read behind them.
 
-        Args:
-            push: The gradients.
-            then: What to read of each server behind them.
-            begins: What to ask permits for, of the first one.
-            copies: Copies the gradients; None to send them as they are.
+        The first server is also asked for permits. `copies` makes copies of the gradients; without
+        it they are sent as they are.
         """
         first = self.servers.used[0]
         requests: dict[int, Request[Answer]] = {}
@@ -80,13 +72,8 @@ class PlainPushing(Pushing):
     """Sends a step, and waits until its answer has brought what is stepped.
 
     That goes into the copies before the push returns, as an optimizer of torch leaves its
-    parameters.
-
-    Args:
-        exchange: The servers.
-        pulls: How values come into copies.
-        asks_ahead: Whether to ask for a permit for the next step as well, which is of use if nobody
-            reads before that.
+    parameters. With `asks_ahead` it asks for a permit for the next step as well, which is of use if
+    nobody reads before that.
     """
 
     def __init__(self, exchange: Exchange, pulls: Pulls, asks_ahead: bool = False) -> None:

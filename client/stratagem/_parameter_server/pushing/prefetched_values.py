@@ -19,12 +19,7 @@ Came: TypeAlias = tuple[int, Reading]
 
 
 class ReceiveBuffer:
-    """Memory where what one server sends with an answer waits for the step after it.
-
-    Args:
-        variables: What it is asked for.
-        pulls: How that comes.
-    """
+    """Memory where what one server sends with an answer waits for the step after it."""
 
     def __init__(self, variables: Sequence[RemoteVariable], pulls: Pulls) -> None:
         self._variables = variables
@@ -86,10 +81,6 @@ class Asked(NamedTuple):
 class PrefetchedValues:
     """What the next step starts with, as far as it has come.
 
-    Args:
-        servers: Where the values are.
-        pulls: How they come.
-
     Attributes:
         expected: What the next step is expected to want.
     """
@@ -116,8 +107,7 @@ class PrefetchedValues:
     def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
         """Forget what has come, since there is something newer.
 
-        Args:
-            fresh: Those variables whose copies are all that the next step needs.
+        The next step needs no more of `fresh` than their copies.
         """
         self._came.clear()
         while self._filled:
@@ -163,9 +153,7 @@ class PrefetchedValues:
     def use(self, variables: Sequence[RemoteVariable], beside_push: bool = False) -> bool:
         """Bring copies up to date, if what has come is all that they need.
 
-        Args:
-            variables: Whose copies.
-            beside_push: Whether a push is in flight that has asked for more.
+        With `beside_push`, a push is in flight that has asked for more.
         """
         are_complete = self._are_complete(variables, beside_push)
         if are_complete:

@@ -24,12 +24,8 @@ Found = TypeVar("Found")
 class Pulls(AbstractContextManager[None]):
     """Entered while values come into copies; by several threads, if need be.
 
-    Until they are accepted, such copies look as if the user had written them.
-
-    Args:
-        servers: Where the values are.
-        dtype: What trainable variables are rounded to on their way to a training step; None for not
-            at all.
+    Until they are accepted, such copies look as if the user had written them. Trainable variables
+    are rounded to `dtype` on their way to a training step, if there is one.
     """
 
     def __init__(self, servers: ServerGroup, dtype: torch.dtype | None) -> None:
@@ -204,17 +200,11 @@ class Way(Enum):
 
 
 def way_of(push: Push, mode: PullMode, run: RunSoFar, expected: Expected, first: int) -> Way:
-    """Return how to send a push.
+    """Return how to send a push; there is no other in flight.
 
     Runs that push several times are not worth fusing: all answers but the last would bring values
-    that nobody uses.
-
-    Args:
-        push: The push; there is no other in flight.
-        mode: What the strategy is to do.
-        run: Its run.
-        expected: What the next one is expected to need.
-        first: The server that gives permits for steps.
+    that nobody uses. `expected` is what the next run needs, and `first` the server that gives
+    permits for steps.
     """
     flies = mode is PullMode.IN_FLIGHT
     if (

@@ -29,10 +29,8 @@ class PushInFlight(Generic[Answer]):
 
     The thread that begins a small push sends it, and the one that finishes it takes in the answer:
     two threads that compute and decode at once would only take turns at the interpreter. A thread
-    of its own has what is large, or was left alone.
-
-    Args:
-        steps: Of this process. The step of a push is not over until that is answered.
+    of its own has what is large, or was left alone. The step of a push is not over until that is
+    answered.
     """
 
     def __init__(self, steps: StepCount) -> None:

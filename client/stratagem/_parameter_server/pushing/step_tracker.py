@@ -98,11 +98,7 @@ class StepTracker:
         return list(self._steps)
 
     def require(self, optimizer: str) -> None:
-        """Check that there is an optimizer of that name.
-
-        Raises:
-            InvalidArgumentError: There is none.
-        """
+        """Check that there is an optimizer of that name."""
         if optimizer not in self._steps:
             raise InvalidArgumentError(
                 f"there is no optimizer {optimizer!r}; this strategy has "

@@ -89,11 +89,7 @@ class InitialRows:
         return Initializer(seed=seed, zero_row=self.zero_row, **kind)
 
     def made_here(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of such values in this process.
-
-        Args:
-            like: Tensor of its shape and dtype, for instance on the meta device.
-        """
+        """Return such values, made in this process, with the shape and dtype of `like`."""
         made = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         assert self.distribution is not None
         self.distribution.fill(made)
@@ -102,11 +98,7 @@ class InitialRows:
         return made
 
     def require_possible(self, what: str) -> None:
-        """Check that they can be made.
-
-        Raises:
-            InvalidArgumentError: Something else became of the values.
-        """
+        """Refuse initial values that servers cannot repeat."""
         if self.obstacle or self.distribution is None:
             by = f", by {self.obstacle}" if self.obstacle else ""
             raise InvalidArgumentError(

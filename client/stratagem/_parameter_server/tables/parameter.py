@@ -107,11 +107,7 @@ class TableParameter(Parameter):
         return func(*whole[0], **whole[1])
 
     def whole(self) -> Tensor:
-        """Return the value as a plain tensor, differentiable if that is wanted.
-
-        Raises:
-            InvalidArgumentError: It is too large to be read whole.
-        """
+        """Return the value as a plain tensor, differentiable if that is wanted."""
         value = self._whole_value()
         if self.requires_grad and torch.is_grad_enabled():
             with torch._C.DisableTorchFunctionSubclass():

@@ -39,11 +39,9 @@ class _Allocation:
 class AllocationRecorder(TorchFunctionMode):
     """Sends what modules allocate by `torch.empty` to the meta device if it is large.
 
-    What is then written to such a tensor is recorded in place of being done. It sees the thread
-    that entered it by `with`, outside of replicas.
-
-    Args:
-        above: The most bytes that still get memory.
+    What takes `above` bytes at most still gets memory. Writes to tensors without memory are
+    recorded in place of being done. It sees the thread that entered it by `with`, outside of
+    replicas.
     """
 
     def __init__(self, above: float) -> None:

@@ -41,14 +41,8 @@ class LazyRows(NamedTuple):
 class TableShard(RemoteVariable):
     """A variable on a server of which this process has no copy.
 
-    Args:
-        store: Where it is kept.
-        place: Its server and its place in the order of creation.
-        traits: What it is called and how it is meant to be used.
-        value: Its initial value, which is dropped once it is there; or a tensor without values, of
-            its shape and dtype.
-        owner: What it belongs to.
-        lazy: What the server is to make instead of being sent the value.
+    Its initial value is dropped once it is there, or is a tensor without values, of its shape and
+    dtype, if the server makes `lazy` rows itself.
     """
 
     def __init__(
@@ -114,12 +108,7 @@ Wanted = Mapping["TableVariable", torch.Tensor]
 
 
 def read_rows(wanted: Wanted, training: bool = False) -> list[torch.Tensor]:
-    """Return rows of tables as they are now.
-
-    Args:
-        wanted: Which.
-        training: Whether they are only for a training step, and may be rounded.
-    """
+    """Return rows of tables as they are now; those of a training step may be rounded."""
     routed = [table.layout.route(rows) for table, rows in wanted.items()]
     asked = [list(_asked(*one)) for one in zip(wanted, routed, strict=True)]
     found = _found(wanted, list(chain.from_iterable(asked)), training)
@@ -130,12 +119,7 @@ def read_rows(wanted: Wanted, training: bool = False) -> list[torch.Tensor]:
 
 
 def pull_missing(wanted: Wanted, training: bool) -> None:
-    """Let tables have rows until the run ends; those that they have are not read.
-
-    Args:
-        wanted: Which.
-        training: As for `read_rows`.
-    """
+    """Let tables have rows until the run ends; those that they have are not read."""
     new = {table: table.pulled.missing(rows) for table, rows in wanted.items()}
     missing = {table: rows for table, rows in new.items() if len(rows)}
     for table, values in zip(missing, read_rows(missing, training), strict=True):
@@ -143,11 +127,7 @@ def pull_missing(wanted: Wanted, training: bool) -> None:
 
 
 def pull_together(wanted: Wanted, training: bool) -> None:
-    """As `pull_missing`, unless other threads have it under way.
-
-    Raises:
-        RowIndexError: There is no such row.
-    """
+    """As `pull_missing`, unless other threads have it under way; refuse rows that there are not."""
     with ExitStack() as pulling:
         # One order for all threads, which wait for each other.
         for table in sorted(wanted, key=lambda table: table.name):

@@ -38,11 +38,6 @@ class HostedTable(HostedParameter):
 
     There is no copy to be kept equal; each replica has a parameter of its own for the sake of its
     gradient.
-
-    Args:
-        table: The variable.
-        parameter: The user's parameter.
-        devices: The device of each replica of this process.
     """
 
     def __init__(
@@ -82,12 +77,6 @@ class Tables:
 
     Tables are the parameters that are too large for this process, and the weights of embeddings
     with sparse gradients.
-
-    Args:
-        store: The variables on the servers.
-        loading: Replaces a whole table by what was loaded.
-        partitioning: Says into how many shards the user wants variables divided.
-        parameters: The hosted parameters.
     """
 
     def __init__(
@@ -109,12 +98,7 @@ class Tables:
 
     @contextmanager
     def scope(self, resources: AbstractContextManager[object], meta_above: float) -> Iterator[None]:
-        """Make tables of the parameters of more bytes that are built meanwhile.
-
-        Args:
-            resources: What else has to be open.
-            meta_above: How many bytes of memory a parameter takes at most.
-        """
+        """Make tables of parameters of more than `meta_above` bytes that are built meanwhile."""
         self._readable_nbytes = meta_above
         with AllocationRecorder(meta_above), resources:
             yield
@@ -174,11 +158,7 @@ class Tables:
     # Steps.
 
     def forget(self, step: OptimizerStep | None = None) -> None:
-        """Have rows pulled anew.
-
-        Args:
-            step: What has changed some of the tables; None for all of them.
-        """
+        """Have rows pulled anew, of the tables that a step has changed or of all."""
         if not self._tables:
             return
         stepped = step and {one.name for group in step.groups for one in group.variables}

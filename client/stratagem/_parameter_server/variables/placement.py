@@ -47,9 +47,6 @@ class Placement(ABC):
     """Gives variables their places in the order of their creation.
 
     All workers create in the same order and so come to the same places.
-
-    Args:
-        servers: The indices of the servers in the ps job.
     """
 
     def __init__(self, servers: Sequence[int]) -> None:
@@ -107,11 +104,7 @@ PLACEMENTS: dict[str, type[Placement]] = {"round_robin": RoundRobin, "balanced":
 
 
 def placement_named(name: str) -> type[Placement]:
-    """Return a placement by its name.
-
-    Raises:
-        InvalidArgumentError: There is none of that name.
-    """
+    """Return a placement by its name, or refuse the name."""
     if name not in PLACEMENTS:
         raise InvalidArgumentError(
             f"placement must be one of {', '.join(PLACEMENTS)}, not {name!r}"

@@ -131,14 +131,7 @@ class Layout:
             )
 
     def slices(self, rows: range) -> Iterator[tuple[int, slice]]:
-        """Find the shards that have any of some rows.
-
-        Args:
-            rows: Existing rows, ascending.
-
-        Yields:
-            Number of a shard and the slice of its rows, by number.
-        """
+        """Yield the number of each shard that has any of these ascending rows, and their slice."""
         for number, shard in enumerate(self.shards):
             first = _first_from(rows, shard.offset)
             last = _first_from(rows, shard.end)
@@ -159,12 +152,7 @@ def _ascends(numbers: torch.Tensor) -> bool:
 def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tensor:
     """Return rows that came from several shards in the order in which they were asked.
 
-    Args:
-        parts: The rows that each shard gave; of shape [n of the shard, ...].
-        routed: What it had been asked.
-
-    Returns:
-        A tensor of shape [n, ...], differentiable with respect to the parts.
+    They are differentiable with respect to the parts.
     """
     joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
     if all(one.start is not None for one in routed):

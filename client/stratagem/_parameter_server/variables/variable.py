@@ -119,17 +119,8 @@ class RemoteVariable(Variable):
 
     It keeps a copy of the value, its leaf of autograd. In a replica the copy is as of the start of
     the step, so that forward and backward see one value; anywhere else each look at the value
-    fetches it, if it has changed. Writes are carried out by the server, each as a whole.
-
-    Args:
-        store: Where it is kept.
-        place: Its server and its place in the order of creation.
-        traits: What it is called and how it is meant to be used.
-        value: Its initial value, which becomes the copy.
-        owner: What it belongs to.
-
-    Attributes:
-        place: Its server and its place in the order of creation.
+    fetches it, if it has changed. Writes are carried out by the server, each as a whole. The
+    initial value becomes the copy.
     """
 
     def __init__(
@@ -221,12 +212,7 @@ class RemoteVariable(Variable):
         self._store.write_behind({self: self.writing(write, value)})
 
     def writing(self, write: Write, value: Any) -> Writing:
-        """Return what to send so that it is written.
-
-        Args:
-            write: The way.
-            value: Tensor of its shape, or rows of it.
-        """
+        """Return what to send so that a tensor of its shape, or rows of it, is written."""
         if isinstance(value, IndexedSlices):
             rows = value.indices.to(torch.int64)
             return Writing(self.name, MODES[write], value.values, rows)
@@ -252,12 +238,9 @@ class RemoteVariable(Variable):
     def reading(
         self, narrowed_to: torch.dtype | None = None, into: torch.Tensor | None = None
     ) -> Reading:
-        """What to read to make the copy fresh.
+        """Return what to read to make the copy fresh, into the copy by default.
 
-        Args:
-            narrowed_to: What newer values may be rounded to; None for not at all, so that a copy
-                that is rounded is replaced, too.
-            into: What receives the value; by default the copy.
+        Newer values may be rounded to `narrowed_to`; without it, a rounded copy is replaced, too.
         """
         is_enough = narrowed_to is not None or not self._is_rounded
         newer_than = self._version if is_enough else None
@@ -274,12 +257,7 @@ class RemoteVariable(Variable):
         return self._version is None or is_newer(version, self._version)
 
     def accept(self, version: int, is_rounded: bool = False) -> None:
-        """Note that the copy is now the value of that version.
-
-        Args:
-            version: The version.
-            is_rounded: Whether what has come for it was rounded.
-        """
+        """Note that the copy is now the value of that version, perhaps rounded on its way."""
         if version != self._version or (self._is_rounded and not is_rounded):
             self.replaced(version, is_rounded)
         self._outdated = False
