@@ -1,8 +1,8 @@
 """Functions that run on the workers of a cluster, scheduled from one program."""
 
-from stratagem._coordinator.closures.remote_value import RemoteValue, RemoteValueStatus
 from stratagem._coordinator.coordinator import ClusterCoordinator
 from stratagem._coordinator.data.per_worker import PerWorkerValues
+from stratagem._coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
 
 __all__ = [

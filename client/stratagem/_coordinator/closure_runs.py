@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from stratagem._coordinator.closures.closure import Closure, Result
+from stratagem._coordinator.closure import Closure, Result
 from stratagem._coordinator.monitor import Monitor
 from stratagem._coordinator.outcomes import (
     RunOutcome,

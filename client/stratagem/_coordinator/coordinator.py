@@ -8,8 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.closures.closure import Closure, Result
-from stratagem._coordinator.closures.remote_value import RemoteValue, fetched
+from stratagem._coordinator.closure import Closure, Result
 from stratagem._coordinator.completion_reporter import CompletionReporter
 from stratagem._coordinator.data.own_parameters import OwnParameters
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerVariable, build_of
@@ -22,6 +21,7 @@ from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
 from stratagem._coordinator.monitor import Patience
 from stratagem._coordinator.recurring import Recurring, ResolverWatch, Watchdog, workers_of
+from stratagem._coordinator.remote_value import RemoteValue, fetched
 from stratagem._coordinator.workers.connecting import (
     Connector,
     completion_reporter,

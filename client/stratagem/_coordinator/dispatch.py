@@ -8,13 +8,14 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
+from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.closure_runs import ClosureRuns
-from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.monitor import ExclusiveEntry, Monitor, Patience
 from stratagem._coordinator.outcomes import input_failure, result_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
 from stratagem._coordinator.recurring import Rebalancing
-from stratagem._coordinator.workers.remote_worker import SHALLOWEST, Connect, RemoteWorker
+from stratagem._coordinator.workers.connecting import Connector
+from stratagem._coordinator.workers.remote_worker import SHALLOWEST, RemoteWorker
 from stratagem._coordinator.workers.roster import Attendant, Events, Roster
 from stratagem._shipping.parcel import Parcel
 from stratagem._worker_client.batchers import Batchers
@@ -79,7 +80,7 @@ class Dispatch:
 
     def __init__(
         self,
-        connect: Connect,
+        connect: Connector,
         settings: CoordinatorSettings,
         on_end: Callable[[ClosureIdentity], None],
         batchers: Batchers,

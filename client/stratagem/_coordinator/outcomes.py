@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.classes import words_of
 from stratagem._shipping.parcel import Parcel

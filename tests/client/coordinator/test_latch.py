@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from stratagem._coordinator.closures.closure import Latch
+from stratagem._coordinator.closure import Latch
 
 
 def test_all_who_wait_go_on_once_it_has_happened() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Protocol
 
-from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.data.worker_values import WorkerValue
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem._worker_client.closure_failure import ClosureAnswer, Reply
@@ -199,13 +198,3 @@ class RemoteWorker:
         self._revisions.pop(handle, None)
         self._failed.pop(handle, None)
         return known
-
-
-class Connect(Protocol):
-    """Connects to workers."""
-
-    def __call__(self, index: int, address: str) -> RemoteWorker:
-        """Connect to one; raise as `WorkerLink.connect`."""
-
-    def forget(self, index: int) -> None:
-        """Take note that one has left."""

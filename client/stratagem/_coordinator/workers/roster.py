@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.workers.connecting import Connector
+from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._core.waiting import Wait
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -129,7 +130,7 @@ class Roster:
         there: The connections, by index of the worker.
     """
 
-    def __init__(self, connect: Connect, events: Events) -> None:
+    def __init__(self, connect: Connector, events: Events) -> None:
         self.there: dict[int, RemoteWorker] = {}
         self._connect = connect
         self._events = events

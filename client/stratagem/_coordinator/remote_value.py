@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stratagem._coordinator.closures.closure import Result
+from stratagem._coordinator.closure import Result
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.tensors.operators import as_array
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored

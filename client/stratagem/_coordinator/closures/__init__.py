@@ -1,1 +1,0 @@
-"""Scheduled functions on their way, and what they return."""
