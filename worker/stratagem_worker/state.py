@@ -27,15 +27,7 @@ from stratagem_worker.settings import WorkerSettings
 
 
 def check_runtime(client: Runtime, worker: str) -> None:
-    """Refuse a client whose pickles may mean something else here.
-
-    Args:
-        client: What it runs in.
-        worker: What errors call this worker.
-
-    Raises:
-        FailedPreconditionError: Naming both versions.
-    """
+    """Refuse a client whose pickles may mean something else here, and name both versions."""
     here = this_runtime()
     for field in Runtime.DESCRIPTOR.fields:
         theirs, ours = getattr(client, field.name), getattr(here, field.name)
@@ -109,11 +101,7 @@ class WorkerState:
         session.end()
 
     def result(self, request: pb.CopyRequest) -> bytes:
-        """Return a result that a session has left here.
-
-        Raises:
-            StratagemError: Who asks may not have it, or it is not here.
-        """
+        """Return a result that a session has left here, if the asking worker may have it."""
         check_handshake(request.asking, self.settings)
         session = self._sessions.get(request.asking.session_id)
         if session is None:

@@ -18,7 +18,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity
 class Latch:
     """An event that is set once, under a lock of its user.
 
-    Each closure has one, and few are waited for. An event takes ten times as long to make and to
+    Each closure has one, and few are waited for. An event takes much longer to make and to
     set, which a closure that does nothing would feel.
     """
 

@@ -211,7 +211,7 @@ class ClosureRuns:
 class _Run:
     """One run of a closure: the reply of its worker, as `Reply` says.
 
-    A future for each would be a tenth of what the coordinator does for an empty one.
+    A future for each would be much of what the coordinator does for an empty one.
     """
 
     __slots__ = ("_closure", "_runs", "_worker")

@@ -19,12 +19,7 @@ _ALL = 2**64 - 1
 
 
 class Ended(NamedTuple):
-    """Closures that have ended.
-
-    Attributes:
-        through: All up to this number,
-        unended: but for these.
-    """
+    """Closures that have ended: all up to the number `through`, but for those `unended`."""
 
     through: int
     unended: tuple[int, ...]

@@ -86,7 +86,7 @@ def _is_of_values(args: object) -> bool:
 def _surely_fit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether arguments fit, as far as a function's code tells.
 
-    To make a signature takes a tenth of the time to schedule a function.
+    To make a signature is a large part of the work to schedule a function.
     """
     if type(fn) is not FunctionType or fn.__dict__ or kwargs:
         return False

@@ -72,8 +72,8 @@ class Parcel:
             it loads the value.
         remote_objects: What must be kept on the worker besides, by its handle: results, and
             per-worker values.
-        kept: What the definitions are of. Their handles stay valid, as those of residents do, while
-            there is a parcel.
+        kept: What the definitions are of. Their handles stay valid, as those of `remote_objects`
+            do, while there is a parcel.
     """
 
     payload: bytes

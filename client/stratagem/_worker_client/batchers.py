@@ -10,8 +10,7 @@ from math import inf
 from queue import SimpleQueue
 
 # A longer wait makes messages larger, and keeps a worker that has nothing to run idle for as long.
-# Without one, workers whose functions end at once get each function in a message of its own, which
-# doubles the processor time of an empty function.
+# Without one, workers whose functions end at once get each function in a message of its own.
 _SECONDS = 0.003
 
 _MOST = 32

@@ -84,11 +84,7 @@ class WorkSession:
         }
 
     def obey(self, instructions: Sequence[pb.Instruction]) -> None:
-        """Take instructions in.
-
-        Raises:
-            InvalidArgumentError: One of them is not known here.
-        """
+        """Carry out instructions; raise `InvalidArgumentError` if one is not known here."""
         self.heard = time.monotonic()
         for instruction in instructions:
             self._obey(instruction)
