@@ -384,6 +384,6 @@ class ClusterCoordinator:
 
 
 def _end(reporter: CompletionReporter, dispatch: Dispatch) -> None:
-    # Who runs the program again would go on with functions that have ended.
+    # Otherwise the program, run again, would go on with functions that have ended.
     reporter.wait_until_reported(_FAREWELL_SECONDS)
     dispatch.close()

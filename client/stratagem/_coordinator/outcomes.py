@@ -123,7 +123,7 @@ def deadly(closure: Closure, workers: Sequence[int]) -> AbortedError:
 
 
 def cancellation() -> CancelledError:
-    """Return what who waits for a cancelled closure gets. Spec: ERR-4."""
+    """Return the error that waiting for a cancelled closure raises. Spec: ERR-4."""
     return CancelledError(
         "The corresponding function is cancelled. Please reschedule the function: "
         "another one failed before it ended"

@@ -56,7 +56,7 @@ class Classes(ABC):
 
     @abstractmethod
     def add(self, identity: str, made: type) -> None:
-        """Take in a class that was made for want of a known one."""
+        """Take in a class that was made because none was known."""
 
     @abstractmethod
     def changes(self, known: type) -> bool:

@@ -120,7 +120,7 @@ class ChangingKind(ObjectKind):
 class RemoteObject(ABC):
     """Stands for what a worker keeps under a handle: a result, or its own part.
 
-    A closure that has one gets what the worker that runs it keeps. Whoever sends the closure sees
+    A closure that has one gets what the worker that runs it keeps. The sender of the closure sees
     to it that the worker has it.
     """
 

@@ -81,7 +81,7 @@ class Batchers:
         """Return whether what a wire has to send now is to wait for more."""
         if not self._entered:
             return False
-        # First: who empties the set meanwhile sends what is kept.
+        # First: a thread that empties the set meanwhile sends what is kept.
         self._used.add(batcher)
         keeps = batcher.keeps(time.monotonic())
         if keeps and not self._timed:

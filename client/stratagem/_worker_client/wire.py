@@ -107,7 +107,7 @@ _NAME = "stratagem-work-writer"
 
 
 class SocketWire:
-    """A call of `Work`, which is written by whoever sends: no other thread is woken.
+    """A call of `Work`, which each sending thread writes itself: no other thread is woken.
 
     Only what the socket has no room for is left to a thread, for as long as it takes.
 
@@ -161,7 +161,7 @@ class SocketWire:
             self._flush()
 
     def _flush(self) -> None:
-        # Who comes while another thread sends leaves it to that one.
+        # A thread that comes while another one sends leaves it to that one.
         while self._waiting and self._sending.acquire(blocking=False):
             # Before anything is taken: what comes meanwhile is kept, or sent below.
             self._batcher.flushed(time.monotonic())
@@ -188,7 +188,7 @@ class SocketWire:
     def _break_off(self, error: BaseException) -> None:
         """End the call, as a frame may have been sent in part."""
         self.cancel()
-        if not isinstance(error, OSError):  # of which who reads learns
+        if not isinstance(error, OSError):  # of which the reading thread learns
             raise error
 
     def _pieces(self) -> Iterator[bytes]:

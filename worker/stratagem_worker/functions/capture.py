@@ -88,7 +88,7 @@ class _Diverted(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        # Whoever diverted it may be slower to end than the process's own stream.
+        # What diverted the stream may end after the stream is closed.
         with suppress(ValueError):
             self._target.flush()
 

@@ -18,8 +18,8 @@ from stratagem_worker.sessions.watch import Watch
 _MOST_AHEAD = 16
 
 # A function that ends later than this after an unreported one waits for its writes. If none ends in
-# twice that time, another thread does soon, and who waits for a function whose successor takes its
-# time has waited so much longer.
+# twice that time, another thread waits for them soon: a program that awaits a function whose
+# successor takes its time has waited so much longer.
 _LINGER_SECONDS = 0.01
 
 

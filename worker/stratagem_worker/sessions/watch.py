@@ -17,8 +17,7 @@ _SECONDS = 0.005
 class Watch:
     """Looks at what lingers for as long as anything does. Made on the event loop.
 
-    There is one for all that lingers for want of writes: a timer of each kind would wake the loop
-    for itself.
+    There is one for all that waits for writes: a timer of each kind would wake the loop for itself.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class Watch:
                 self._loop.call_soon_threadsafe(self.expect)
 
     def expect(self) -> None:
-        """As `ask`, on the event loop: who asks soon need not wake it."""
+        """As `ask`, on the event loop, which later calls of `ask` need not wake."""
         if not self._awake:
             self._awake = True
             self._loop.call_later(_SECONDS, self._look)
@@ -52,7 +51,7 @@ class Watch:
     def _look(self) -> None:
         self._asked, now = False, time.monotonic()
         lingering = [look(now) for look in self._looks]
-        # Before the last glance: who asks from now on wakes the loop.
+        # Before the last glance: a thread that asks from now on wakes the loop.
         self._awake = False
         if self._asked or any(lingering):
             self.expect()

@@ -1,8 +1,8 @@
 """Which closure runs where and when, and which error is reported.
 
 Closures and workers are numbers here. Each method takes note of an event and returns what is to be
-done about it, in this order. There is no thread, socket or clock: who calls does so under a lock,
-and waits for what the properties say.
+done about it, in this order. There is no thread, socket or clock: callers hold a lock, and wait for
+what the properties say.
 
 A closure waits for its inputs, then in the queue, then on a worker: in flight. A worker has some of
 them, up to its depth, of which it runs the first, so that it need not wait for the next ones to

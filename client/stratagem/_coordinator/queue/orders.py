@@ -32,14 +32,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Tell who waits for a closure's value that the closure is cancelled."""
+    """Tell threads that wait for a closure's value that the closure is cancelled."""
 
     closure: int
 
 
 @dataclass(frozen=True)
 class FailDependent:
-    """Tell who waits for a closure's value that one which it depends on failed."""
+    """Tell threads that wait for a closure's value that one which it depends on failed."""
 
     closure: int
     error: BaseException
@@ -47,7 +47,7 @@ class FailDependent:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Tell who waits for a closure's value that it is not run again."""
+    """Tell threads that wait for a closure's value that it is not run again."""
 
     closure: int
     workers: tuple[int, ...]

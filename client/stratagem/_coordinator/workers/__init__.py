@@ -1,1 +1,1 @@
-"""The workers of a coordinator: who belongs to it, who is there, and who is sought."""
+"""The workers of a coordinator: which belong to it, which are there, and which are sought."""

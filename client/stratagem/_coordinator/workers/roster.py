@@ -1,4 +1,4 @@
-"""The workers of a coordinator: who belongs to it, who is there, and who connects them."""
+"""The workers of a coordinator: which belong to it, which are there, and what connects them."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ class _Member:
 
 
 class Roster:
-    """Keeps an attendant for each worker, and logs who comes and goes.
+    """Keeps an attendant for each worker, and logs which come and go.
 
-    Not thread-safe: its methods are called under the lock of who has it, which the events take too.
+    Not thread-safe: its methods are called under the lock of its owner, which the events take too.
 
     Attributes:
         there: The connections, by index of the worker.
