@@ -41,7 +41,7 @@ def _show_version(wanted: bool) -> None:
 def stratagem(
     shown: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which it is."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Parameter servers and workers for PyTorch."""
@@ -95,12 +95,12 @@ def serve_functions(context: typer.Context) -> None:
     "bench",
     context_settings=_THEIRS,
     add_help_option=False,
-    help="Measure, in a clone of the sources; see `stratagem bench --help`.",
+    help="Run benchmarks in a clone of the sources; see `stratagem bench --help`.",
 )
 def measure(context: typer.Context) -> None:
-    """Hand over to the benchmarks of the folder that this is called in.
+    """Run the benchmarks of the current folder.
 
-    Exit code: theirs; 2 if there are none.
+    Exit code: that of the benchmarks, or 2 if there are none.
     """
     if not Path("benchmarks", "__main__.py").is_file():
         typer.echo(
@@ -116,14 +116,14 @@ def measure(context: typer.Context) -> None:
 @app.command()
 def health(
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where health checks are served.")
+        str, typer.Argument(metavar="HOST:PORT", help="The server's address for health checks.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds to wait for the answer.")
     ] = 5.0,
 ) -> None:
-    """Ask a server how it is.
+    """Check the health of a server.
 
     Exit code: 0 if it serves, 1 if it does not, for instance while it drains, and 2 if it cannot be
     reached.

@@ -17,7 +17,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Health(IntEnum):
-    """How a server is; the values are exit codes."""
+    """The health of a server; the values are exit codes."""
 
     SERVING = 0
     NOT_SERVING = 1
@@ -26,7 +26,7 @@ class Health(IntEnum):
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What a health check found.
+    """The result of a health check.
 
     Attributes:
         address: Address of the health service, "host:port".
@@ -51,7 +51,7 @@ class HealthReport:
 
 
 def check_health(address: str, timeout: float) -> HealthReport:
-    """Ask a server how it is, waiting at most `timeout` seconds for its answer."""
+    """Check the health of a server, waiting at most `timeout` seconds for its answer."""
     began = time.monotonic()
     health, detail = _ask(address, timeout)
     return HealthReport(address, health, time.monotonic() - began, detail)

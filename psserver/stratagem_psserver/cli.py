@@ -21,8 +21,8 @@ def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
 
     After SIGTERM or Ctrl-C the server finishes the calls that run, for at most --drain-seconds.
 
-    The exit code is 0 after SIGTERM or Ctrl-C, and 2 if the server could not start because of a
-    setting, an address or a checkpoint.
+    Exit code: 0 after SIGTERM or Ctrl-C, and 2 if the server could not start because of a setting,
+    an address or a checkpoint.
     """
     server = ParameterServer(options.settings())
     exempt_loaded_objects()

@@ -91,7 +91,7 @@ def test_any_safetensors_file_is_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_dtype_without_a_name_in_safetensors_is_refused(tmp_path: Path) -> None:
     value = torch.zeros(2, dtype=torch.complex128)
-    with pytest.raises(InvalidArgumentError, match=r"complex128, which variable 'v'"):
+    with pytest.raises(InvalidArgumentError, match=r"complex128, the dtype of variable 'v'"):
         save(tmp_path / "run", [[(model("v", value), value)]], keep=1)
 
 

@@ -1,1 +1,1 @@
-"""What can be done with a checkpoint without a cluster."""
+"""Reading, converting and comparing checkpoints without a cluster."""

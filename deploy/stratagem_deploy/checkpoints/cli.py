@@ -30,7 +30,7 @@ Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints to keep the
 
 
 class Format(str, Enum):
-    """What other programs read and write."""
+    """The formats of other programs."""
 
     safetensors = "safetensors"
     dcp = "dcp"
@@ -45,7 +45,7 @@ _NO, _UNANSWERED = 1, 2
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """End the command with an exit code for what goes wrong."""
+    """Print errors and exit with the code for them."""
     try:
         yield
     except DataLossError as error:

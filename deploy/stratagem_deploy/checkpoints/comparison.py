@@ -1,4 +1,4 @@
-"""In what two checkpoints differ."""
+"""Comparing two checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as plain files, for programs that know nothing of servers."""
+"""Exporting checkpoints as plain files, for programs without parameter servers."""
 
 from __future__ import annotations
 

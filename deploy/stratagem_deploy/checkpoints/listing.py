@@ -1,4 +1,4 @@
-"""What is in a checkpoint, for people and for programs."""
+"""Listing the contents of a checkpoint, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints written anew for another number of servers."""
+"""Writing checkpoints for another number of servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stratagem_proto.v1.variable_pb2 import (
 
 @dataclass(frozen=True)
 class _Item:
-    """A tensor to be written, and where it comes from."""
+    """A tensor to write, and its source."""
 
     content: Content
     read: Callable[[], torch.Tensor]
@@ -89,7 +89,7 @@ def _written(path: Path, groups: Iterable[_Group]) -> TensorFile:
 
 
 def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:
-    """Return what each server gets."""
+    """Return the tensors of each server."""
     wholes = wholes_of(checkpoint.index)
     _require_variables(wholes.values())
     slots: Mapping[str, list[Whole]] = defaultdict(list)
@@ -110,7 +110,7 @@ def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:
 def _shares(
     checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole], servers: int
 ) -> Iterator[list[_Group]]:
-    """Yield what each server gets of a variable, or the one that gets all of it."""
+    """Yield each server's tensors of a variable; a small variable goes to one server."""
     if isinstance(whole, WholeTable):
         yield from _table(checkpoint, whole, slots, servers)
     elif not _was_split(whole):
@@ -124,10 +124,9 @@ def _require_variables(wholes: Iterable[Whole]) -> None:
     for whole in wholes:
         if whole.name.endswith(KEYS):
             raise InvalidArgumentError(
-                f"{whole.name!r} says which rows of a table the file has, but not what "
-                "the others are: it was not written by `stratagem checkpoint export "
-                "--stored-rows`, or anew by another program since; import the file "
-                "that was written by that",
+                f"the file has {whole.name!r}, the keys of a table's stored rows, but no "
+                "description of the table: another program has written it since; import "
+                "the file as `stratagem checkpoint export --stored-rows` wrote it",
                 variable=whole.name,
             )
 
@@ -135,7 +134,7 @@ def _require_variables(wholes: Iterable[Whole]) -> None:
 def _table(
     checkpoint: Checkpoint, whole: WholeTable, slots: Sequence[Whole], servers: int
 ) -> Iterator[list[_Group]]:
-    """Yield what each server gets of a table, from the first that gets any."""
+    """Yield each server's tensors of a table, beginning with the first server that has some."""
     states = [slot for slot in slots if slot.is_split]
     others = [slot for slot in slots if not slot.is_split]
     for spec in divided(whole, servers):

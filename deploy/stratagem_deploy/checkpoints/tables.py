@@ -1,4 +1,4 @@
-"""Tables of a checkpoint, divided for another number of servers."""
+"""Dividing the tables of a checkpoint for another number of servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratagem_psserver.variables.store import VariableStore
 
 
 def divided(table: WholeTable, servers: int) -> list[VariableSpec]:
-    """Return what the parts of a table are to be, in the order of the servers.
+    """Return the descriptions of a table's new parts, in the order of the servers.
 
     A dynamic table has one on each server, as has one that had several parts. Any other one has a
     single part.
@@ -49,7 +49,7 @@ def _part(table: WholeTable, number: int, count: int) -> VariableSpec:
 def stored_part(
     checkpoint: Checkpoint, spec: VariableSpec, table: WholeTable, slots: Sequence[Whole]
 ) -> tuple[list[Content], Iterator[torch.Tensor]]:
-    """Return what to write of a part of a table, which stays in memory until then.
+    """Return the tensors of a new part of a table, which are in memory.
 
     Args:
         checkpoint: Where the table is.

@@ -1,4 +1,4 @@
-"""What the tensors of a checkpoint that torch wrote are called here."""
+"""The names of tensors in checkpoints that torch wrote, and their names here."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The clusters that a program starts on this machine."""
+"""Clusters that a program starts on this machine."""

@@ -1,4 +1,4 @@
-"""A function call that may be made by another process, and how it came out.
+"""A function call that another process may make, and its outcome.
 
 Usage: python -m stratagem_deploy.clusters.call CALL OUTCOME, both of them files.
 """
@@ -19,7 +19,7 @@ from stratagem_proto.errors import AbortedError, InvalidTypeError
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A function and what to call it with.
+    """A function and its arguments.
 
     Attributes:
         function: Called once.
@@ -30,7 +30,7 @@ class WorkerCall:
     arguments: tuple[Any, ...]
 
     def outcome(self) -> Outcome:
-        """Call the function, here and now."""
+        """Call the function in this process."""
         try:
             return Outcome(result=self.function(*self.arguments))
         except Exception as error:
@@ -58,7 +58,7 @@ class WorkerCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to.
+    """The outcome of a call.
 
     Attributes:
         result: What the function returned, if there is no error.

@@ -1,4 +1,4 @@
-"""What a program can ask of a cluster, whatever its tasks run on."""
+"""The base of clusters that a program starts, whatever their tasks run on."""
 
 from __future__ import annotations
 

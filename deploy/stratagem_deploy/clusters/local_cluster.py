@@ -57,16 +57,16 @@ class LocalCluster(Cluster):
                 process, which start in no time.
             lease_seconds: Time without a sign of a client after which a server takes it for dead;
                 by default 30, and 10 for worker servers.
-            start_timeout: Longest time that a server may take to start, in seconds.
-            show_output: Whether what processes write goes to standard error, each line behind the
-                name of its process. What they wrote last is in the errors that they cause either
-                way.
-            restore: Folder of checkpoints: each server begins with its part of the latest one, if
-                there is one yet, also when it is started again.
+            start_timeout: The longest time for a server to start, in seconds.
+            show_output: Whether the output of processes goes to standard error, each line after the
+                name of its process. In any case an error that a process causes contains its last
+                lines.
+            restore: Folder of checkpoints. Whenever a server starts, it restores its part of the
+                latest checkpoint, if there is any.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that; workers beside worker
-                servers; or no server that could restore anything.
+            InvalidArgumentError: A number is negative or there are no tasks, there are workers as
+                well as worker servers, or `restore` is given without parameter servers.
         """
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
         self._processes = processes

@@ -23,7 +23,7 @@ NewServer = Callable[[str, int, str], RestartableServer]
 
 @dataclass(frozen=True)
 class Tasks:
-    """What a local cluster is made of.
+    """The servers and workers of a local cluster.
 
     Attributes:
         servers: Its servers by job; their order is that of their indices.
@@ -87,7 +87,7 @@ def processes(
 
 
 def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:
-    """Return what the command line of a server says besides, by job."""
+    """Return the further options of a server's command line, by job."""
     lease = plan.lease_seconds
     both = () if lease is None else ("--lease-seconds", str(lease))
     restore = ("--restore", plan.restore) if plan.restore else ()

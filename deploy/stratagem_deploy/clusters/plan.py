@@ -1,4 +1,4 @@
-"""Which tasks a cluster has."""
+"""The plan of a cluster: its tasks and the settings of its servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratagem_worker.settings import WorkerSettings
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tasks there are, and how the servers among them are set up.
+    """The tasks of a cluster, and the settings of the servers among them.
 
     Attributes:
         ps: Number of parameter servers.
@@ -29,8 +29,8 @@ class Plan:
         restore: Folder of checkpoints that parameter servers begin with, or "".
 
     Raises:
-        InvalidArgumentError: There would be nobody, or less than that; workers of both kinds; or no
-            server that could restore anything.
+        InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
+            kinds, or `restore` is given without parameter servers.
     """
 
     ps: int
@@ -103,11 +103,11 @@ def planned(
         workers: Number of workers that make calls; by default one, or none where there are worker
             servers.
         worker_servers: Number of workers that serve a coordinator.
-        lease_seconds: As of `Plan`.
+        lease_seconds: As for `Plan`.
         restore: Folder of checkpoints, if there is one.
 
     Raises:
-        InvalidArgumentError: As of `Plan`.
+        InvalidArgumentError: As for `Plan`.
     """
     return Plan(
         ps,

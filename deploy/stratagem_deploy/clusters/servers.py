@@ -14,7 +14,7 @@ _EXIT_SECONDS = 1.0
 
 
 class RestartableServer(ABC):
-    """One server that may be stopped and started again where it was.
+    """One server that can be stopped and started again at its address.
 
     A start has two halves, so that several servers can start at the same time, and so has a stop.
     """

@@ -1,4 +1,4 @@
-"""The workers of a cluster, all at work on one function."""
+"""The workers of a cluster, which all call one function."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Team:
     def _finish(self, threads: Sequence[threading.Thread]) -> None:
         deadline = time.monotonic() + _GRACE_SECONDS
         for worker in self._workers:
-            worker.give_up(max(0.0, deadline - time.monotonic()))
+            worker.end_call(max(0.0, deadline - time.monotonic()))
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 

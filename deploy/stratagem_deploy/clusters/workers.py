@@ -24,18 +24,18 @@ class Worker(Protocol):
     def make(self, call: WorkerCall) -> Outcome:
         """Make a call, and return its outcome once it has ended or was ended."""
 
-    def give_up(self, grace: float) -> None:
-        """Stop a call if one is still being made and that is possible."""
+    def end_call(self, grace: float) -> None:
+        """End the call that is being made, if there is one and it can be ended."""
 
 
 class LocalWorker(Worker, Protocol):
-    """A worker on this machine, which nobody else looks after."""
+    """A worker on this machine, which no supervisor restarts."""
 
     def kill(self) -> None:
-        """End whatever makes the call, without any grace.
+        """End the process that makes the call, without any grace.
 
-        Like the next two, it raises `UnimplementedError` where a thread makes it and
-        `FailedPreconditionError` where nothing is being made.
+        Like the next two methods, it raises `UnimplementedError` if a thread makes the call, and
+        `FailedPreconditionError` if no call is being made.
         """
 
     def stop(self, grace: float) -> None:
@@ -63,8 +63,8 @@ class ThreadWorker:
     def restart(self, timeout: float) -> None:
         raise self._not_a_process("restarted")
 
-    def give_up(self, grace: float) -> None:
-        """A thread cannot be ended from outside; it is left to fail or finish."""
+    def end_call(self, grace: float) -> None:
+        """Do nothing: a thread cannot be ended from outside, so it goes on."""
 
     def _not_a_process(self, what: str) -> UnimplementedError:
         return UnimplementedError(
@@ -111,7 +111,7 @@ class ProcessWorker:
             self._attempt = self._try(replaced.call_file)
         _kill(replaced.process)
 
-    def give_up(self, grace: float) -> None:
+    def end_call(self, grace: float) -> None:
         with self._lock:
             attempt = self._attempt
         if attempt:
@@ -126,7 +126,7 @@ class ProcessWorker:
         return _Attempt(call_file, outcome_file, process)
 
     def _is_final(self, attempt: _Attempt) -> bool:
-        """Wait for an attempt's end and say whether no other one replaced it."""
+        """Wait until an attempt ends, and return whether no other one has replaced it."""
         attempt.process.wait()
         with self._lock:
             if self._attempt is not attempt:

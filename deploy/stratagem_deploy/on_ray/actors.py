@@ -1,4 +1,4 @@
-"""What runs in the processes of actors."""
+"""The actors of Ray, each of which is one task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratagem_psserver import process
 
 
 class _TaskActor:
-    """One task, which says where it is whenever it starts."""
+    """One task, which publishes its address whenever it starts."""
 
     def __init__(self, job: str, index: int, directory: str) -> None:
         self._job, self._index = job, index

@@ -22,7 +22,7 @@ _ONE_CPU: Resources = {"CPU": 1}
 
 
 class RayCluster(Cluster):
-    """Parameter servers and workers as actors of Ray, wherever it has room for them.
+    """Parameter servers and workers as actors of Ray, on the nodes that Ray chooses.
 
         with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster:
             losses = cluster.run(train)  # train(resolver), once per worker
@@ -67,18 +67,18 @@ class RayCluster(Cluster):
             restarts: How often Ray starts each task again; -1 for no limit.
             lease_seconds: Time without a sign of a client after which a server takes it for dead;
                 by default 30, and 10 for worker servers.
-            start_timeout: Longest time for Ray to find room, and then for the servers to start, in
-                seconds.
-            restore: Folder of checkpoints on a file system of all nodes: each server begins with
-                its part of the latest one, if there is one yet, also when it is started again.
+            start_timeout: The longest time for Ray to reserve resources, and then for the servers
+                to start, in seconds.
+            restore: Folder of checkpoints on a file system of all nodes. Whenever a server starts,
+                it restores its part of the latest checkpoint, if there is any.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that; workers beside worker
-                servers; or no server that could restore anything.
+            InvalidArgumentError: A number is negative or there are no tasks, there are workers as
+                well as worker servers, or `restore` is given without parameter servers.
 
-        Entering the block raises: ImportError: Ray is not installed. ResourceExhaustedError: Ray
-            has not as much room. UnavailableError: A server ended instead of serving.
-            DeadlineExceededError: One did not start in time.
+        Entering the block raises `ImportError` if Ray is not installed, `ResourceExhaustedError` if
+        it has not enough resources, `UnavailableError` if a server ends instead of serving, and
+        `DeadlineExceededError` if a server does not start in time.
         """
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
         self._bundles = {"ps": ps_resources, "worker": worker_resources}

@@ -1,4 +1,4 @@
-"""Where the tasks of a cluster are, for all who ask."""
+"""The directory of a cluster: the addresses of its tasks."""
 
 from __future__ import annotations
 

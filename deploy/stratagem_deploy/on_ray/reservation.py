@@ -1,4 +1,4 @@
-"""Room for all tasks of a cluster, of which Ray gives all or nothing."""
+"""Reserving the resources of all tasks of a cluster, which Ray grants together or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class RayReservation:
-    """Room for actors, one in each bundle.
+    """Reserved resources for actors, one in each bundle.
 
     Attributes:
         group: The placement group.
@@ -44,7 +44,7 @@ class RayReservation:
 def reserved(
     bundles: Sequence[Resources], strategy: str, timeout: float
 ) -> Iterator[RayReservation]:
-    """Reserve room for the block; what still runs there then is ended.
+    """Reserve resources for the block; actors that still run at its end are ended.
 
     Args:
         bundles: How much for each actor.

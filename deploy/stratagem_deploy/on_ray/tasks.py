@@ -103,7 +103,7 @@ class RayWorker(Worker):
             message = f"{self._site} ended without a result: {error}"
             return Outcome(error=AbortedError(message))
         finally:
-            self.give_up(0.0)
+            self.end_call(0.0)
 
     def kill(self) -> None:
         """End the process that makes a call, as a crash would.
@@ -115,7 +115,7 @@ class RayWorker(Worker):
             raise no_process(str(self._site), "RayCluster")
         load().kill(self._actor, no_restart=False)
 
-    def give_up(self, grace: float) -> None:
+    def end_call(self, grace: float) -> None:
         actor, self._actor = self._actor, None
         if actor is not None:
             load().kill(actor)

@@ -1,1 +1,1 @@
-"""How what processes write is shown."""
+"""Showing the output of processes."""

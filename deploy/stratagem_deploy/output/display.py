@@ -1,4 +1,4 @@
-"""Where the run of a script is shown, for whomever."""
+"""The display of a script's run, for people or for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratagem_deploy.processes.transcript import Transcript
 
 
 class Display(ABC):
-    """What is shown of the processes of a run, as it comes."""
+    """Shows the output and the events of the processes of a run as they come."""
 
     @abstractmethod
     def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:

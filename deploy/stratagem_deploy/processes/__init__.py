@@ -1,1 +1,1 @@
-"""Processes that this one starts, and what becomes of them."""
+"""Processes that this one starts, supervises and ends."""

@@ -160,7 +160,7 @@ def _start(
 
 
 def _pump(reader: int, transcript: Transcript) -> None:
-    """Feed a transcript until the writers are gone, or whoever reads its copy is."""
+    """Feed a transcript until the writers or the reader of its copy are gone."""
     # That the last writer has closed a pseudo-terminal is an error of its reader.
     with contextlib.suppress(OSError):
         while data := os.read(reader, _READ_BYTES):

@@ -1,4 +1,4 @@
-"""What runs on this machine, on record, so that other commands find it.
+"""Records of the runs on this machine, by which other commands find them.
 
 A record is a file in a folder of the user alone. Whoever wrote it holds a lock on it, which the
 kernel gives up with the process: so a record without one is of the dead, even where another process
@@ -56,7 +56,7 @@ def on_record(record: RunRecord) -> Iterator[None]:
 
 
 def records() -> list[RunRecord]:
-    """Return what this user runs, in the order of the process ids.
+    """Return the runs of this user, in the order of the process ids.
 
     Raises:
         PermissionDeniedError: The folder of records belongs to somebody else too.
@@ -79,7 +79,7 @@ def _write(record: RunRecord, resources: ExitStack) -> None:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """Read a record; remove it if it is of the dead."""
+    """Read a record; remove it if its process has ended."""
     with suppress(FileNotFoundError, ValidationError), path.open() as file:
         if _is_locked(file):
             return RunRecord.model_validate_json(file.read())

@@ -53,7 +53,7 @@ class Restarts:
         return True
 
     def take_due(self, now: float) -> list[str]:
-        """Return whom to start now, each once."""
+        """Return the processes to start now, each once."""
         due = [name for name, moment in self._due.items() if moment <= now]
         for name in due:
             del self._due[name]
@@ -106,7 +106,7 @@ class Supervision:
         return 0 if self.interrupted else signal.SIGTERM
 
     def signalled(self, signum: int) -> int:
-        """Pass a signal on; whoever sends a second one has lost patience."""
+        """Pass a signal on; a second one ends the processes at once."""
         if self.interrupted:
             return signal.SIGKILL
         self.interrupted = signum

@@ -107,10 +107,10 @@ def run(
 
 
 def _of_script(arguments: list[str]) -> list[str]:
-    """Return what the script gets of what stands behind it.
+    """Return the arguments for the script.
 
     Raises:
-        BadParameter: There is an option of this command, which may be meant for it.
+        BadParameter: One of them is also an option of this command, which may have been meant.
     """
     if arguments[:1] == ["--"]:
         return arguments[1:]
@@ -118,14 +118,14 @@ def _of_script(arguments: list[str]) -> list[str]:
     for argument in arguments:
         if argument.partition("=")[0] in mine:
             raise typer.BadParameter(
-                f"{argument} stands after the script. Put it before the script if it "
-                "is for `stratagem run`; if it is the script's, put `--` before it"
+                f"{argument} comes after the script. Put it before the script if it "
+                "is for `stratagem run`; if it is for the script, put `--` before it"
             )
     return arguments
 
 
 def _own_options() -> set[str]:
-    """Return the options of this command, as they are written; help is everybody's."""
+    """Return the options of this command as they are written, without --help."""
     options = typer.main.get_command(app).params
     names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
     return {name for name in names if name.startswith("-")} - {"--help"}
@@ -142,7 +142,7 @@ def _shown(settings: ScriptSettings, display: Display) -> int:
     return code
 
 
-# What follows a script is the script's, even where it looks like options.
+# All arguments after the script are for the script, even if they look like options.
 app.command(context_settings={"allow_interspersed_args": False})(
     command("stratagem run", RunCommandOptions, run)
 )

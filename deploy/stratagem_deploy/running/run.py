@@ -1,4 +1,4 @@
-"""A training script, run once per worker beside its own parameter servers."""
+"""Running a training script, once per worker, with parameter servers of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUTINE_LEVELS = {"debug", "info"}
 
 
 def is_routine(line: str) -> bool:
-    """Return whether a line is of no interest while all goes well."""
+    """Return whether a line is only interesting after a failure."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -43,7 +43,7 @@ _SERVER_START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ScriptSettings:
-    """What to run, and how.
+    """The script to run, and the settings of the run.
 
     Attributes:
         command: The script and its arguments.
@@ -130,7 +130,7 @@ class ScriptRun:
         return starter
 
     def _record(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> RunRecord:
-        """Return what `stratagem status` and its like find of this run."""
+        """Return the record by which `stratagem status` and similar commands find this run."""
         return RunRecord(
             pid=os.getpid(),
             script=self._settings.command[0],
@@ -202,7 +202,7 @@ class ScriptRun:
         return self._on_end(supervision, event)
 
     def _next_event(self, until: float) -> Process | int:
-        """Wait for it until a moment of the monotonic clock, or without end."""
+        """Wait for it until a time of the monotonic clock, or without a limit."""
         endless = until == math.inf
         patience = None if endless else max(0.0, until - time.monotonic())
         return self._events.get(timeout=patience)

@@ -1,1 +1,1 @@
-"""Checkpoints of a cluster on disk: what servers write, and everybody can read."""
+"""The format of checkpoints on disk, which servers write and any process can read."""

@@ -1,4 +1,4 @@
-"""Files whose every byte is covered by a checksum, so that parts can be read."""
+"""Files with a checksum for each block, so that parts of them can be read and checked."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 from stratagem_proto.errors import DataLossError
 
-# A reader of some rows reads and checks no more than this beyond them, at each end.
+# To read some rows, at most this many bytes before and after them are read and checked, too.
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a file has to be.
+    """The size and the checksums of a file.
 
     Attributes:
         nbytes: Its size.
-        blocks: CRC-32 of each `BLOCK_BYTES` of it, the last may be shorter; None for a file that
-            somebody else made, of which nothing is known.
+        blocks: The CRC-32 of each block of `BLOCK_BYTES`, the last of which may be shorter; None
+            for a file of another program, which has no checksums.
     """
 
     nbytes: int
@@ -29,15 +29,15 @@ class FileEntry:
 
 
 def write_file(path: Path, data: Iterable[memoryview]) -> FileEntry:
-    """Write a new file, durably.
+    """Write a new file, and return once it is on disk.
 
     Args:
-        path: Must not exist yet.
-        data: Its bytes, one run after the other.
+        path: The file, which must not exist yet.
+        data: Its bytes in consecutive runs.
 
     Raises:
-        FileExistsError: It exists.
-        OSError: It cannot be written.
+        FileExistsError: The file exists.
+        OSError: The file cannot be written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
@@ -58,7 +58,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Yield the same bytes in runs of `BLOCK_BYTES`; the last may be shorter."""
+    """Yield the same bytes in blocks of `BLOCK_BYTES`; the last may be shorter."""
     rest = bytearray()
     for run in data:
         view = run.cast("B")
@@ -79,10 +79,10 @@ def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> None:
-    """Read the bytes of a file from `begin` on until `target` is full.
+    """Read the bytes of a file from `begin` on into `target` until that is full.
 
     Raises:
-        DataLossError: The file is missing, has another size, or is damaged there.
+        DataLossError: The file is missing, has another size, or is damaged in this range.
     """
     end = begin + len(target)
     position = begin - begin % BLOCK_BYTES
@@ -99,13 +99,13 @@ def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> 
     except FileNotFoundError as error:
         raise DataLossError(
             f"{str(path)!r} is missing from the checkpoint. If its server wrote it to "
-            "a disk of its own, save to a folder that all tasks share; else restore "
+            "a disk of its own, save to a folder that all tasks share; otherwise restore "
             "an earlier checkpoint"
         ) from error
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
-    """Read a whole file; raise as `read_range`."""
+    """Read and check a whole file; it raises like `read_range`."""
     scratch = bytearray(BLOCK_BYTES)
     for begin in range(0, max(entry.nbytes, 1), BLOCK_BYTES):
         size = min(BLOCK_BYTES, entry.nbytes - begin)
@@ -133,7 +133,7 @@ def _require_intact(path: Path, entry: FileEntry, position: int, block: bytes) -
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file so that a reader sees all of the old or all of the new."""
+    """Replace a small file atomically: readers see all of the old file or all of the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     write_file(partial, [memoryview(data)])

@@ -1,4 +1,4 @@
-"""The variables that a checkpoint has, put together."""
+"""The whole variables of a checkpoint, put together from the servers' parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
 
 
 def _owners(index: Index) -> dict[str, VariableSpec]:
-    """Return the variables that slot variables belong to, by the slot's name."""
+    """Return the owners of slot variables, by the slot's name."""
     return {
         name: index.tensors[owner].spec
         for name, entry in index.tensors.items()
@@ -67,7 +67,7 @@ def _owners(index: Index) -> dict[str, VariableSpec]:
 
 
 def _owner_by_name(name: str) -> str:
-    """Return the variable that state belongs to in a file that has but names."""
+    """Return the owner of a slot variable by its name alone; "" if the name is not a slot's."""
     slot = SlotName.parse(name)
     return slot.variable if slot else ""
 
@@ -78,7 +78,7 @@ def _whole(name: str, shards: Sequence[TensorEntry], owners: Mapping[str, Variab
     slot_of = whole_name(owner) if owner else ""
     is_split = owner is not None and owner.tensor.shape == first.tensor.shape
     if owner is not None and not is_split:
-        # Such as the number of steps, of which each shard has its own.
+        # For instance the number of steps, which each shard has.
         return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)])
     partitions = [(owners.get(shard.name, shard.spec), shard) for shard in shards]
     if not partitions[0][0].HasField("partition"):
@@ -88,7 +88,7 @@ def _whole(name: str, shards: Sequence[TensorEntry], owners: Mapping[str, Variab
         for spec, shard in partitions
         if _is_split_by_rows(spec)
     ]
-    # A shard may have no rows.
+    # The size decides between shards that begin at the same row, since a shard may have no rows.
     pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
     tensor = TensorSpec(dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape)
     _require_all_rows(name, tensor, pieces)

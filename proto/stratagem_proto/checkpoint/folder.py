@@ -1,12 +1,12 @@
-"""A folder of checkpoints: one is the latest, older ones are kept or removed.
+"""A folder of checkpoints: the latest one, and older ones until they are removed.
 
 ```
 run/
 ├── latest                  the name of the latest checkpoint, and its checksum
 └── checkpoint-7/
-    ├── index.json          what there is, written last
-    ├── part-0.safetensors  one for each server
-    └── local.safetensors   what the chief itself holds
+    ├── index.json          the table of contents, written last
+    ├── part-0.safetensors  the tensors of a server, one file for each
+    └── local.safetensors   the tensors of the chief
 ```
 """
 
@@ -44,21 +44,21 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return where in the file system a checkpoint is.
+    """Return the path of a checkpoint in the file system.
 
     Raises:
-        InvalidArgumentError: It is a URL, which would be taken for a folder's name.
+        InvalidArgumentError: The path is a URL.
     """
     if _URL.match(os.fspath(path)):
         raise InvalidArgumentError(
-            f"{os.fspath(path)!r} is a URL, and checkpoints are written and read in "
-            "file systems alone; mount the storage, or save to a folder and copy that"
+            f"{os.fspath(path)!r} is a URL, and checkpoints are only written to and read from "
+            "file systems; mount the storage, or save to a folder and copy that"
         )
     return Path(path)
 
 
 def part_name(server: int) -> str:
-    """Return the file that a server writes."""
+    """Return the name of the file that a server writes."""
     return f"part-{server}.safetensors"
 
 
@@ -67,15 +67,15 @@ class Checkpoint:
     """One checkpoint that can be read.
 
     Attributes:
-        folder: Where its files are.
-        index: What is in them.
+        folder: The folder with its files.
+        index: Its table of contents.
     """
 
     folder: Path
     index: Index
 
     def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
-        """Read bytes of a tensor, from byte `start` on until `target` is full.
+        """Read the bytes of a tensor from `start` on into `target` until that is full.
 
         Raises:
             DataLossError: The bytes are missing or damaged.
@@ -89,14 +89,14 @@ class Checkpoint:
             ) from error
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """Read all that there is of a tensor; raise as `read`."""
+        """Read a stored tensor; it raises like `read`."""
         value = allocate(entry.tensor)
         if value.numel():
             self.read(entry, 0, as_bytes(value))
         return value
 
     def verify(self) -> None:
-        """Read everything; raise as `read`."""
+        """Read and check all files; it raises like `read`."""
         for name, entry in self.index.files.items():
             verify_file(self.folder / name, entry)
 
@@ -105,12 +105,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Return the checkpoint at a path.
 
     Args:
-        path: A folder of checkpoints, whose latest is taken; one checkpoint in it; or any
+        path: A folder of checkpoints, whose latest is opened; one checkpoint in it; or any
             safetensors file.
 
     Raises:
-        NotFoundError: There is none.
-        DataLossError: It is damaged.
+        NotFoundError: There is no checkpoint.
+        DataLossError: The checkpoint is damaged.
     """
     folder = local_path(path)
     if folder.is_file():
@@ -132,8 +132,8 @@ def _latest(folder: Path) -> Checkpoint:
     data = index.read_bytes() if _NAME.fullmatch(name) and index.is_file() else b""
     if checksum != f"{zlib.crc32(data)}\n":
         raise DataLossError(
-            f"{str(folder / LATEST)!r} does not name a checkpoint that is there; name "
-            "one of those in its folder yourself"
+            f"{str(folder / LATEST)!r} does not name an intact checkpoint; pass the path of "
+            "one of the checkpoints in its folder"
         )
     return _read(folder / name, data)
 
@@ -143,17 +143,17 @@ def _read(folder: Path, data: bytes) -> Checkpoint:
 
 
 class NewCheckpoint:
-    """A checkpoint while it is written; nobody sees it before `commit`."""
+    """A checkpoint that is being written; readers do not see it before `commit`."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        """Make a folder for its files.
+        """Make a folder for the files.
 
         Args:
-            root: The folder of checkpoints; made if its own folder exists.
+            root: The folder of checkpoints; it is made if its parent folder exists.
 
         Raises:
             InvalidArgumentError: `root` is a file.
-            NotFoundError: Its folder does not exist.
+            NotFoundError: The parent folder of `root` does not exist.
         """
         self.root = Path(os.path.abspath(root))
         _make_root(self.root)
@@ -162,14 +162,14 @@ class NewCheckpoint:
         self.folder.mkdir()
 
     def commit(self, index: Index, keep: int) -> Path:
-        """Make it the latest, and remove those that are not to be kept.
+        """Make this checkpoint the latest, and remove the oldest ones.
 
         Args:
-            index: What is in its files, all of which are there.
-            keep: How many checkpoints to keep, this one included.
+            index: The table of contents of the files, which are all written.
+            keep: The number of checkpoints to keep, this one included.
 
         Returns:
-            Its folder.
+            The folder of the checkpoint.
         """
         data = index.to_bytes()
         write_file(self.folder / INDEX, [memoryview(data)])
@@ -182,7 +182,7 @@ class NewCheckpoint:
         return final
 
     def abandon(self) -> None:
-        """Remove what there is of it."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _prune(self, keep: int) -> None:
@@ -191,10 +191,10 @@ class NewCheckpoint:
         older.sort(key=lambda path: _number(path.name), reverse=True)
         whole = [path for path in older if not path.name.startswith(".")]
         for path in whole[keep - 1 :]:
-            # Not to be taken for a checkpoint once its first file is gone.
+            # Renamed first, so that a partly removed one is not taken for a checkpoint.
             os.rename(path, self.root / f".{path.name}.partial")
         for path in self.root.glob(".*.partial"):
-            # A later one may be on its way.
+            # A later checkpoint may be being written.
             if _number(path.name) < own:
                 _remove(path)
 
@@ -220,7 +220,7 @@ def _make_root(root: Path) -> None:
 
 
 def _number(name: str) -> int:
-    """Return the number of a checkpoint's folder; 0 of anything else."""
+    """Return the number of a checkpoint by the name of its folder; 0 for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 

@@ -1,8 +1,8 @@
 """The table of contents of a checkpoint.
 
-Its format is a number: 2 if there are tables of which servers store the written rows, else 1. A
-release writes the least that says what is there, and reads all up to its own, so checkpoints that
-an earlier one could have written it also reads.
+Its format is a number: 2 if the checkpoint has tables with stored rows, else 1. A release reads all
+formats up to its own, and writes the lowest that suffices. So an earlier release can read every
+checkpoint without newer features.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FORMAT = _WITH_TABLES
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor is.
+    """The place of a tensor in a checkpoint.
 
     Attributes:
-        spec: The variable that it is the value of, as its server knew it.
-        file: Name of its file.
-        begin: Its first byte there.
-        version: The variable's version.
-        rows: Which rows of it are there, if it is a table or a state of one.
+        spec: The server's description of the variable.
+        file: The name of the file.
+        begin: The position of the first byte in the file.
+        version: The version of the variable.
+        rows: The stored rows, if the variable is a table or a slot of one.
     """
 
     spec: VariableSpec
@@ -52,7 +52,7 @@ class TensorEntry:
 
     @property
     def tensor(self) -> TensorSpec:
-        """What is in the file."""
+        """The description of the stored tensor."""
         return stored_tensor(self.spec, self.rows)
 
     @property
@@ -61,7 +61,7 @@ class TensorEntry:
 
 
 def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
-    """Return what a file has of a variable, some rows or all."""
+    """Return the description of the tensor that is stored for a variable: all rows or some."""
     if rows is None:
         return spec.tensor
     return TensorSpec(dtype=spec.tensor.dtype, shape=(rows.count, *spec.tensor.shape[1:]))
@@ -72,9 +72,9 @@ class TensorFile:
     """A written file of tensors.
 
     Attributes:
-        name: Name of the file.
-        file: What the file has to be.
-        tensors: What is in it.
+        name: The name of the file.
+        file: Its size and checksums.
+        tensors: The tensors in it.
     """
 
     name: str
@@ -84,16 +84,16 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class Index:
-    """What a checkpoint consists of.
+    """The table of contents of a checkpoint.
 
     Attributes:
-        files: What each of its files has to be, by name.
-        tensors: Where each tensor is, by the name of its variable.
-        servers: What each server needs to go on besides variables, by its part file.
-        extra: What the program wanted to be kept with it.
-        identity: Random name of this checkpoint, by which copies are recognised.
-        workers: Their "count", and by task the "states" that they need to go on, each by the name
-            that the program has given it.
+        files: The sizes and checksums of its files, by name.
+        tensors: The places of its tensors, by the name of the variable.
+        servers: The state of each server besides variables, by its part file.
+        extra: What the program has saved with it.
+        identity: A random name, by which copies of the checkpoint are recognised.
+        workers: The "count" of workers, and their "states" by task and by the name that the program
+            has given each state.
     """
 
     files: Mapping[str, FileEntry]
@@ -130,7 +130,7 @@ class Index:
         return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
 
     def to_bytes(self) -> bytes:
-        """Return the index as a file in which no byte can change unnoticed."""
+        """Return the index as the bytes of a file, with a checksum that covers all of them."""
         content = {
             "format": self._format,
             "identity": self.identity,
@@ -182,14 +182,15 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
         content: dict[str, Any] = document["content"]
-        # Other bytes may mean the same in JSON, such as \u00e9 and \u00E9.
+        # In JSON other bytes can have the same meaning, such as \u00e9 and \u00E9.
         intact = data == _canonical(document)
         intact = intact and document["crc32"] == zlib.crc32(_canonical(content))
     except (ValueError, KeyError, TypeError):
         intact = False
     if not intact:
         raise DataLossError(
-            f"{where!r} is no index of a checkpoint, or is damaged; restore an earlier checkpoint"
+            f"{where!r} is not an index of a checkpoint, or is damaged; restore an earlier "
+            "checkpoint"
         )
     return content
 

@@ -43,12 +43,12 @@ _MOST_HEADER_BYTES = 100_000_000  # as safetensors
 
 @dataclass(frozen=True)
 class Content:
-    """A tensor to be written.
+    """The description of a tensor to write.
 
     Attributes:
-        spec: The variable that it is the value of.
-        version: The variable's version.
-        rows: Which rows of it are written, if it is a table or a state of one.
+        spec: The variable.
+        version: The version of the variable.
+        rows: The rows to write, if the variable is a table or a slot of one.
     """
 
     spec: VariableSpec
@@ -57,7 +57,7 @@ class Content:
 
     @property
     def tensor(self) -> TensorSpec:
-        """What is written."""
+        """The description of the tensor in the file."""
         return stored_tensor(self.spec, self.rows)
 
 
@@ -67,12 +67,12 @@ def write_part(
     """Write tensors to a new file.
 
     Args:
-        path: Must not exist yet.
-        contents: What to write.
-        values: The values in the same order, each whole or as runs of its rows, each taken when its
-            turn comes.
-        has_index: Whether an index says what there is. Else the file says itself, where other
-            programs do not look, which of it are the stored rows of tables.
+        path: The file, which must not exist yet.
+        contents: The descriptions of the tensors.
+        values: The values in the same order, each whole or in runs of its rows. They are taken one
+            by one.
+        has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
+            which other programs ignore.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
@@ -96,7 +96,7 @@ def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]
 
 
 def _notes(contents: Sequence[Content]) -> dict[str, str]:
-    """Return what a file says of the tables whose stored rows it has."""
+    """Return metadata that describe the tables in a file."""
     tables = {
         content.spec.name: {
             "spec": MessageToDict(content.spec, preserving_proto_field_name=True),
@@ -109,7 +109,7 @@ def _notes(contents: Sequence[Content]) -> dict[str, str]:
 
 
 def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[bytes, list[int]]:
-    """Return the beginning of a file, and where in the file each tensor begins."""
+    """Return the header of a file, and the position of each tensor in the file."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     offset, offsets = 0, []
     for content in contents:
@@ -128,26 +128,26 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
 
 
 def dtype_name(spec: VariableSpec) -> str:
-    """Return what safetensors calls the dtype of a variable.
+    """Return the name that safetensors has for the dtype of a variable.
 
     Raises:
-        InvalidArgumentError: It has no name for it.
+        InvalidArgumentError: It has none.
     """
     dtype = decode_dtype(spec.tensor.dtype)
     if dtype not in DTYPE_NAMES:
         raise InvalidArgumentError(
-            f"checkpoints cannot have values of {dtype}, which variable "
-            f"{spec.name!r} has; keep it out of the strategy's scope",
+            f"checkpoints cannot contain values of {dtype}, the dtype of variable "
+            f"{spec.name!r}; create it outside of the strategy's scope",
             variable=spec.name,
         )
     return DTYPE_NAMES[dtype]
 
 
 def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
-    """Return what is in anybody's safetensors file, without a look at its data.
+    """Return the contents of any safetensors file, without reading the values.
 
     Raises:
-        DataLossError: It is no safetensors file, or is damaged.
+        DataLossError: The file is not a safetensors file, or is damaged.
     """
     size = path.stat().st_size
     try:
@@ -178,17 +178,17 @@ def _plain_entry(file: str, begin: int, name: str, described: dict[str, list[int
 
 
 def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:
-    """Return what an entry is by what its file says of it."""
+    """Return an entry with the description of its table in the file's metadata."""
     if note is None:
         return entry
     spec = ParseDict(note["spec"], VariableSpec())
     noted = replace(entry, spec=spec, rows=StoredRows(count=note["count"]))
     if (noted.name, noted.tensor) != (entry.name, entry.tensor):
-        raise ValueError(f"what it says of table {entry.name!r} is not what it has")
+        raise ValueError(f"its metadata and its header differ about table {entry.name!r}")
     return noted
 
 
 def _no_safetensors(path: Path, why: str) -> DataLossError:
     return DataLossError(
-        f"{str(path)!r} is no checkpoint, or is damaged ({why}); restore an earlier one"
+        f"{str(path)!r} is not a checkpoint, or is damaged ({why}); restore an earlier one"
     )

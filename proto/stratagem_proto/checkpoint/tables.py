@@ -1,4 +1,4 @@
-"""Tables in a checkpoint: the rows that servers had stored, by their keys."""
+"""Tables in a checkpoint: the stored rows of all servers, by their keys."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def is_companion(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
 
 @dataclass(frozen=True)
 class TablePart:
-    """What one server had of a table, or of a state of it.
+    """One server's part of a table, or of a slot of it.
 
     Attributes:
-        entry: Where the rows are.
-        table: Where those of the table itself are.
-        companions: Where the companion tensors are, by the endings of their names.
+        entry: The place of the rows.
+        table: The place of the rows of the table itself.
+        companions: The places of the companion tensors, by the endings of their names.
     """
 
     entry: TensorEntry
@@ -59,24 +59,24 @@ class TablePart:
 
     @property
     def row(self) -> int:
-        """Which row of the whole table is the first of this part."""
+        """The first row of this part in the whole table."""
         offset = self.table.spec.partition.offset
         return offset[0] if offset else 0
 
     @property
     def number(self) -> int:
-        """Which part of a dynamic table it is."""
+        """The number of this part of a dynamic table."""
         return self.table.spec.table.dynamic.part
 
     @property
     def count(self) -> int:
-        """How many rows are stored."""
+        """The number of stored rows."""
         assert self.entry.rows is not None
         return self.entry.rows.count
 
     @property
     def history(self) -> TableHistory:
-        """What the table has been through."""
+        """The clock and the counts of the table."""
         assert self.table.rows is not None
         return self.table.rows.history
 
@@ -93,11 +93,11 @@ class TablePart:
     def runs(
         self, checkpoint: Checkpoint, positions: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield some of the positions and the rows there, from first to last.
+        """Yield positions and their rows, some at a time.
 
         Args:
-            checkpoint: Where they are.
-            positions: Which of the stored rows, ascending.
+            checkpoint: The checkpoint.
+            positions: The positions of stored rows, ascending.
         """
         shape = tuple(self.entry.tensor.shape[1:])
         row_bytes = self.entry.nbytes // max(1, self.count)
@@ -117,11 +117,11 @@ class TablePart:
 
 @dataclass(frozen=True)
 class WholeTable(Whole):
-    """A table, or a state of one, as programs think of it.
+    """A whole table, or a whole slot of one.
 
     Attributes:
-        parts: What each server had of it.
-        spec: What it would be with all its rows on one server.
+        parts: The parts of all servers.
+        spec: The description of a table with all rows on one server.
     """
 
     parts: Sequence[TablePart] = ()
@@ -129,16 +129,16 @@ class WholeTable(Whole):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether its rows are any keys."""
+        """Whether it is a dynamic table, whose keys may be any numbers."""
         return self.parts[0].table.spec.table.HasField("dynamic")
 
     @property
     def count(self) -> int:
-        """How many rows are stored."""
+        """The number of stored rows."""
         return sum(part.count for part in self.parts)
 
     def keys(self, checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
-        """Yield the keys of the stored rows, one part after the other."""
+        """Yield the keys of the stored rows, part by part."""
         for part in self.parts:
             yield part.keys(checkpoint)
 
@@ -156,7 +156,7 @@ class WholeTable(Whole):
         return keys[order], rows[order]
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """Return the whole value, with the rows that were never written.
+        """Return the whole value; rows that were never written have their initial values.
 
         Raises:
             InvalidArgumentError: It is too large, or has no fixed number of rows.
@@ -173,7 +173,7 @@ class WholeTable(Whole):
         return super().read(checkpoint)
 
     def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
-        """Return some rows; those that were never written have initial values."""
+        """Return some rows; those that were never written have their initial values."""
         self._require_fixed()
         self._require_rows(start, stop)
         value = InitialValues(self.spec).between(start, stop)
@@ -195,7 +195,7 @@ class WholeTable(Whole):
 
 
 def undivided(table: WholeTable) -> VariableSpec:
-    """Return the description of a table, or of a state of one, with all rows."""
+    """Return the description of a table or a slot of one in a single part."""
     spec = VariableSpec()
     spec.CopyFrom(table.spec)
     spec.slot_of = table.slot_of
@@ -208,7 +208,7 @@ def undivided(table: WholeTable) -> VariableSpec:
 
 
 def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
-    """Put the parts of a table, or of a state of it, together.
+    """Put the parts of a table, or of a slot of one, together.
 
     Raises:
         DataLossError: Parts are missing.

@@ -1,4 +1,4 @@
-"""Whole variables, whether a checkpoint has them in one piece or in shards."""
+"""Whole variables of a checkpoint, which may consist of several pieces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SHARD = re.compile(r"/part_\d+(?=/|$)")
 
 
 def whole_name(spec: VariableSpec, owner: VariableSpec | None = None) -> str:
-    """Return the name of the variable that this one is, or is a shard of.
+    """Return the name of the whole variable that a variable is or is a shard of.
 
     Args:
-        spec: A variable.
-        owner: Of a slot variable, the variable that it belongs to.
+        spec: The variable.
+        owner: The owner, if it is a slot variable.
     """
     shard = spec if owner is None else owner
     if not shard.HasField("partition"):
@@ -37,8 +37,8 @@ class Piece:
     """Rows of a whole variable.
 
     Attributes:
-        entry: The tensor that has them.
-        row: Which row of the whole is its first.
+        entry: The place of the rows.
+        row: The number of the first row within the whole variable.
     """
 
     entry: TensorEntry
@@ -47,14 +47,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Whole:
-    """A variable as programs think of it.
+    """A whole variable.
 
     Attributes:
         name: Its name, without the number of a shard.
         tensor: Its dtype and its shape.
-        slot_of: Of an optimizer's state, the name of the whole variable; else "".
-        pieces: Where its rows are, from first to last.
-        is_split: Whether its rows are split as its variable's are, if it is state.
+        slot_of: The name of its owner, if it is a slot variable; otherwise "".
+        pieces: Its rows, from first to last.
+        is_split: Whether it is a slot variable whose rows are divided like those of its owner.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Whole:
         return decode_dtype(self.tensor.dtype)
 
     def is_state_of(self, other: Whole) -> bool:
-        """Return whether it is optimizer state for each element of another one."""
+        """Return whether it is a slot of another variable with one element for each of its own."""
         return self.slot_of == other.name and self.is_split
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Whole:
         return self.read_rows(checkpoint, 0, self.shape[0] if self.shape else 1)
 
     def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
-        """Return some rows, of which only the files that have them are read.
+        """Return some rows, reading only the files that contain them.
 
         Raises:
             RowIndexError: There are no such rows.

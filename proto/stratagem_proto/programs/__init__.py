@@ -1,1 +1,1 @@
-"""What servers may be asked to run: steps, graphs and initial values."""
+"""The programs that servers run: steps of optimizers, graphs, and initial values."""

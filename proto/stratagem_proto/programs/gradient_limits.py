@@ -1,4 +1,4 @@
-"""Bounds of the gradients that an optimizer is given, and what NaN leads to."""
+"""Limits of the gradients that an optimizer gets, and the handling of NaN and infinities."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GradientLimits:
         return self.scaled(bounded, torch.nn.utils.get_total_norm(bounded.values()))
 
     def offender(self, gradients: Mapping[str, torch.Tensor]) -> str:
-        """Return the first variable that has the step dropped or fail, or ""."""
+        """Return the first variable whose gradient makes the step fail or be dropped, or ""."""
         if self.on_nonfinite in ("reject", "raise"):
             for name, gradient in gradients.items():
                 if not bool(gradient.isfinite().all()):
@@ -92,7 +92,7 @@ class GradientLimits:
             )
 
     def zeroed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the gradients, with 0 for what is not finite if that is wanted."""
+        """Return the gradients; with "zero", elements that are not finite are replaced by 0."""
         if self.on_nonfinite != "zero":
             return dict(gradients)
         return {
@@ -101,7 +101,7 @@ class GradientLimits:
         }
 
     def bounded(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the gradients within all limits but that of the norm."""
+        """Return the gradients within all limits except that of the norm."""
         zeroed = self.zeroed(gradients)
         if (bound := self.clip_value) is None:
             return zeroed
@@ -110,7 +110,7 @@ class GradientLimits:
     def scaled(
         self, gradients: Mapping[str, torch.Tensor], norm: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients, scaled down as their norm needs it.
+        """Return the gradients, scaled down if their norm is too large.
 
         Args:
             gradients: All of a step, or some of them.
@@ -118,7 +118,7 @@ class GradientLimits:
         """
         if self.clip_norm is None:
             return dict(gradients)
-        # As torch.nn.utils.clip_grad_norm_ has it.
+        # The same formula as in `torch.nn.utils.clip_grad_norm_`.
         scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         return {name: g * scale.to(g) for name, g in gradients.items()}
 
@@ -130,5 +130,5 @@ def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
 
 def _norm(gradient: torch.Tensor) -> float:
     real = gradient.abs() if gradient.is_complex() else gradient
-    # In 64 bits, squares of what smaller dtypes hold do not overflow.
+    # Squares of numbers of smaller dtypes do not overflow in 64 bits.
     return float(torch.linalg.vector_norm(real, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What a graph program gives back, as it travels and is kept with the answer."""
+"""The outputs of a graph program, as messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec_of_output(value: torch.Tensor | float) -> TensorSpec:
 
 
 def encode_output(value: torch.Tensor | float) -> GraphOutput:
-    """Return a copy of a value that a program has computed."""
+    """Return the message of a value that a program has computed; the value is copied."""
     spec = spec_of_output(value)
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, dtype=_DTYPES[type(value)])
@@ -32,7 +32,7 @@ def encode_output(value: torch.Tensor | float) -> GraphOutput:
 
 
 def decode_output(output: GraphOutput) -> torch.Tensor:
-    """Return the tensor that an answer brings; a scalar for a number."""
+    """Return the tensor of a message; a scalar for a number."""
     tensor = allocate(output.spec)
     copy_bytes(as_bytes(tensor), memoryview(output.data))
     return tensor

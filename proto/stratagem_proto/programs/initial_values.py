@@ -1,4 +1,4 @@
-"""Initial values that a server makes: by row, and the same in each part."""
+"""Initial values that servers make row by row, the same however a variable is divided."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
 
 _PART = re.compile(r"/part_[0-9]+\Z")
-# The numbers are made in double precision; this bounds what that takes.
+# Numbers are made in double precision; this limits the memory for them.
 _ELEMENTS_AT_ONCE = 1 << 20
 
 
 def whole_name(spec: VariableSpec) -> str:
-    """Return the name of the variable that a spec describes, or describes a part of."""
+    """Return the name of the whole variable that a spec describes or describes a part of."""
     return _PART.sub("", spec.name) if spec.HasField("partition") else spec.name
 
 
@@ -63,7 +63,7 @@ class InitialValues:
         return rows if shape else rows.reshape(())
 
     def between(self, start: int, stop: int) -> torch.Tensor:
-        """Return the values of the rows from `start` to before `stop`; as of `rows`."""
+        """Return the values of the rows from `start` to before `stop`, like `rows`."""
         value = torch.empty(stop - start, *self.row_shape, dtype=self.dtype)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, self._columns))
         for low in range(start, stop, at_once):

@@ -1,4 +1,4 @@
-"""How an optimizer is to step, as messages: hyperparameters and gradient limits."""
+"""The messages of an optimizer's step: hyperparameters and limits of gradients."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def decode_limits(message: LimitsMessage) -> GradientLimits:
     """Return the limits of a message.
 
     Raises:
-        InvalidArgumentError: They are none; see `GradientLimits`.
+        InvalidArgumentError: They are not valid; see `GradientLimits`.
     """
     return GradientLimits(
         _WORDS.get(message.on_nonfinite, "of another version"),

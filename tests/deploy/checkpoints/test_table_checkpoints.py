@@ -147,8 +147,8 @@ def test_rows_that_another_program_wrote_are_no_table(trained: Path, tmp_path: P
     call("export", trained, file, "--stored-rows")
     save_file(load_file(file), file)
     said = call("import", file, tmp_path / "again", code=2)
-    assert "not what the others are" in said
-    assert "import the file that was written by that" in said
+    assert "no description of the table" in said
+    assert "import the file as `stratagem checkpoint export --stored-rows` wrote it" in said
 
 
 def test_a_table_of_another_size_than_its_file_says_is_damage(
@@ -160,7 +160,7 @@ def test_a_table_of_another_size_than_its_file_says_is_damage(
     count = rb"\"count\": 8"
     assert data.count(count) == 2
     file.write_bytes(data.replace(count, rb"\"count\": 9", 1))
-    assert "is not what it has" in call("inspect", file, code=1)
+    assert "its metadata and its header differ" in call("inspect", file, code=1)
 
 
 def test_a_table_becomes_a_file_with_all_its_rows_and_back(tmp_path: Path) -> None:
