@@ -152,6 +152,10 @@ class CheckpointGate:
         """Return the progress of each client."""
         return self._clients
 
+    def unfinished(self) -> list[Progress]:
+        """Return the clients with a step that has begun and not finished."""
+        return [each for each in self._clients.values() if each.finished < each.begun]
+
     def left(self) -> Collection[Progress]:
         """Return the last reports of tasks whose clients are gone."""
         return self._left.values()

@@ -10,6 +10,7 @@ from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
@@ -34,7 +35,7 @@ from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapsh
 from stratagem_psserver.variables.locks import Holding, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
-from stratagem_psserver.waiting import Attendance, Waits
+from stratagem_psserver.waiting import Attendance, Waiter, Waits, listed
 
 # The shared memory of clients has a budget of its own: the budget for requests divided by this.
 _SHARED_PART = 4
@@ -102,9 +103,13 @@ class ServerState:
             InvalidArgumentError: The report is not valid.
         """
         session = self.session(session_id)
+        self.note_finished(session, step, report)
+        return session
+
+    def note_finished(self, session: Session, step: int, report: bytes) -> None:
+        """As `finished`, of a session whose lease is renewed already."""
         self.gate.finish(session.client, session.label, step, report)
         self.waits.changed(STEPS)
-        return session
 
     def open_session(
         self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
@@ -144,6 +149,21 @@ class ServerState:
         self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why, left))
         self.clocks_changed(self.clocks.session_ended(session.id, why))
+
+    def step_waiter(self, session: Session, mark: StepMark) -> Waiter:
+        """Return that a client waits for a synchronous step, for people."""
+        awaited = partial(self.rounds.awaited_of, mark)
+        return Waiter(session.label, f"step {mark.step} of {mark.group!r}", awaited)
+
+    def explained(self, waiter: Waiter) -> str:
+        """Return whom a request waits for and what was last heard of them, for a message."""
+        now, known = time.monotonic(), {one.label: one for one in self.ledger.opened()}
+        told = []
+        for client, missing in waiter.awaited():
+            session = known.get(client)
+            seen = session.seen(now) if session else "which has no session"
+            told.append(f"the {missing} of {client}, {seen}")
+        return listed(told, "; ") or "nobody in particular"
 
     def groups_changed(self, groups: Iterable[str]) -> None:
         """Check the conditions of requests that wait for a step of these groups."""

@@ -7,15 +7,55 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
-from stratagem_proto.v1.status_pb2 import WaitStatus
-from stratagem_psserver.checkpoint_gate import STEPS
+from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 
 Outcome = TypeVar("Outcome")
+
+
+class Awaited(NamedTuple):
+    """A client that others wait for.
+
+    Attributes:
+        client: The client, as messages name it.
+        missing: What they wait for, as in "the contribution of /job:worker/task:3".
+    """
+
+    client: str
+    missing: str
+
+
+@dataclass(frozen=True, eq=False)
+class Waiter:
+    """A request that waits for something that others are to do.
+
+    Attributes:
+        client: Who waits, as messages name it.
+        subject: What for, in words.
+        awaited: Says who has to do something first; nobody where that cannot be told.
+    """
+
+    client: str
+    subject: str
+    awaited: Callable[[], Sequence[Awaited]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Wait:
+    waiter: Waiter
+    reason: str
+    since: float
+
+
+# More are not told one by one: an answer stays small in a cluster that stands still.
+_MOST_TOLD = 100
 
 
 class Waits:
@@ -23,12 +63,17 @@ class Waits:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
-        self._present = Counter[str]()
+        # In the order in which they began.
+        self._present: dict[_Wait, None] = {}
         self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
         self._closed: StratagemError | None = None
 
     async def until(
-        self, subject: Hashable, met: Callable[[], Outcome | None], seconds: float
+        self,
+        subject: Hashable,
+        met: Callable[[], Outcome | None],
+        seconds: float,
+        waiter: Waiter,
     ) -> Outcome | None:
         """Wait until a condition has an outcome.
 
@@ -36,31 +81,46 @@ class Waits:
             subject: Identifies what the condition depends on. Whoever changes it calls `changed`.
             met: Returns the outcome, or None while there is none. An exception ends the wait.
             seconds: The longest wait.
+            waiter: Who waits, and for whom, for people.
 
         Returns:
             The outcome; None if there was none in time.
         """
         outcome = met()
         if outcome is None and seconds > 0:
-            with suppress(asyncio.TimeoutError), self._counted(_reason(subject)):
+            with suppress(asyncio.TimeoutError), self._noted(_reason(subject), waiter):
                 return await asyncio.wait_for(self._poll(subject, met), seconds)
         return outcome
 
     @contextmanager
-    def _counted(self, reason: str) -> Iterator[None]:
-        self._present[reason] += 1
-        began = time.monotonic()
+    def _noted(self, reason: str, waiter: Waiter) -> Iterator[None]:
+        wait = _Wait(waiter, reason, time.monotonic())
+        self._present[wait] = None
         try:
             yield
         finally:
-            self._present[reason] -= 1
-            self._waited[reason].observe(time.monotonic() - began)
+            del self._present[wait]
+            self._waited[reason].observe(time.monotonic() - wait.since)
 
-    def report(self) -> Iterator[WaitStatus]:
+    def report(self) -> Iterator[pb.WaitStatus]:
         """Yield the number of present waits and the durations of past ones, for each reason."""
-        for reason, number in sorted(self._present.items()):
+        present = Counter(wait.reason for wait in self._present)
+        for reason in sorted({*present, *self._waited}):
             seconds = self._waited[reason].message()
-            yield WaitStatus(reason=reason, waiting=number, seconds=seconds)
+            yield pb.WaitStatus(reason=reason, waiting=present[reason], seconds=seconds)
+
+    def waiters(self) -> Iterator[pb.Waiter]:
+        """Return who waits for whom, those first who have waited longest."""
+        now = time.monotonic()
+        for wait in islice(self._present, _MOST_TOLD):
+            waiter = wait.waiter
+            yield pb.Waiter(
+                client=waiter.client,
+                reason=wait.reason,
+                subject=waiter.subject,
+                seconds=now - wait.since,
+                awaited=[pb.Awaited(client=c, missing=m) for c, m in waiter.awaited()],
+            )
 
     async def _poll(self, subject: Hashable, met: Callable[[], Outcome | None]) -> Outcome:
         while (outcome := met()) is None:
@@ -91,6 +151,11 @@ class Waits:
         self._closed = error
         for subject in list(self._waiting):
             self.changed(subject)
+
+
+def unfinished_steps(gate: CheckpointGate) -> list[Awaited]:
+    """Return whose steps have to end before a checkpoint can be taken."""
+    return [Awaited(each.label, f"end of step {each.begun}") for each in gate.unfinished()]
 
 
 # By first word of a subject: the reason of its waits, where that is another word.
@@ -140,8 +205,8 @@ class Attendance:
 _MOST = 10
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the names separated by commas; of many, the first ones and the number of others."""
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """Return the names in one line; of many, the first ones and the number of others."""
     rest = len(names) - _MOST
     more = f" and {rest} more" if rest > 0 else ""
-    return ", ".join(names[:_MOST]) + more
+    return separator.join(names[:_MOST]) + more

@@ -121,6 +121,8 @@ class WorkerState:
             mine.staying_results += len(session.results)
             mine.staying_result_bytes += session.results.nbytes
         mine.running = int(self._executor.running)
+        if current := self._executor.current():
+            mine.current.CopyFrom(current)
         mine.queued = self._executor.queued
         mine.ended.update(self._executor.figures.ended)
         if seconds := self._executor.figures.seconds.message():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 
@@ -17,6 +21,16 @@ from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.wire.server_status import SERVICE
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("stratagem", "torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
 
 Fill = Callable[[pb.GetStatusResponse, bool], Awaitable[None]]
 """Fills in the part of a status for one kind of server; the flag says whether to list variables."""
@@ -61,6 +75,8 @@ class StatusService:
             protocol_version=PROTOCOL_VERSION,
             pid=os.getpid(),
             uptime_seconds=time.monotonic() - self._began,
+            unix_seconds=time.time(),
+            versions=_versions(),
             methods=self._figures.methods(),
         )
         await self._fill(status, with_variables)

@@ -248,20 +248,27 @@ class HeartbeatRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
     """As in RequestKey."""
+    doing: builtins.str
+    """Where the thread is that made the last request, for people who look for what others wait
+    for, for instance "train.py:83 in step, in torch/autograd/graph.py". At most 200
+    characters. Empty if it has made a request since the last heartbeat.
+    """
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
+        doing: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finished", b"finished", "report", b"report", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["doing", b"doing", "finished", b"finished", "report", b"report", "session_id", b"session_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 

@@ -27,13 +27,15 @@ from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_sessio
 from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/status.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"b\n\x10GetStatusRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x16\n\x0ewith_variables\x18\x02 \x01(\x08\"\x87\x03\n\x11GetStatusResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x33\n\x08sessions\x18\x06 \x03(\x0b\x32!.stratagem_proto.v1.SessionStatus\x12\x31\n\x07methods\x18\x07 \x03(\x0b\x32 .stratagem_proto.v1.MethodStatus\x12\x45\n\x10parameter_server\x18\x08 \x01(\x0b\x32).stratagem_proto.v1.ParameterServerStatusH\x00\x12?\n\rworker_server\x18\t \x01(\x0b\x32&.stratagem_proto.v1.WorkerServerStatusH\x00\x42\x06\n\x04kind\"\x8b\x01\n\rSessionStatus\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\";\n\x0c\x44istribution\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xc0\x02\n\x0cMethodStatus\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x13\n\x0bin_progress\x18\x02 \x01(\r\x12:\n\x05\x65nded\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.MethodStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x38\n\x0ereceived_bytes\x18\x05 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x34\n\nsent_bytes\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb1\x03\n\x15ParameterServerStatus\x12\x31\n\x06totals\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.VariableTotal\x12\x35\n\tvariables\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.VariableStatus\x12*\n\x06staged\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12(\n\x04room\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12\x34\n\x06groups\x18\x05 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12-\n\x05waits\x18\x06 \x03(\x0b\x32\x1e.stratagem_proto.v1.WaitStatus\x12\x38\n\ncheckpoint\x18\x07 \x01(\x0b\x32$.stratagem_proto.v1.CheckpointStatus\x12\x19\n\x11recorded_closures\x18\x08 \x01(\x04\x12\x1e\n\x16recorded_closure_bytes\x18\t \x01(\x04\"S\n\x0eVariableStatus\x12\x32\n\x08variable\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x81\x01\n\rVariableTotal\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x12\n\ntable_rows\x18\x05 \x01(\x04\"%\n\x06\x42udget\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"`\n\nWaitStatus\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\"\xd4\x01\n\x10\x43heckpointStatus\x12\x15\n\rrestored_from\x18\x01 \x01(\t\x12\r\n\x05saves\x18\x02 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\x04\x12\x13\n\x06\x66older\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x61ge_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05\x62ytes\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x14\n\x07seconds\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\t\n\x07_folderB\x0e\n\x0c_age_secondsB\x08\n\x06_bytesB\n\n\x08_seconds\"\x9d\x02\n\x12WorkerServerStatus\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12@\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x31.stratagem_proto.v1.WorkerServerStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x17\n\x0fstaying_results\x18\x05 \x01(\x04\x12\x1c\n\x14staying_result_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04gpus\x18\x07 \x01(\r\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32i\n\rStatusService\x12X\n\tGetStatus\x12$.stratagem_proto.v1.GetStatusRequest\x1a%.stratagem_proto.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/status.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"b\n\x10GetStatusRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x16\n\x0ewith_variables\x18\x02 \x01(\x08\"\x95\x04\n\x11GetStatusResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x33\n\x08sessions\x18\x06 \x03(\x0b\x32!.stratagem_proto.v1.SessionStatus\x12\x31\n\x07methods\x18\x07 \x03(\x0b\x32 .stratagem_proto.v1.MethodStatus\x12\x14\n\x0cunix_seconds\x18\n \x01(\x01\x12\x45\n\x08versions\x18\x0b \x03(\x0b\x32\x33.stratagem_proto.v1.GetStatusResponse.VersionsEntry\x12\x45\n\x10parameter_server\x18\x08 \x01(\x0b\x32).stratagem_proto.v1.ParameterServerStatusH\x00\x12?\n\rworker_server\x18\t \x01(\x0b\x32&.stratagem_proto.v1.WorkerServerStatusH\x00\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x06\n\x04kind\"\xb0\x01\n\rSessionStatus\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x05 \x01(\x01\x12\r\n\x05\x64oing\x18\x06 \x01(\t\";\n\x0c\x44istribution\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xc0\x02\n\x0cMethodStatus\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x13\n\x0bin_progress\x18\x02 \x01(\r\x12:\n\x05\x65nded\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.MethodStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x38\n\x0ereceived_bytes\x18\x05 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x34\n\nsent_bytes\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xde\x03\n\x15ParameterServerStatus\x12\x31\n\x06totals\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.VariableTotal\x12\x35\n\tvariables\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.VariableStatus\x12*\n\x06staged\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12(\n\x04room\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12\x34\n\x06groups\x18\x05 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12-\n\x05waits\x18\x06 \x03(\x0b\x32\x1e.stratagem_proto.v1.WaitStatus\x12\x38\n\ncheckpoint\x18\x07 \x01(\x0b\x32$.stratagem_proto.v1.CheckpointStatus\x12\x19\n\x11recorded_closures\x18\x08 \x01(\x04\x12\x1e\n\x16recorded_closure_bytes\x18\t \x01(\x04\x12+\n\x07waiters\x18\n \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\"S\n\x0eVariableStatus\x12\x32\n\x08variable\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x81\x01\n\rVariableTotal\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x12\n\ntable_rows\x18\x05 \x01(\x04\"%\n\x06\x42udget\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"`\n\nWaitStatus\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\"x\n\x06Waiter\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12,\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1b.stratagem_proto.v1.Awaited\"*\n\x07\x41waited\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x01(\t\"\xd4\x01\n\x10\x43heckpointStatus\x12\x15\n\rrestored_from\x18\x01 \x01(\t\x12\r\n\x05saves\x18\x02 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\x04\x12\x13\n\x06\x66older\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x61ge_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05\x62ytes\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x14\n\x07seconds\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\t\n\x07_folderB\x0e\n\x0c_age_secondsB\x08\n\x06_bytesB\n\n\x08_seconds\"\xd3\x02\n\x12WorkerServerStatus\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12@\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x31.stratagem_proto.v1.WorkerServerStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x17\n\x0fstaying_results\x18\x05 \x01(\x04\x12\x1c\n\x14staying_result_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04gpus\x18\x07 \x01(\r\x12\x34\n\x07\x63urrent\x18\x08 \x01(\x0b\x32#.stratagem_proto.v1.RunningFunction\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fRunningFunction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x64oing\x18\x03 \x01(\t2i\n\rStatusService\x12X\n\tGetStatus\x12$.stratagem_proto.v1.GetStatusRequest\x1a%.stratagem_proto.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.status_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
   _globals['_METHODSTATUS_ENDEDENTRY']._loaded_options = None
   _globals['_METHODSTATUS_ENDEDENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._loaded_options = None
@@ -41,31 +43,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=162
   _globals['_GETSTATUSREQUEST']._serialized_end=260
   _globals['_GETSTATUSRESPONSE']._serialized_start=263
-  _globals['_GETSTATUSRESPONSE']._serialized_end=654
-  _globals['_SESSIONSTATUS']._serialized_start=657
-  _globals['_SESSIONSTATUS']._serialized_end=796
-  _globals['_DISTRIBUTION']._serialized_start=798
-  _globals['_DISTRIBUTION']._serialized_end=857
-  _globals['_METHODSTATUS']._serialized_start=860
-  _globals['_METHODSTATUS']._serialized_end=1180
-  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_start=1136
-  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_end=1180
-  _globals['_PARAMETERSERVERSTATUS']._serialized_start=1183
-  _globals['_PARAMETERSERVERSTATUS']._serialized_end=1616
-  _globals['_VARIABLESTATUS']._serialized_start=1618
-  _globals['_VARIABLESTATUS']._serialized_end=1701
-  _globals['_VARIABLETOTAL']._serialized_start=1704
-  _globals['_VARIABLETOTAL']._serialized_end=1833
-  _globals['_BUDGET']._serialized_start=1835
-  _globals['_BUDGET']._serialized_end=1872
-  _globals['_WAITSTATUS']._serialized_start=1874
-  _globals['_WAITSTATUS']._serialized_end=1970
-  _globals['_CHECKPOINTSTATUS']._serialized_start=1973
-  _globals['_CHECKPOINTSTATUS']._serialized_end=2185
-  _globals['_WORKERSERVERSTATUS']._serialized_start=2188
-  _globals['_WORKERSERVERSTATUS']._serialized_end=2473
-  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_start=1136
-  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_end=1180
-  _globals['_STATUSSERVICE']._serialized_start=2475
-  _globals['_STATUSSERVICE']._serialized_end=2580
+  _globals['_GETSTATUSRESPONSE']._serialized_end=796
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_start=741
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_end=788
+  _globals['_SESSIONSTATUS']._serialized_start=799
+  _globals['_SESSIONSTATUS']._serialized_end=975
+  _globals['_DISTRIBUTION']._serialized_start=977
+  _globals['_DISTRIBUTION']._serialized_end=1036
+  _globals['_METHODSTATUS']._serialized_start=1039
+  _globals['_METHODSTATUS']._serialized_end=1359
+  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_start=1315
+  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_end=1359
+  _globals['_PARAMETERSERVERSTATUS']._serialized_start=1362
+  _globals['_PARAMETERSERVERSTATUS']._serialized_end=1840
+  _globals['_VARIABLESTATUS']._serialized_start=1842
+  _globals['_VARIABLESTATUS']._serialized_end=1925
+  _globals['_VARIABLETOTAL']._serialized_start=1928
+  _globals['_VARIABLETOTAL']._serialized_end=2057
+  _globals['_BUDGET']._serialized_start=2059
+  _globals['_BUDGET']._serialized_end=2096
+  _globals['_WAITSTATUS']._serialized_start=2098
+  _globals['_WAITSTATUS']._serialized_end=2194
+  _globals['_WAITER']._serialized_start=2196
+  _globals['_WAITER']._serialized_end=2316
+  _globals['_AWAITED']._serialized_start=2318
+  _globals['_AWAITED']._serialized_end=2360
+  _globals['_CHECKPOINTSTATUS']._serialized_start=2363
+  _globals['_CHECKPOINTSTATUS']._serialized_end=2575
+  _globals['_WORKERSERVERSTATUS']._serialized_start=2578
+  _globals['_WORKERSERVERSTATUS']._serialized_end=2917
+  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_start=1315
+  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_end=1359
+  _globals['_RUNNINGFUNCTION']._serialized_start=2919
+  _globals['_RUNNINGFUNCTION']._serialized_end=2984
+  _globals['_STATUSSERVICE']._serialized_start=2986
+  _globals['_STATUSSERVICE']._serialized_end=3091
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,22 @@ global___GetStatusRequest = GetStatusRequest
 class GetStatusResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class VersionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     TASK_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
@@ -51,6 +67,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     UPTIME_SECONDS_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     METHODS_FIELD_NUMBER: builtins.int
+    UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
     PARAMETER_SERVER_FIELD_NUMBER: builtins.int
     WORKER_SERVER_FIELD_NUMBER: builtins.int
     incarnation: builtins.bytes
@@ -61,6 +79,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Process id on the server's machine."""
     uptime_seconds: builtins.float
     """Time since the server started, in seconds."""
+    unix_seconds: builtins.float
+    """Time of the server's machine, in seconds since 1970, for comparison with others'."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the server."""
@@ -72,6 +92,12 @@ class GetStatusResponse(google.protobuf.message.Message):
     @property
     def methods(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MethodStatus]:
         """Methods that were called, by name."""
+
+    @property
+    def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Versions of what the server runs: "stratagem", "torch" and "python". A package that is not
+        installed, as in a bare clone, is absent.
+        """
 
     @property
     def parameter_server(self) -> global___ParameterServerStatus:
@@ -91,11 +117,13 @@ class GetStatusResponse(google.protobuf.message.Message):
         uptime_seconds: builtins.float = ...,
         sessions: collections.abc.Iterable[global___SessionStatus] | None = ...,
         methods: collections.abc.Iterable[global___MethodStatus] | None = ...,
+        unix_seconds: builtins.float = ...,
+        versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         parameter_server: global___ParameterServerStatus | None = ...,
         worker_server: global___WorkerServerStatus | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kind", b"kind", "parameter_server", b"parameter_server", "task", b"task", "worker_server", b"worker_server"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "kind", b"kind", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "uptime_seconds", b"uptime_seconds", "worker_server", b"worker_server"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "kind", b"kind", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "unix_seconds", b"unix_seconds", "uptime_seconds", b"uptime_seconds", "versions", b"versions", "worker_server", b"worker_server"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["parameter_server", "worker_server"] | None: ...
 
 global___GetStatusResponse = GetStatusResponse
@@ -108,12 +136,20 @@ class SessionStatus(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     SILENT_SECONDS_FIELD_NUMBER: builtins.int
+    IDLE_SECONDS_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float
     """Time since the client was last heard of, in seconds."""
+    idle_seconds: builtins.float
+    """Time since its last request other than a heartbeat, in seconds. Heartbeats come from a
+    thread of their own, and say nothing of what the program does.
+    """
+    doing: builtins.str
+    """As in HeartbeatRequest, of the last heartbeat."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the client."""
@@ -125,9 +161,11 @@ class SessionStatus(google.protobuf.message.Message):
         role: stratagem_proto.v1.session_pb2.Role.ValueType = ...,
         task: stratagem_proto.v1.session_pb2.Task | None = ...,
         silent_seconds: builtins.float = ...,
+        idle_seconds: builtins.float = ...,
+        doing: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["doing", b"doing", "idle_seconds", b"idle_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task"]) -> None: ...
 
 global___SessionStatus = SessionStatus
 
@@ -239,6 +277,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
     CHECKPOINT_FIELD_NUMBER: builtins.int
     RECORDED_CLOSURES_FIELD_NUMBER: builtins.int
     RECORDED_CLOSURE_BYTES_FIELD_NUMBER: builtins.int
+    WAITERS_FIELD_NUMBER: builtins.int
     recorded_closures: builtins.int
     """Mutations recorded of scheduled functions that have not ended."""
     recorded_closure_bytes: builtins.int
@@ -271,6 +310,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
     def checkpoint(self) -> global___CheckpointStatus:
         """The checkpoints that this run has read and written."""
 
+    @property
+    def waiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Waiter]:
+        """Each request that waits for others, the longest first; at most 100 of them."""
+
     def __init__(
         self,
         *,
@@ -283,9 +326,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
         checkpoint: global___CheckpointStatus | None = ...,
         recorded_closures: builtins.int = ...,
         recorded_closure_bytes: builtins.int = ...,
+        waiters: collections.abc.Iterable[global___Waiter] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
 
 global___ParameterServerStatus = ParameterServerStatus
 
@@ -402,6 +446,64 @@ class WaitStatus(google.protobuf.message.Message):
 global___WaitStatus = WaitStatus
 
 @typing.final
+class Waiter(google.protobuf.message.Message):
+    """A request that waits for something that others are to do."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    SUBJECT_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    AWAITED_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    """Client that waits, for instance "/job:worker/task:1"."""
+    reason: builtins.str
+    """As in WaitStatus."""
+    subject: builtins.str
+    """What it waits for, in words, for instance "step 812 of 'Adam'"."""
+    seconds: builtins.float
+    """For how long it has waited, in seconds."""
+    @property
+    def awaited(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Awaited]:
+        """Who has to do something first. Empty where that cannot be told."""
+
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        reason: builtins.str = ...,
+        subject: builtins.str = ...,
+        seconds: builtins.float = ...,
+        awaited: collections.abc.Iterable[global___Awaited] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "client", b"client", "reason", b"reason", "seconds", b"seconds", "subject", b"subject"]) -> None: ...
+
+global___Waiter = Waiter
+
+@typing.final
+class Awaited(google.protobuf.message.Message):
+    """A client that others wait for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    """As in Waiter; "worker 3" is a worker that has not come yet."""
+    missing: builtins.str
+    """What it has not done yet, in words, for instance "its contribution"."""
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        missing: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "missing", b"missing"]) -> None: ...
+
+global___Awaited = Awaited
+
+@typing.final
 class CheckpointStatus(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -481,6 +583,7 @@ class WorkerServerStatus(google.protobuf.message.Message):
     STAYING_RESULTS_FIELD_NUMBER: builtins.int
     STAYING_RESULT_BYTES_FIELD_NUMBER: builtins.int
     GPUS_FIELD_NUMBER: builtins.int
+    CURRENT_FIELD_NUMBER: builtins.int
     running: builtins.int
     """Functions that run now: 0 or 1."""
     queued: builtins.int
@@ -499,6 +602,10 @@ class WorkerServerStatus(google.protobuf.message.Message):
     def seconds(self) -> global___Distribution:
         """How long they ran, in seconds."""
 
+    @property
+    def current(self) -> global___RunningFunction:
+        """The function that runs now; absent while none does."""
+
     def __init__(
         self,
         *,
@@ -509,8 +616,33 @@ class WorkerServerStatus(google.protobuf.message.Message):
         staying_results: builtins.int = ...,
         staying_result_bytes: builtins.int = ...,
         gpus: builtins.int = ...,
+        current: global___RunningFunction | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["seconds", b"seconds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ended", b"ended", "gpus", b"gpus", "queued", b"queued", "running", b"running", "seconds", b"seconds", "staying_result_bytes", b"staying_result_bytes", "staying_results", b"staying_results"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["current", b"current", "seconds", b"seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["current", b"current", "ended", b"ended", "gpus", b"gpus", "queued", b"queued", "running", b"running", "seconds", b"seconds", "staying_result_bytes", b"staying_result_bytes", "staying_results", b"staying_results"]) -> None: ...
 
 global___WorkerServerStatus = WorkerServerStatus
+
+@typing.final
+class RunningFunction(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """As in ClosureIdentity."""
+    seconds: builtins.float
+    """For how long it has run, in seconds."""
+    doing: builtins.str
+    """As in HeartbeatRequest, of the thread that runs it."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        seconds: builtins.float = ...,
+        doing: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["doing", b"doing", "number", b"number", "seconds", b"seconds"]) -> None: ...
+
+global___RunningFunction = RunningFunction

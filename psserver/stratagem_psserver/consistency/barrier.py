@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
-from stratagem_psserver.waiting import listed
+from stratagem_psserver.waiting import Awaited, listed
 
 # The most passages that tasks wait for, and the most that are remembered.
 MAX_GATHERINGS = 10_000
@@ -168,6 +168,25 @@ class Barriers:
         """Return the tasks that wait at a barrier."""
         gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []
+
+    def awaited(self, name: str, clients: Collection[str]) -> list[Awaited]:
+        """Return who has not come yet.
+
+        Args:
+            name: The barrier.
+            clients: All tasks that have a session.
+
+        Returns:
+            Those who may come; one besides for all that have no session, if some are missing.
+        """
+        gathering = self._gatherings.get(name)
+        if gathering is None:
+            return []
+        missing = gathering.num_tasks - len(gathering.arrived)
+        here = [client for client in clients if client not in gathering.arrived]
+        absent = missing - len(here)
+        others = [f"{absent} tasks without a session"] if absent > 0 else []
+        return [Awaited(client, "arrival") for client in (*here, *others)]
 
     def session_ended(self, session_id: bytes) -> None:
         """Withdraw a session from where it waits; what it has passed stays recorded."""

@@ -22,7 +22,7 @@ from stratagem_psserver.consistency.rules import rule_of
 from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
-from stratagem_psserver.waiting import listed
+from stratagem_psserver.waiting import Awaited, listed
 
 
 class Clocks:
@@ -111,6 +111,13 @@ class Clocks:
             f"{group.workers[number].task} has finished {group.workers[number].finished} steps, "
             f"but {listed(slow)} only {group.slowest}"
         )
+
+    def awaited(self, name: str) -> list[Awaited]:
+        """Return the slowest workers of a group, for whom others wait."""
+        group = self._groups[name]
+        unseen = [f"worker {n}" for n in range(group.num_workers) if n not in group.workers]
+        slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
+        return [Awaited(client, f"end of step {group.slowest + 1}") for client in unseen or slow]
 
     def change(self, name: str, consistency: Consistency) -> int:
         """Change a group's consistency and return the first step that has it.

@@ -164,11 +164,13 @@ class Numbering:
 
 @dataclass
 class Session:
-    """A client's session.
+    """A client's session. Times are in seconds of a monotonic clock.
 
     Attributes:
-        expires: When its lease ends, in seconds of a monotonic clock.
-        heard: When the client was last heard of, likewise.
+        expires: When its lease ends.
+        heard: When the client was last heard of.
+        requested: When its program last made a request. A heartbeat is none.
+        doing: Where its program was afterwards, as its last heartbeat said.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
     """
@@ -178,6 +180,8 @@ class Session:
     task: Task
     expires: float
     heard: float = 0.0
+    requested: float = 0.0
+    doing: str = ""
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
 
@@ -187,6 +191,14 @@ class Session:
         if self.task.job:
             return f"/job:{self.task.job}/task:{self.task.index}"
         return f"session {self.id.hex()[:8]}"
+
+    def seen(self, now: float) -> str:
+        """Return what was last heard of the client, as a clause for messages."""
+        silent, idle = now - self.heard, now - self.requested
+        words = f"silent for {silent:.1f} s" if silent > PING_SECONDS else "which is there"
+        if idle > max(silent, 1.0):
+            words += f", without a request for {idle:.1f} s"
+        return words + (f", last seen at {self.doing}" if self.doing else "")
 
 
 class SessionLedger:
@@ -225,7 +237,7 @@ class SessionLedger:
                 "close those that are not needed"
             )
         known = self._open.get(session_id) or self._ended.pop(session_id, None)
-        session = Session(session_id, role, task, now + self._lease, now)
+        session = Session(session_id, role, task, now + self._lease, now, now)
         self._cut_off.discard(session_id)
         if known is not None:
             session.numbering = known.numbering
@@ -238,6 +250,17 @@ class SessionLedger:
         Raises:
             SessionLostError: No session with that id is open.
         """
+        session = self._renewed(session_id, now)
+        session.requested, session.doing = now, ""
+        return session
+
+    def beat(self, session_id: bytes, doing: str, now: float) -> Session:
+        """Note a heartbeat, and where the program is that makes no requests; as `session`."""
+        session = self._renewed(session_id, now)
+        session.doing = doing or session.doing
+        return session
+
+    def _renewed(self, session_id: bytes, now: float) -> Session:
         session = self._open.get(session_id)
         if session is None:
             raise SessionLostError(_lost(session_id, session_id in self._ended))
@@ -274,10 +297,9 @@ class SessionLedger:
             self._cut_off.add(session_id)
             session.expires = min(session.expires, now + self._reconnect)
 
-    def silences(self, now: float) -> Iterator[tuple[Session, float]]:
-        """Yield each open session and how long ago its client was heard of, in seconds."""
-        for session in self._open.values():
-            yield session, now - session.heard
+    def opened(self) -> Iterator[Session]:
+        """Yield the open sessions."""
+        yield from self._open.values()
 
     def sessions(self) -> Iterator[Session]:
         """Yield all sessions that can be resumed: those that have ended, and the open ones."""

@@ -49,7 +49,7 @@ from stratagem_psserver.exactly_once.recording import (
 from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.budget import Budget, Reservation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
-from stratagem_psserver.waiting import Waits
+from stratagem_psserver.waiting import Awaited, Waiter, Waits, unfinished_steps
 
 # Only the network's delays make requests of a session overtake each other.
 _TURN_SECONDS = 20.0
@@ -163,13 +163,14 @@ class Mutations:
         gate.finish(session.client, session.label, key.finished, key.report)
         admitted = partial(self._admitted, session, key.step)
         while not admitted():
+            waiter = Waiter(session.label, "a checkpoint", partial(unfinished_steps, gate))
             remaining = gate.remaining(time.monotonic())
-            if await self._waits.until(STEPS, admitted, remaining):
+            if await self._waits.until(STEPS, admitted, remaining, waiter):
                 break
         try:
             if key.HasField("closure"):
                 # The scheduled function may run again on another worker, in another session.
-                once = partial(self._closures.once, request, work)
+                once = partial(self._closures.once, request, work, session.label)
                 work = Work(once, work.response_type)
             return await self._in_turn(session, key, work)
         finally:
@@ -193,7 +194,9 @@ class Mutations:
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        decided = admission() or await self._waits.until(session.id, admission, _TURN_SECONDS)
+        decided = admission() or await self._waits.until(
+            session.id, admission, _TURN_SECONDS, _in_line(session, key)
+        )
         if decided is None:
             raise UnavailableError(
                 f"request {key.sequence} of {session.label} waits for an earlier one "
@@ -208,6 +211,11 @@ class Mutations:
     def _record(self, session: Session, reply: RecordedReply | None) -> None:
         session.numbering.finish(reply)
         self._waits.changed(session.id)
+
+
+def _in_line(session: Session, key: RequestKey) -> Waiter:
+    earlier = Awaited(session.label, f"request before {key.sequence}")
+    return Waiter(session.label, f"the turn of its request {key.sequence}", lambda: [earlier])
 
 
 async def _receive(

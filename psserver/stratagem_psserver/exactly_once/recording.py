@@ -30,7 +30,7 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.limits.allocation import allocating
-from stratagem_psserver.waiting import Waits
+from stratagem_psserver.waiting import Awaited, Waiter, Waits
 
 # These errors are temporary: a repetition may succeed, so they are not recorded. A stream that was
 # cut can look like one that its client ended too early.
@@ -116,16 +116,26 @@ class ClosureTurns:
 
     def __init__(self, ledger: ClosureLedger, waits: Waits) -> None:
         self._ledger, self._waits = ledger, waits
+        self._applying: dict[tuple[str, bytes], str] = {}
 
-    async def once(self, request: Mutation, work: Work[Response]) -> Response:
-        """Apply a mutation of a scheduled function, or repeat its reply."""
+    async def once(self, request: Mutation, work: Work[Response], client: str) -> Response:
+        """Apply a mutation of a scheduled function, or repeat its reply.
+
+        Args:
+            request: The mutation.
+            work: What applies it.
+            client: Who has sent it, for those who wait until it is applied.
+        """
         key, intent = request.key.closure, intent_of(request)
+        subject = _subject(key)
 
         def admission() -> Admission | None:
             decided = self._ledger.admit(key, intent)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        decided = admission() or await self._waits.until(_subject(key), admission, _TURN_SECONDS)
+        decided = admission() or await self._waits.until(
+            subject, admission, _TURN_SECONDS, self._waiter(key, client)
+        )
         if decided is None:
             raise UnavailableError(
                 f"mutation {key.ordinal} of {label(key.identity)} is being applied for "
@@ -133,13 +143,22 @@ class ClosureTurns:
             )
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
+        self._applying[subject] = client
         record = partial(self._record, request, intent)
         return await apply_and_record(key.ordinal, work, _NOT_RECORDED, record)
 
+    def _waiter(self, key: ClosureKey, client: str) -> Waiter:
+        def applying() -> list[Awaited]:
+            return [Awaited(self._applying.get(_subject(key), "another worker"), "same mutation")]
+
+        return Waiter(client, f"mutation {key.ordinal} of {label(key.identity)}", applying)
+
     def _record(self, request: Mutation, intent: Intent, reply: RecordedReply | None) -> None:
         key = request.key.closure
+        subject = _subject(key)
+        self._applying.pop(subject, None)
         self._ledger.finish(key, intent, reply)
-        self._waits.changed(_subject(key))
+        self._waits.changed(subject)
 
 
 def _subject(key: ClosureKey) -> tuple[str, bytes]:

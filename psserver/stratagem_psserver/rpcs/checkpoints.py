@@ -15,6 +15,7 @@ from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.restoration import StagedVariables, read_accounts
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.restoring import read_restored, replace
+from stratagem_psserver.waiting import Waiter, unfinished_steps
 
 
 class CheckpointRpcs:
@@ -25,7 +26,7 @@ class CheckpointRpcs:
 
     async def hold(self, request: pb.HoldStepsRequest) -> pb.HoldStepsResponse:
         state, gate = self._state, self._state.gate
-        state.finished(request.session_id, request.finished, request.report)
+        session = state.finished(request.session_id, request.finished, request.report)
         begun = {each.client: each.step for each in request.begun}
         gate.hold(request.cut, begun, time.monotonic())
         state.waits.changed(STEPS)
@@ -34,7 +35,10 @@ class CheckpointRpcs:
             known = gate.progress().values()
             return all(each.finished >= each.begun for each in known) or None
 
-        await state.waits.until(STEPS, finished, request.wait_seconds)
+        waiter = Waiter(
+            session.label, "the moment of a checkpoint", partial(unfinished_steps, gate)
+        )
+        await state.waits.until(STEPS, finished, request.wait_seconds, waiter)
         return pb.HoldStepsResponse(
             clients=[_encoded_progress(each, id_) for id_, each in gate.progress().items()],
             left=map(_encoded_progress, gate.left()),
@@ -50,10 +54,10 @@ class CheckpointRpcs:
         self._state.waits.changed(STEPS)
 
     async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveResponse:
-        self._state.session(request.session_id)
+        session = self._state.session(request.session_id)
         if not self._saves.knows(request.cut):
             begin = partial(self._saves.begin, request.cut, request.folder)
-            await self._run_at_cut(request.cut, begin)
+            await self._run_at_cut(session.label, request.cut, begin)
         return pb.BeginSaveResponse()
 
     async def open_snapshot(self, request: pb.OpenSnapshotRequest) -> pb.OpenSnapshotResponse:
@@ -65,7 +69,7 @@ class CheckpointRpcs:
             state.held.hold(session.id, cut, state.store)
 
         if not state.held.knows(session.id, cut):
-            await self._run_at_cut(cut, hold)
+            await self._run_at_cut(session.label, cut, hold)
         return pb.OpenSnapshotResponse()
 
     async def close_snapshot(self, request: pb.CloseSnapshotRequest) -> pb.CloseSnapshotResponse:
@@ -73,8 +77,14 @@ class CheckpointRpcs:
         self._state.held.release(session.id)
         return pb.CloseSnapshotResponse()
 
-    async def _run_at_cut(self, cut: bytes, action: Callable[[], None]) -> None:
-        """Call a function while no request is being applied, then end the cut."""
+    async def _run_at_cut(self, label: str, cut: bytes, action: Callable[[], None]) -> None:
+        """Call a function while no request is being applied, then end the cut.
+
+        Args:
+            label: The client that takes the cut.
+            cut: The cut.
+            action: The function.
+        """
         state, gate = self._state, self._state.gate
 
         def idle() -> bool | None:
@@ -82,7 +92,8 @@ class CheckpointRpcs:
             return not gate.applying or None
 
         seconds = gate.remaining(time.monotonic())
-        quiet = await state.waits.until(STEPS, idle, seconds)
+        waiter = Waiter(label, "the end of all requests under way", partial(unfinished_steps, gate))
+        quiet = await state.waits.until(STEPS, idle, seconds, waiter)
         if not quiet or not gate.holds(cut, time.monotonic()):
             raise AbortedError("the steps were held for too long; try again")
         try:

@@ -10,6 +10,7 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import consistency_pb2 as pb
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.waiting import Waiter
 
 
 class ConsistencyRpcs:
@@ -23,18 +24,26 @@ class ConsistencyRpcs:
         session = state.session(request.session_id)
         _arrive(state, session, request.steps)
         deadline = time.monotonic() + request.wait_seconds
-        grants = [await self._granted(step, deadline - time.monotonic()) for step in request.steps]
+        grants = [
+            await self._granted(session, step, deadline - time.monotonic())
+            for step in request.steps
+        ]
         return pb.BeginStepResponse(grants=grants)
 
-    async def _granted(self, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
+    async def _granted(self, session: Session, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
         state, name = self._state, step.group
+        if granted := _granted_now(state, step):
+            return granted
         grant = partial(_granted_now, state, step)
-        granted = await state.waits.until(("clock", name), grant, seconds)
+        subject = f"the permit for step {step.finished + 1} of {name!r}"
+        waiter = Waiter(session.label, subject, partial(state.clocks.awaited, name))
+        granted = await state.waits.until(("clock", name), grant, seconds, waiter)
         if granted is None:
             raise DeadlineExceededError(
                 f"a step of {name!r} could not begin in time: "
-                f"{state.clocks.explain_wait(name, step.worker)}; see that the others "
-                "train, or set a consistency that allows more"
+                f"{state.clocks.explain_wait(name, step.worker)}. It waits for "
+                f"{state.explained(waiter)}; see that the others train, or set a consistency "
+                "that allows more"
             )
         return granted
 

@@ -66,12 +66,12 @@ class ContributionRpcs:
     ) -> closed_step_pb2.ListClosedStepsResponse:
         state = self._state
         mark = pb.StepMark(group=request.group, step=request.step)
-        state.session(request.session_id)
+        session = state.session(request.session_id)
         # A caller that does not wait only wants the list, and is not told of failed steps.
         if request.wait_seconds:
             closed = partial(state.rounds.has_closed, mark)
-            subject = ("group", mark.group)
-            await state.waits.until(subject, closed, request.wait_seconds)
+            subject, waiter = ("group", mark.group), state.step_waiter(session, mark)
+            await state.waits.until(subject, closed, request.wait_seconds, waiter)
         shares = state.rounds.unfinished(mark.group).shares(mark.step)
         return closed_step_pb2.ListClosedStepsResponse(steps=shares)
 

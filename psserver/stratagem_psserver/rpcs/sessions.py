@@ -10,8 +10,9 @@ from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.waiting import listed
+from stratagem_psserver.waiting import Awaited, Waiter, listed
 
 
 class SessionRpcs:
@@ -50,8 +51,9 @@ class SessionRpcs:
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        state = self._state
-        state.finished(request.session_id, request.finished, request.report)
+        state, now = self._state, time.monotonic()
+        session = state.ledger.beat(request.session_id, request.doing[:MAX_CHARACTERS], now)
+        state.note_finished(session, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
     async def attend(self, request: pb.AttendSessionRequest) -> pb.AttendSessionResponse:
@@ -82,10 +84,17 @@ class BarrierRpcs:
         subject = ("barrier", name)
         state.waits.changed(subject)
         passed = partial(state.barriers.is_passed, name, generation, session.id)
-        if await state.waits.until(subject, passed, request.wait_seconds):
+        waiter = Waiter(session.label, f"barrier {name!r}", partial(self._awaited, name))
+        if await state.waits.until(subject, passed, request.wait_seconds, waiter):
             return BarrierResponse()
         raise DeadlineExceededError(
             f"barrier {name!r} did not open in {request.wait_seconds:g} s: "
             f"it waits for {request.num_tasks} tasks; those that have arrived: "
-            f"{listed(state.barriers.arrived(name)) or 'none'}"
+            f"{listed(state.barriers.arrived(name)) or 'none'}; missing: "
+            f"{state.explained(waiter)}"
         )
+
+    def _awaited(self, name: str) -> list[Awaited]:
+        state = self._state
+        clients = [session.label for session in state.ledger.opened() if session.task.job]
+        return state.barriers.awaited(name, clients)

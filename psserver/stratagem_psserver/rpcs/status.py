@@ -24,15 +24,22 @@ class ParameterServerFacts:
 
     async def fill(self, status: pb.GetStatusResponse, with_variables: bool) -> None:
         state, mine = self._state, status.parameter_server
-        for session, silence in state.ledger.silences(time.monotonic()):
+        now = time.monotonic()
+        for session in state.ledger.opened():
             status.sessions.add(
-                session_id=session.id, role=session.role, task=session.task, silent_seconds=silence
+                session_id=session.id,
+                role=session.role,
+                task=session.task,
+                silent_seconds=now - session.heard,
+                idle_seconds=now - session.requested,
+                doing=session.doing,
             )
         mine.staged.used, mine.staged.limit = state.budget.used, state.budget.limit
         if (limit := state.store.memory_limit.limit) is not None:
             mine.room.used, mine.room.limit = state.store.memory_limit.used, limit
         mine.groups.extend(state.clocks.report())
         mine.waits.extend(state.waits.report())
+        mine.waiters.extend(state.waits.waiters())
         mine.checkpoint.CopyFrom(self._saves.report())
         if state.resumed:
             mine.checkpoint.restored_from = state.settings.restore

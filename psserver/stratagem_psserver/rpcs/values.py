@@ -8,6 +8,7 @@ from functools import partial
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.segment import Segment
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.process import TENSOR_BYTES
@@ -34,7 +35,7 @@ class ValueRpcs:
         session = state.finished(request.session_id, request.finished, request.report)
         grants = begun_now(state, session, request.begins)
         if request.HasField("after"):
-            await self._wait(request.after, request.wait_seconds)
+            await self._wait(session, request.after, request.wait_seconds)
         variables = state.variables(request.session_id, request.snapshot)
 
         def make_header(header: pb.ReadHeader) -> pb.ReadHeader:
@@ -54,14 +55,17 @@ class ValueRpcs:
         async for frame in frames:
             yield frame
 
-    async def _wait(self, mark: pb.StepMark, seconds: float) -> None:
+    async def _wait(self, session: Session, mark: pb.StepMark, seconds: float) -> None:
         state = self._state
         applied = partial(state.rounds.is_applied, mark)
-        if not await state.waits.until(("group", mark.group), applied, seconds):
+        if applied():
+            return
+        waiter = state.step_waiter(session, mark)
+        if not await state.waits.until(("group", mark.group), applied, seconds, waiter):
             state.rounds.require_finished(mark)
             raise DeadlineExceededError(
                 f"step {mark.step} of {mark.group!r} was not applied in {seconds:g} s: "
-                f"{state.rounds.missing(mark)}"
+                f"{state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
             )
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> pb.AssignResponse:

@@ -36,7 +36,7 @@ from stratagem_psserver.synchronous.contribution_checks import (
 )
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
-from stratagem_psserver.waiting import listed
+from stratagem_psserver.waiting import Awaited, listed
 
 # No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000
@@ -237,6 +237,16 @@ class Rounds:
             return "all contributions have come and are being applied"
         names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
+
+    def awaited_of(self, mark: StepMark) -> list[Awaited]:
+        """Return whose contributions a step lacks, or who has to tell its norm."""
+        group = self._group(mark.group)
+        if mark.step > group.closed:
+            lacking = group.lacking(mark.step)
+            return [Awaited(group.label(worker), "contribution") for worker in lacking]
+        closed = group.unfinished.find(mark.step)
+        tasks = [part.task for part in closed.parts] if closed else []
+        return [Awaited(task, "norm of all gradients") for task in tasks]
 
     def applied(self) -> dict[str, int]:
         """Return the newest step of each group that the variables contain."""

@@ -51,7 +51,7 @@ def serving(reconnect_seconds: float) -> Iterator[ParameterServer]:
 
 
 def sessions(server: ParameterServer) -> list[Session]:
-    return [session for session, _ in server._state.ledger.silences(0.0)]
+    return [*server._state.ledger.opened()]
 
 
 def attended(server: ParameterServer) -> int:

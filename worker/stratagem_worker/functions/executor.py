@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -11,6 +12,8 @@ from typing import NamedTuple
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.status_pb2 import RunningFunction
+from stratagem_proto.whereabouts import whereabouts
 
 
 class ClosureFigures:
@@ -49,6 +52,7 @@ class Executor:
         self.figures = ClosureFigures()
         self._jobs: deque[Job] = deque()
         self._job: Job | None = None
+        self._began = 0.0
         self._changing = threading.Lock()
         # One for each job that came, and one for the end. A condition has more to do.
         self._news: SimpleQueue[bool] = SimpleQueue()
@@ -88,6 +92,17 @@ class Executor:
         job = self._job
         return job is not None and job.closure is not None
 
+    def current(self) -> RunningFunction | None:
+        """Return which function it runs, since when and where; None while it runs none."""
+        job, began = self._job, self._began
+        if job is None or job.closure is None:
+            return None
+        return RunningFunction(
+            number=job.closure,
+            seconds=time.monotonic() - began,
+            doing=whereabouts(self._thread.ident or 0),
+        )
+
     @property
     def queued(self) -> int:
         """How many functions wait."""
@@ -109,6 +124,7 @@ class Executor:
     def _do_next(self) -> None:
         with self._changing:
             # It may have been withdrawn.
+            self._began = time.monotonic()
             self._job = job = self._jobs.popleft() if self._jobs else None
         try:
             if job is not None:

@@ -29,6 +29,7 @@ from stratagem._ps_client.transports.call import Style
 from stratagem_proto import tracing
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.session_pb2 import HeartbeatResponse, OpenSessionResponse, RequestKey
+from stratagem_proto.whereabouts import whereabouts
 from stratagem_proto.wire.channel import Deadlines
 
 _LOG = logging.getLogger("stratagem")
@@ -76,6 +77,9 @@ class Connection:
         self._opening = threading.Lock()
         self._mutations = MutationLock()
         self._attendance = SessionAttendance()
+        # The thread that made the last request, and whether it was since the last heartbeat.
+        self._sender = 0
+        self._has_sent = False
 
     @property
     def _identity(self) -> Identity:
@@ -171,6 +175,7 @@ class Connection:
         style: Style,
         on_outcome: Callable[[], None] = lambda: None,
     ) -> Pending[Result]:
+        self._sender, self._has_sent = threading.get_ident(), True
         span = tracing.sending(request.method, self.peer)
         try:
             span.mark(key)
@@ -242,8 +247,13 @@ class Connection:
             return None
         # The thread that waits for one server renews no other's lease meanwhile.
         patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
-        beat = heartbeat(session, self._steps)
+        beat = heartbeat(session, self._steps, self._doing())
         return Pending(self, beat, Deadlines(call=patience, connect=0))
+
+    def _doing(self) -> str:
+        """Return where the program is if it has made no request since the last heartbeat."""
+        has_sent, self._has_sent = self._has_sent, False
+        return "" if has_sent else whereabouts(self._sender)
 
     def close(self) -> None:
         """End the session; requests under way fail. May be called again."""

@@ -148,10 +148,18 @@ def opening(
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
-def heartbeat(session: ServerSession, steps: StepCount) -> Request[HeartbeatResponse]:
-    """Return what renews the lease of a session, and tells its last finished step."""
+def heartbeat(session: ServerSession, steps: StepCount, doing: str) -> Request[HeartbeatResponse]:
+    """Return what renews the lease of a session, and tells its last finished step.
+
+    Args:
+        session: The session.
+        steps: The steps of this process.
+        doing: Where the program is, if it has made no request since the last heartbeat.
+    """
     finished, report = steps.tell()
-    message = HeartbeatRequest(session_id=session.identifier, finished=finished, report=report)
+    message = HeartbeatRequest(
+        session_id=session.identifier, finished=finished, report=report, doing=doing
+    )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 
 

@@ -1,0 +1,56 @@
+"""Where a thread is, for people who look for what others wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import FrameType
+
+MAX_CHARACTERS = 200
+"""What is longer is cut: one line of a table has to hold it."""
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def whereabouts(thread: int) -> str:
+    """Return where a thread is.
+
+    Args:
+        thread: Its identifier, as of `threading.get_ident`.
+
+    Returns:
+        The innermost line of the user's own program, then the innermost function of a library, for
+        instance "train.py:83 in step, in torch.autograd.graph._engine_run_backward". "" for a
+        thread that has ended.
+    """
+    frames = [*_frames(sys._current_frames().get(thread))]
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if not _is_library(frame)), None)
+    words = [] if own is None else [_line(own)]
+    if frames[0] is not own:
+        words.append(f"in {_module(frames[0])}.{frames[0].f_code.co_name}")
+    return ", ".join(words)[:MAX_CHARACTERS]
+
+
+def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
+
+
+def _line(frame: FrameType) -> str:
+    name = PurePath(frame.f_code.co_filename).name
+    return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "?"))
+
+
+def _is_library(frame: FrameType) -> bool:
+    package = _module(frame).partition(".")[0]
+    if package in sys.stdlib_module_names or package.startswith("stratagem"):
+        return True
+    return not _INSTALLED.isdisjoint(PurePath(frame.f_code.co_filename).parts)
