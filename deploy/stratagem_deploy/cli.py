@@ -48,7 +48,7 @@ def stratagem(
 
 
 app.add_typer(checkpoints.app, name="checkpoint")
-for watch in (watching.status, watching.top, watching.variables):
+for watch in (watching.status, watching.top, watching.variables, watching.doctor):
     app.command()(watch)
 
 

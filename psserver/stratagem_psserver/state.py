@@ -150,9 +150,16 @@ class ServerState:
         self.groups_changed(self.rounds.session_ended(session.id, why, left))
         self.clocks_changed(self.clocks.session_ended(session.id, why))
 
+    def task_of(self, worker: int) -> str:
+        """Return the task of a worker by its number; a chief, if there is one, has number 0."""
+        has_chief = any(session.task.job == "chief" for session in self.ledger.opened())
+        if has_chief and not worker:
+            return "/job:chief/task:0"
+        return f"/job:worker/task:{worker - has_chief}"
+
     def step_waiter(self, session: Session, mark: StepMark) -> Waiter:
         """Return that a client waits for a synchronous step, for people."""
-        awaited = partial(self.rounds.awaited_of, mark)
+        awaited = partial(self.rounds.awaited_of, mark, self.task_of)
         return Waiter(session.label, f"step {mark.step} of {mark.group!r}", awaited)
 
     def explained(self, waiter: Waiter) -> str:

@@ -1,4 +1,4 @@
-"""The commands `stratagem status`, `top` and `variables`.
+"""The commands `stratagem status`, `top`, `variables` and `doctor`.
 
 Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there was nobody to ask.
 """
@@ -135,6 +135,38 @@ def variables(
     else:
         Console().print(listing(listed))
     _exit(answers)
+
+
+def doctor(  # noqa: PLR0913  # one parameter for each option
+    servers: Servers = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    run: Run = None,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Waits of fewer seconds are not reported.")
+    ] = 2.0,
+    as_json: AsJson = False,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Say what is wrong with a cluster, who is to blame, and what to do.
+
+    Servers are found as by `stratagem status`. What holds others up comes first.
+
+    Exit code: 0 if nothing was found, 1 if something was, and 2 if there was nobody to ask.
+    """
+    from rich.console import Console
+
+    from stratagem_deploy.watching.doctor import findings
+    from stratagem_deploy.watching.tables import findings_table
+
+    found = findings(_look(_find(servers, cluster, run), token_file, timeout)(), patience)
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.facts() for finding in found]}))
+    elif found:
+        Console().print(findings_table(found))
+    else:
+        typer.echo("nothing is wrong, as far as servers can tell")
+    raise typer.Exit(_MISSED if found else 0)
 
 
 def _find(

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.doctor import Finding
 from stratagem_proto.consistency import MODE_NAMES
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
@@ -79,7 +80,12 @@ def tables(
     """
     yield _servers(answers)
     statuses = [answer.status for answer in answers if answer.status]
-    for table in (_clients(statuses), _workers(answers, earlier), _methods(answers, earlier)):
+    for table in (
+        _clients(statuses),
+        _waits(answers),
+        _workers(answers, earlier),
+        _methods(answers, earlier),
+    ):
         if table.row_count:
             yield table
 
@@ -149,6 +155,29 @@ def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
     return table
 
 
+def _waits(answers: Iterable[ServerAnswer]) -> Table:
+    table = _table("Waits", "client", "waits for", "since", "on", "for whom")
+    for answer in answers:
+        for wait in answer.status.parameter_server.waiters if answer.status else ():
+            whom = ", ".join(f"{one.missing} of {_short(one.client)}" for one in wait.awaited)
+            client, since = _short(wait.client), span(wait.seconds)
+            table.add_row(client, wait.subject, since, answer.label, whom)
+    return table
+
+
+def _short(task: str) -> str:
+    return task.removeprefix("/job:").replace("/task:", ":")
+
+
+def findings_table(findings: Iterable[Finding]) -> Table:
+    """Return what is wrong with a cluster, and what to do, as a table."""
+    table = _table("Findings", "", "what", "what to do")
+    for number, finding in enumerate(findings, 1):
+        what = f"[red]{escape(finding.what)}[/red]" if finding.stalls else escape(finding.what)
+        table.add_row(str(number), what, escape(finding.remedy))
+    return table
+
+
 def _workers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> Table:
     steps = "steps/s" if earlier else "steps"
     columns = ("optimizer", "consistency", "worker", steps, "staleness", "dropped")
@@ -159,7 +188,7 @@ def _workers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
         if earlier:
             known = before.get((group, mode, task), clock)
             finished = f"{(clock.finished - known.finished) / seconds:.1f}"
-        worker = task.removeprefix("/job:").replace("/task:", ":")
+        worker = _short(task)
         staleness, dropped = _staleness(clock.staleness), str(clock.dropped)
         table.add_row(group, mode, worker, finished, staleness, dropped, clock.gone)
     return table

@@ -490,7 +490,7 @@ class Awaited(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     MISSING_FIELD_NUMBER: builtins.int
     client: builtins.str
-    """As in Waiter; "worker 3" is a worker that has not come yet."""
+    """As in Waiter. It may have no session, if it has not come yet."""
     missing: builtins.str
     """What it has not done yet, in words, for instance "its contribution"."""
     def __init__(

@@ -11,7 +11,7 @@ restores the clocks from its checkpoint, with all workers gone until they come b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -112,10 +112,15 @@ class Clocks:
             f"but {listed(slow)} only {group.slowest}"
         )
 
-    def awaited(self, name: str) -> list[Awaited]:
-        """Return the slowest workers of a group, for whom others wait."""
+    def awaited(self, name: str, task_of: Callable[[int], str]) -> list[Awaited]:
+        """Return the slowest workers of a group, for whom others wait.
+
+        Args:
+            name: The group.
+            task_of: Returns the task of a worker that has begun no step yet.
+        """
         group = self._groups[name]
-        unseen = [f"worker {n}" for n in range(group.num_workers) if n not in group.workers]
+        unseen = [task_of(n) for n in range(group.num_workers) if n not in group.workers]
         slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
         return [Awaited(client, f"end of step {group.slowest + 1}") for client in unseen or slow]
 

@@ -36,7 +36,7 @@ class ConsistencyRpcs:
             return granted
         grant = partial(_granted_now, state, step)
         subject = f"the permit for step {step.finished + 1} of {name!r}"
-        waiter = Waiter(session.label, subject, partial(state.clocks.awaited, name))
+        waiter = Waiter(session.label, subject, partial(state.clocks.awaited, name, state.task_of))
         granted = await state.waits.until(("clock", name), grant, seconds, waiter)
         if granted is None:
             raise DeadlineExceededError(

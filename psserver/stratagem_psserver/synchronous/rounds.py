@@ -18,7 +18,7 @@ dropped, and their workers are told so when they commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stratagem_proto.errors import (
     AbortedError,
@@ -238,12 +238,18 @@ class Rounds:
         names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
 
-    def awaited_of(self, mark: StepMark) -> list[Awaited]:
-        """Return whose contributions a step lacks, or who has to tell its norm."""
+    def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[Awaited]:
+        """Return whose contributions a step lacks, or who has to tell its norm.
+
+        Args:
+            mark: The step.
+            task_of: Returns the task of a worker that has contributed to no step yet.
+        """
         group = self._group(mark.group)
         if mark.step > group.closed:
-            lacking = group.lacking(mark.step)
-            return [Awaited(group.label(worker), "contribution") for worker in lacking]
+            known = {number: member.task for number, member in group.members.items()}
+            lacking = (known.get(n) or task_of(n) for n in group.lacking(mark.step))
+            return [Awaited(task, "contribution") for task in lacking]
         closed = group.unfinished.find(mark.step)
         tasks = [part.task for part in closed.parts] if closed else []
         return [Awaited(task, "norm of all gradients") for task in tasks]

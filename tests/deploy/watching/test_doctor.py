@@ -1,0 +1,218 @@
+"""Whether `stratagem doctor` names who is to blame, asked of real servers and by what they say."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import stratagem
+from stratagem_deploy.cli import app
+from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.doctor import findings
+from stratagem_deploy.watching.places import ServerPlace
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.status_pb2 import (
+    Awaited,
+    Budget,
+    GetStatusResponse,
+    RunningFunction,
+    SessionStatus,
+    Waiter,
+)
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
+from tests.psserver.wire import RawClient
+from tests.waiting import eventually
+
+PATIENCE = 2.0
+
+
+def said(index: int, **status: object) -> ServerAnswer:
+    """What parameter server `index` says."""
+    answer = GetStatusResponse(task=Task(job="ps", index=index), **status)  # type: ignore[arg-type]
+    return ServerAnswer(ServerPlace("127.0.0.1:1", f"ps:{index}"), answer, time=100.0)
+
+
+def client(index: int, silent: float = 0.1, idle: float = 0.1, doing: str = "") -> SessionStatus:
+    return SessionStatus(
+        task=Task(job="worker", index=index),
+        silent_seconds=silent,
+        idle_seconds=idle,
+        doing=doing,
+    )
+
+
+def wait(who: int, whom: int, seconds: float = 6.1) -> Waiter:
+    return Waiter(
+        client=f"/job:worker/task:{who}",
+        reason="step",
+        subject="step 812 of 'Adam'",
+        seconds=seconds,
+        awaited=[Awaited(client=f"/job:worker/task:{whom}", missing="contribution")],
+    )
+
+
+def waiting(index: int, *waiters: Waiter, clients: tuple[SessionStatus, ...] = ()) -> ServerAnswer:
+    answer = said(index, sessions=clients)
+    assert answer.status is not None
+    answer.status.parameter_server.waiters.extend(waiters)
+    return answer
+
+
+def test_the_silent_worker_that_others_wait_for_is_named() -> None:
+    clients = client(0), client(1), client(3, 6.0, 6.0, "train.py:83 in step")
+    answer = waiting(1, wait(0, 3), wait(1, 3), clients=clients)
+    first, *_ = findings([answer], PATIENCE)
+    assert first.culprits == ("worker:3",)
+    assert first.stalls
+    assert "step 812 of 'Adam': worker:0, worker:1 wait 6.1 s for the contribution" in first.what
+    assert "on ps:1; it is silent for 6 s, last seen at train.py:83 in step" in first.what
+
+
+def test_who_only_waits_for_another_one_is_not_blamed() -> None:
+    answer = waiting(0, wait(0, 1), wait(1, 2), clients=(client(0), client(1), client(2)))
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:2",)
+
+
+def test_those_who_wait_for_each_other_are_all_named() -> None:
+    answer = waiting(0, wait(0, 1), wait(1, 0), clients=(client(0), client(1)))
+    assert {one.culprits for one in findings([answer], PATIENCE)} == {("worker:0",), ("worker:1",)}
+
+
+def test_short_waits_are_usual() -> None:
+    answer = waiting(0, wait(0, 1, seconds=0.5), clients=(client(0), client(1)))
+    assert not findings([answer], PATIENCE)
+
+
+def test_a_worker_that_never_came_is_named_by_its_number() -> None:
+    never = Waiter(client="/job:worker/task:0", seconds=9, awaited=[Awaited(client="worker 2")])
+    (only,) = findings([waiting(0, never, clients=(client(0),))], PATIENCE)
+    assert only.culprits == ("worker 2",)
+    assert "no server has a session of it" in only.what
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    missed = ServerAnswer(ServerPlace("10.0.0.1:2222", "ps:1"), None, "no answer in 5 s", 100.0)
+    (only,) = findings([missed], PATIENCE)
+    assert (only.culprits, only.stalls) == (("ps:1",), True)
+
+
+def test_budgets_disks_clocks_and_versions_are_looked_at() -> None:
+    first = said(0, unix_seconds=1_000.0, versions={"torch": "2.13.0"})
+    second = said(1, unix_seconds=1_060.0, versions={"torch": "2.6.0"})
+    assert first.status is not None
+    mine = first.status.parameter_server
+    mine.staged.CopyFrom(Budget(used=95, limit=100))
+    mine.checkpoint.failures, mine.checkpoint.folder = 1, "checkpoints"
+    mine.checkpoint.bytes, mine.checkpoint.seconds = 100_000_000, 60.0
+    told = [one.what for one in findings([first, second], PATIENCE)]
+    assert len(told) == 5
+    assert any("--staged-bytes" in one for one in told)
+    assert any("could not write 1 parts" in one for one in told)
+    assert any("took 60 s to write" in one for one in told)
+    assert any("clocks of ps:0 and ps:1 differ by 60 s" in one for one in told)
+    assert any("versions of torch differ: ps:0 2.13.0; ps:1 2.6.0" in one for one in told)
+
+
+def test_a_function_that_does_not_end_is_named_with_its_line() -> None:
+    status = GetStatusResponse(task=Task(job="worker", index=2))
+    status.worker_server.queued = 3
+    current = RunningFunction(number=7, seconds=61, doing="train.py:20 in step")
+    status.worker_server.current.CopyFrom(current)
+    (only,) = findings([ServerAnswer(ServerPlace("127.0.0.1:1"), status)], PATIENCE)
+    assert (only.culprits, only.stalls) == (("worker:2",), True)
+    assert "function 7 for 61 s" in only.what
+    assert "train.py:20 in step" in only.what
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    (tmp_path / "token").write_text(TOKEN)
+    return str(tmp_path / "token")
+
+
+def diagnosed(token_file: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    environment = {"STRATAGEM_TOKEN_FILE": token_file, "TF_CONFIG": "{}"}
+    finished = CliRunner().invoke(app, ["doctor", "--json", *arguments], env=environment)
+    return finished.exit_code, json.loads(finished.stdout)["findings"]
+
+
+def test_who_does_not_come_to_a_barrier_is_named(token_file: str) -> None:
+    tasks = [Task(job="worker", index=index) for index in range(2)]
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        RawClient(server.address, TOKEN, tasks[0]) as waits,
+        RawClient(server.address, TOKEN, tasks[1]) as stays_away,
+        ThreadPoolExecutor() as threads,
+    ):
+        waits.open()
+        stays_away.open()
+        assert diagnosed(token_file, server.address) == (0, [])
+        arrival = BarrierRequest(
+            session_id=waits.session_id, name="built", num_tasks=2, wait_seconds=60
+        )
+        passing = threads.submit(waits.unary, "Barrier", arrival, BarrierResponse, 60.0)
+        told: list[dict[str, Any]] = []
+
+        def is_told() -> bool:
+            told[:] = diagnosed(token_file, server.address, "--patience", "0")[1]
+            return bool(told)
+
+        eventually(is_told)
+        assert told[0]["culprits"] == ["worker:1"]
+        assert "barrier 'built': worker:0 waits" in told[0]["what"]
+        arrival.session_id = stays_away.session_id
+        stays_away.unary("Barrier", arrival, BarrierResponse)
+        passing.result()
+
+
+def test_the_line_is_told_at_which_a_worker_keeps_a_step_waiting(token_file: str) -> None:
+    """A lock in the user's code, as one would meet it: heartbeats go on all the while."""
+    lock, told = threading.Lock(), list[dict[str, Any]]()
+    settings = ServerSettings(token=TOKEN, lease_seconds=3)
+
+    def take_the_lock() -> None:
+        with lock:
+            pass
+
+    def train(strategy: stratagem.ParameterServerStrategy, number: int) -> None:
+        with strategy.scope():
+            model = nn.Linear(2, 1)
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def step() -> None:
+            if number == 1:
+                take_the_lock()
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+
+        strategy.run(step)
+
+    def is_told() -> bool:
+        told[:] = diagnosed(token_file, server.address, "--patience", "0")[1]
+        return bool(told) and "take_the_lock" in told[0]["what"]
+
+    with ParameterServer(settings) as server, ThreadPoolExecutor() as threads:
+        cluster = Cluster([server.address], 2)
+        lock.acquire()
+        training = threads.submit(cluster.run, train, consistency=stratagem.consistency.Sync())
+        try:
+            eventually(is_told)
+        finally:
+            lock.release()
+        training.result()
+    assert told[0]["culprits"] == ["worker:1"]
+    assert "step 1 of 'SGD': worker:0 waits" in told[0]["what"]
