@@ -61,7 +61,7 @@ def test_the_commands_of_the_page_answer(command: list[str], environment: dict[s
 
 
 def test_the_page_shows_each_command() -> None:
-    assert {command[0] for command in COMMANDS} == {"status", "top", "variables"}
+    assert {command[0] for command in COMMANDS} == {"status", "top", "variables", "doctor"}
 
 
 def test_the_program_of_the_page_runs() -> None:
