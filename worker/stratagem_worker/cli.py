@@ -14,15 +14,15 @@ app = typer.Typer(add_completion=False)
 
 
 def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
-    """Run the functions that a coordinator sends. It needs the cluster's secret.
+    """Run the functions that a coordinator sends. The worker needs the cluster's secret.
 
-    A flag counts before its environment variable, this before the task that TF_CONFIG says this is,
-    and this before the table worker of the file.
+    Where several sources give a setting, the first of these counts: its flag, its environment
+    variable, the task in TF_CONFIG, the table worker of the configuration file.
 
-    SIGTERM and Ctrl-C let what runs end, for at most --drain-seconds.
+    After SIGTERM or Ctrl-C the worker lets the function that runs end, for at most --drain-seconds.
 
-    Exit code: 0 after SIGTERM or Ctrl-C, 2 if it could not serve: a setting, an address, a
-    checkpoint that cannot be.
+    Exit code: 0 after SIGTERM or Ctrl-C, and 2 if the worker could not start because of a setting
+    or an address.
     """
     config.set_logical_cpus(options.logical_cpus)
     server = WorkerServer(options.settings())
