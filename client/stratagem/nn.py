@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from stratagem._parameter_server.tables.dynamic import NOMINAL_ROWS, DynamicTable, KeyLimits
-from stratagem._parameter_server.tables.prefetch import prefetch
 from stratagem._parameter_server.tables.recording import current_recorder
+from stratagem._parameter_server.tables.variable import prefetch
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
 __all__ = ["DynamicEmbedding", "Embedding", "EmbeddingBag", "clip_grad_norm_", "prefetch"]

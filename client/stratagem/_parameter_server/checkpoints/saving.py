@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
-from stratagem._parameter_server.checkpoints.worker_states import states_of
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.v1.session_pb2 import WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 
@@ -130,7 +130,7 @@ class _Work:
         applied = [state["groups"] for state in states.values()]
         workers = {
             "count": self.contents.num_workers,
-            "states": states_of(self.cut.reports, applied),
+            "states": _states_of(self.cut.reports, applied),
         }
         index = Index.of_parts(parts, states, self.contents.extra, workers)
         self.new.commit(index, self.keep)
@@ -161,3 +161,20 @@ def _require_visible(folder: Path, part: TensorFile, server: str) -> None:
             "save to a folder that all servers and the chief share",
             task=server,
         )
+
+
+def _states_of(
+    reports: Mapping[str, bytes], applied: Sequence[Mapping[str, int]]
+) -> dict[str, Any]:
+    """Return by task the states that fit to the synchronous steps that each server has applied."""
+    found = {}
+    for task, report in reports.items():
+        for state in WorkerReport.FromString(report).states:
+            if all(_is_applied(step, applied) for step in state.contributed.items()):
+                found[task] = json.loads(state.content)
+    return found
+
+
+def _is_applied(step: tuple[str, int], applied: Sequence[Mapping[str, int]]) -> bool:
+    group, number = step
+    return all(number <= groups.get(group, 0) for groups in applied)
