@@ -13,11 +13,8 @@ from stratagem._core.interruption import uninterrupted
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.push import Update
-from stratagem._parameter_server.variables.split_variable import (
-    SplitVariable,
-    parts_of,
-    values_of_rows,
-)
+from stratagem._parameter_server.variables.split_variable import SplitVariable, values_of_rows
+from stratagem._parameter_server.variables.variable import remote_of
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import SentGradient, step
@@ -94,13 +91,15 @@ def add_gradient(
     batches: ServerBatches, variable: Variable, value: torch.Tensor, group: int
 ) -> None:
     """Add the gradient of a variable, dense or `torch.sparse_coo`, of a param group by number."""
-    parts = parts_of(variable)
-    if not parts:
+    if isinstance(variable, SplitVariable):
+        for part, (values, rows) in zip(variable.parts, variable.gradients(value), strict=True):
+            batches[part.place.server].add(part.name, values, group, rows)
+        return
+    remote = remote_of(variable)
+    if remote is None:
         raise InternalError(f"variable {variable.name!r} is on no parameter server")
-    is_split = isinstance(variable, SplitVariable)
-    shares = variable.gradients(value) if is_split else [values_of_rows(value)]
-    for part, (values, rows) in zip(parts, shares, strict=True):
-        batches[part.place.server].add(part.name, values, group, rows)
+    values, rows = values_of_rows(value)
+    batches[remote.place.server].add(remote.name, values, group, rows)
 
 
 # Smaller gradients wait for others that go to the same server.
