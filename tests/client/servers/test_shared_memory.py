@@ -289,7 +289,7 @@ def test_a_frame_about_a_segment_that_did_not_come_is_refused() -> None:
         link.send(FrameKind.SEGMENT, b"", True)
         answer = next(link.frames())
         status = RecordedStatus.FromString(bytes(answer.message))
-        assert "none came" in status.message
+        assert "no descriptor arrived" in status.message
         link.close()
 
 
