@@ -1,4 +1,4 @@
-"""Where a thread is, for people who look for what others wait for."""
+"""Where in its program a thread is, for people who look for the cause of a wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 from types import FrameType
 
 MAX_CHARACTERS = 200
-"""What is longer is cut: one line of a table has to hold it."""
+"""Longer descriptions are cut, since one line of a table has to hold them."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 

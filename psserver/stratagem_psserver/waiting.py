@@ -24,8 +24,8 @@ class Awaited(NamedTuple):
     """A client that others wait for.
 
     Attributes:
-        client: The client, as messages name it.
-        missing: What they wait for, as in "the contribution of /job:worker/task:3".
+        client: The label of its session, for instance "/job:worker/task:3".
+        missing: What the others wait for, as in "the contribution of /job:worker/task:3".
     """
 
     client: str
@@ -37,9 +37,9 @@ class Waiter:
     """A request that waits for something that others are to do.
 
     Attributes:
-        client: Who waits, as messages name it.
-        subject: What for, in words.
-        awaited: Says who has to do something first; nobody where that cannot be told.
+        client: The label of the waiting client's session.
+        subject: What it waits for, in words.
+        awaited: Returns the clients that have to act first; none where the server cannot tell.
     """
 
     client: str
@@ -54,7 +54,7 @@ class _Wait:
     since: float
 
 
-# More are not told one by one: an answer stays small in a cluster that stands still.
+# A status lists no more than these, so that it stays small while a large cluster stands still.
 _MOST_TOLD = 100
 
 
@@ -81,7 +81,7 @@ class Waits:
             subject: Identifies what the condition depends on. Whoever changes it calls `changed`.
             met: Returns the outcome, or None while there is none. An exception ends the wait.
             seconds: The longest wait.
-            waiter: Who waits, and for whom, for people.
+            waiter: The client that waits and those that it waits for, for status and messages.
 
         Returns:
             The outcome; None if there was none in time.
@@ -110,7 +110,7 @@ class Waits:
             yield pb.WaitStatus(reason=reason, waiting=present[reason], seconds=seconds)
 
     def waiters(self) -> Iterator[pb.Waiter]:
-        """Return who waits for whom, those first who have waited longest."""
+        """Yield the requests that wait now and the clients that they wait for, longest first."""
         now = time.monotonic()
         for wait in islice(self._present, _MOST_TOLD):
             waiter = wait.waiter
@@ -154,7 +154,7 @@ class Waits:
 
 
 def unfinished_steps(gate: CheckpointGate) -> list[Awaited]:
-    """Return whose steps have to end before a checkpoint can be taken."""
+    """Return the clients whose steps have to end before a checkpoint can be taken."""
     return [Awaited(each.label, f"end of step {each.begun}") for each in gate.unfinished()]
 
 

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/barrier.proto\x12\x12stratagem_proto.v1\"o\n\x0e\x42\x61rrierRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tnum_tasks\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\"\x11\n\x0f\x42\x61rrierResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/barrier.proto\x12\x12stratagem_proto.v1\"\x91\x01\n\x0e\x42\x61rrierRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tnum_tasks\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\"\x11\n\x0f\x42\x61rrierResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.barrier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BARRIERREQUEST']._serialized_start=56
-  _globals['_BARRIERREQUEST']._serialized_end=167
-  _globals['_BARRIERRESPONSE']._serialized_start=169
-  _globals['_BARRIERRESPONSE']._serialized_end=186
+  _globals['_BARRIERREQUEST']._serialized_start=57
+  _globals['_BARRIERREQUEST']._serialized_end=202
+  _globals['_BARRIERRESPONSE']._serialized_start=204
+  _globals['_BARRIERRESPONSE']._serialized_end=221
 # @@protoc_insertion_point(module_scope)

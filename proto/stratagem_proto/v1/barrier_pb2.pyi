@@ -21,6 +21,8 @@ class BarrierRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     NUM_TASKS_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     name: builtins.str
@@ -33,6 +35,10 @@ class BarrierRequest(google.protobuf.message.Message):
     """Number of tasks to wait for."""
     wait_seconds: builtins.float
     """Longest wait in seconds; the error names the tasks that did come."""
+    finished: builtins.int
+    """As in RequestKey. Tasks that meet know of each other what came before."""
+    report: builtins.bytes
+    """As in RequestKey."""
     def __init__(
         self,
         *,
@@ -41,8 +47,10 @@ class BarrierRequest(google.protobuf.message.Message):
         generation: builtins.int = ...,
         num_tasks: builtins.int = ...,
         wait_seconds: builtins.float = ...,
+        finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "name", b"name", "num_tasks", b"num_tasks", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "generation", b"generation", "name", b"name", "num_tasks", b"num_tasks", "report", b"report", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___BarrierRequest = BarrierRequest
 

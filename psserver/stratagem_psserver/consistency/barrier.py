@@ -170,14 +170,14 @@ class Barriers:
         return list(gathering.arrived) if gathering else []
 
     def awaited(self, name: str, clients: Collection[str]) -> list[Awaited]:
-        """Return who has not come yet.
+        """Return the tasks that have not arrived yet.
 
         Args:
             name: The barrier.
             clients: All tasks that have a session.
 
         Returns:
-            Those who may come; one besides for all that have no session, if some are missing.
+            The tasks with a session that are not there, and one entry for all tasks without one.
         """
         gathering = self._gatherings.get(name)
         if gathering is None:

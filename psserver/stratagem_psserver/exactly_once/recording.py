@@ -124,7 +124,7 @@ class ClosureTurns:
         Args:
             request: The mutation.
             work: What applies it.
-            client: Who has sent it, for those who wait until it is applied.
+            client: The label of its session, to show to others that wait for this mutation.
         """
         key, intent = request.key.closure, intent_of(request)
         subject = _subject(key)

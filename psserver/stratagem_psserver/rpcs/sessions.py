@@ -79,7 +79,7 @@ class BarrierRpcs:
 
     async def wait(self, request: BarrierRequest) -> BarrierResponse:
         state, name, generation = self._state, request.name, request.generation
-        session = state.session(request.session_id)
+        session = state.finished(request.session_id, request.finished, request.report)
         state.barriers.arrive(name, generation, request.num_tasks, session.label, session.id)
         subject = ("barrier", name)
         state.waits.changed(subject)

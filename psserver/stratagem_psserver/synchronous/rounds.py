@@ -239,7 +239,7 @@ class Rounds:
         return f"the contributions of {names} are missing"
 
     def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[Awaited]:
-        """Return whose contributions a step lacks, or who has to tell its norm.
+        """Return the workers whose contribution a step lacks, or that have to send its norm.
 
         Args:
             mark: The step.

@@ -231,6 +231,26 @@ def test_a_worker_that_has_not_run_yet_keeps_its_position(tmp_path: Path) -> Non
     assert positions(tmp_path) == {0: 5, 1: 6}
 
 
+def test_a_position_is_known_to_those_who_meet_its_worker_at_a_barrier(tmp_path: Path) -> None:
+    saved = threading.Event()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> None:
+        Descent(strategy)
+        strategy.barrier("built")
+        strategy.register_for_checkpointing("data", Counter(5 + worker))
+        # As by `strategy.barrier`, which then reads parameters, and the chief may be faster.
+        strategy.extended._cluster.barrier("met", 0, None)
+        if worker:
+            assert saved.wait(60)
+        else:
+            strategy.save(tmp_path)
+            saved.set()
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(program)
+    assert positions(tmp_path) == {0: 5, 1: 6}
+
+
 def test_the_next_iterator_takes_the_place_of_the_last(tmp_path: Path) -> None:
     with running(1) as cluster, cluster.strategy() as strategy:
         strategy.register_for_checkpointing("data", Counter(7))
