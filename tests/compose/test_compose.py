@@ -7,14 +7,10 @@ import json
 import pytest
 
 from tests.compose.project import Project
-from tests.demo import CLOSE, DEMO_RMSE, demo_error
+from tests.demo import BY_TURNS, CLOSE, DEMO_RMSE, demo_error
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
-
-# While a checkpoint waits for the session of the worker that crashed, that one may be back and
-# train its part alone: one part after the other ends up to 0.02 further away.
-_BY_TURNS = 0.025
 
 
 def checkpoints(project: Project) -> int:
@@ -47,7 +43,8 @@ def test_a_worker_and_a_server_that_crash_come_back_and_training_ends_well(
     assert (project.restarts("worker-1"), project.restarts("ps-1")) == (1, 1)
     print("", project.logs("ps-1"), project.logs("worker-0"), sep="\n")
     assert '"event": "restored"' in project.logs("ps-1")
-    assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < _BY_TURNS
+    # While a checkpoint waits for the session of the worker that crashed, that one may be back.
+    assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < BY_TURNS
 
 
 def test_containers_are_closed_off(project: Project) -> None:

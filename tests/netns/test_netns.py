@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.demo import CLOSE, DEMO_RMSE, demo_error
+from tests.demo import BY_TURNS, DEMO_RMSE, demo_error
 from tests.deploy.processes.process_tree import is_alive, python
 from tests.netns.conftest import Cluster
 from tests.netns.host import Host
@@ -51,7 +51,7 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
     for name in WORKERS:
         assert hosts[name].exit_code(seconds=600) == 0, hosts[name].log
     print(hosts["worker-0"].log)
-    assert abs(demo_error(hosts["worker-0"].log) - DEMO_RMSE) < CLOSE
+    assert abs(demo_error(hosts["worker-0"].log) - DEMO_RMSE) < BY_TURNS
     assert updates(hosts["ps-0"]) == {STEPS * len(WORKERS)}
     for name in SERVERS:
         hosts[name].stop()
