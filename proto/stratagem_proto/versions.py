@@ -7,7 +7,7 @@ about the values of this run.
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Callable
 
 # No variable is changed as often as this in one run.
 _COUNT_BITS = 40
@@ -15,9 +15,13 @@ _COUNT_BITS = 40
 _RUN_BITS = 24
 
 
-def first_of_another_run() -> int:
-    """Return the first version of a run that begins with a checkpoint."""
-    run = 1 + secrets.randbelow((1 << _RUN_BITS) - 1)
+def first_of_another_run(random_bytes: Callable[[int], bytes]) -> int:
+    """Return the first version of a run that begins with a checkpoint.
+
+    Args:
+        random_bytes: Returns as many random bytes as it is asked for.
+    """
+    run = 1 + int.from_bytes(random_bytes(8), "big") % ((1 << _RUN_BITS) - 1)
     return (run << _COUNT_BITS) + 1
 
 

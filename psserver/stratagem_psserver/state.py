@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -17,6 +15,7 @@ from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
+from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
@@ -26,7 +25,6 @@ from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.process import Compute
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
@@ -48,10 +46,12 @@ class ServerState:
     tensors, while the event loop holds the locks of their variables.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, environment: Environment | None = None) -> None:
         self.settings = settings
+        self.environment = environment or Environment()
+        self.clock, self.compute = self.environment.clock, self.environment.compute
         self.figures = Figures()
-        self.incarnation = os.urandom(SESSION_ID_BYTES)
+        self.incarnation = self.environment.random_bytes(SESSION_ID_BYTES)
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
         self.attendance = Attendance()
@@ -68,8 +68,7 @@ class ServerState:
         self.read_plans = ReadPlanCache(self.store)
         self.graphs = GraphCache()
         self.locks = VariableLocks()
-        self.waits = Waits()
-        self.compute = Compute()
+        self.waits = Waits(self.clock)
         self.gate = CheckpointGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
@@ -93,7 +92,7 @@ class ServerState:
         Raises:
             SessionLostError: No session with that id is open.
         """
-        return self.ledger.session(session_id, time.monotonic())
+        return self.ledger.session(session_id, self.clock())
 
     def finished(self, session_id: bytes, step: int, report: bytes) -> Session:
         """Note the last step that a client has finished, and return its session.
@@ -115,7 +114,7 @@ class ServerState:
         self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
     ) -> Session:
         """Begin or resume a session."""
-        session = self.ledger.open(session_id, role, task, time.monotonic())
+        session = self.ledger.open(session_id, role, task, self.clock())
         session.client = client or session_id
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
@@ -134,7 +133,7 @@ class ServerState:
 
     def end_leases(self) -> list[Session]:
         """End the sessions of clients that were silent for too long."""
-        ended = self.ledger.expire(time.monotonic())
+        ended = self.ledger.expire(self.clock())
         for session in ended:
             self._ended(session, f"the lease of {session.label} ran out")
         return ended
@@ -164,7 +163,7 @@ class ServerState:
 
     def explained(self, waiter: Waiter) -> str:
         """Return whom a request waits for and what was last heard of them, for a message."""
-        now, known = time.monotonic(), {one.label: one for one in self.ledger.opened()}
+        now, known = self.clock(), {one.label: one for one in self.ledger.opened()}
         told = []
         for client, missing in waiter.awaited():
             session = known.get(client)

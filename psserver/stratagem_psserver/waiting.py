@@ -16,6 +16,7 @@ from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
+from stratagem_psserver.environment import Clock
 
 Outcome = TypeVar("Outcome")
 
@@ -59,9 +60,14 @@ _MOST_TOLD = 100
 
 
 class Waits:
-    """The requests that wait, by the subject of their condition."""
+    """The requests that wait, by the subject of their condition.
 
-    def __init__(self) -> None:
+    Attributes:
+        clock: Measures how long they wait.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
         # In the order in which they began.
         self._present: dict[_Wait, None] = {}
@@ -94,13 +100,13 @@ class Waits:
 
     @contextmanager
     def _noted(self, reason: str, waiter: Waiter) -> Iterator[None]:
-        wait = _Wait(waiter, reason, time.monotonic())
+        wait = _Wait(waiter, reason, self.clock())
         self._present[wait] = None
         try:
             yield
         finally:
             del self._present[wait]
-            self._waited[reason].observe(time.monotonic() - wait.since)
+            self._waited[reason].observe(self.clock() - wait.since)
 
     def report(self) -> Iterator[pb.WaitStatus]:
         """Yield the number of present waits and the durations of past ones, for each reason."""
@@ -111,7 +117,7 @@ class Waits:
 
     def waiters(self) -> Iterator[pb.Waiter]:
         """Yield the requests that wait now and the clients that they wait for, longest first."""
-        now = time.monotonic()
+        now = self.clock()
         for wait in islice(self._present, _MOST_TOLD):
             waiter = wait.waiter
             yield pb.Waiter(

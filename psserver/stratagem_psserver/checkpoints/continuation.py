@@ -105,7 +105,7 @@ def resume(state: ServerState, path: str) -> bool:
 
 def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> None:
     tensors, store = checkpoint.index.tensors, state.store
-    store.first_version = first_of_another_run()
+    store.first_version = first_of_another_run(state.environment.random_bytes)
     mine = [
         entry
         for name, entry in tensors.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,7 +90,7 @@ class Saves:
 
     async def _write(self, path: Path, snapshot: Snapshot, facts: str) -> Saved:
         write = partial(write_part, path, snapshot.contents, snapshot.values())
-        began = time.monotonic()
+        began = self._state.clock()
         try:
             # Not in the threads of `Compute`, which it would block.
             part = await asyncio.get_running_loop().run_in_executor(None, write)
@@ -103,7 +102,7 @@ class Saves:
         finally:
             self._state.snapshots.close(snapshot)
         self._saves += 1
-        ended = time.monotonic()
+        ended = self._state.clock()
         # The parts' own folder is renamed once all parts are written.
         folder, nbytes = str(path.parents[1]), part.file.nbytes
         self._last = _Written(folder, ended, nbytes, ended - began)
@@ -114,7 +113,7 @@ class Saves:
         status = CheckpointStatus(saves=self._saves, failures=self._failures)
         if last := self._last:
             status.folder, status.bytes = last.folder, last.nbytes
-            status.age_seconds = time.monotonic() - last.ended
+            status.age_seconds = self._state.clock() - last.ended
             status.seconds = last.seconds
         return status
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +94,7 @@ class Mutations:
         self._figures = figures
         self._ledger, self._closures = ledger, closures
         self._budget, self._waits, self._gate = budget, waits, gate
+        self._clock = waits.clock
         self.uploads = UploadMemory()
 
     async def once(
@@ -104,7 +104,7 @@ class Mutations:
         response_type: type[Response],
     ) -> Response:
         """Apply a request that has no tensors, or repeat its reply."""
-        session = self._ledger.session(request.key.session_id, time.monotonic())
+        session = self._ledger.session(request.key.session_id, self._clock())
         work = Work(partial(_traced, partial(apply, session)), response_type)
         return await self._in_step(session, request, work)
 
@@ -127,7 +127,7 @@ class Mutations:
             response_type: The class of the response.
         """
         key = header.key
-        session = self._ledger.session(key.session_id, time.monotonic())
+        session = self._ledger.session(key.session_id, self._clock())
         if known := session.numbering.outcome(key):
             return recorded_response(known, response_type)
         with Reservation(self._budget, 0) as reservation:
@@ -164,7 +164,7 @@ class Mutations:
         admitted = partial(self._admitted, session, key.step)
         while not admitted():
             waiter = Waiter(session.label, "a checkpoint", partial(unfinished_steps, gate))
-            remaining = gate.remaining(time.monotonic())
+            remaining = gate.remaining(self._clock())
             if await self._waits.until(STEPS, admitted, remaining, waiter):
                 break
         try:
@@ -180,12 +180,12 @@ class Mutations:
     def _admitted(self, session: Session, step: int) -> bool | None:
         # A step of a client whose session has ended would never be finished.
         self._require_open(session)
-        now = time.monotonic()
+        now = self._clock()
         return self._gate.admits(session.client, session.label, step, now) or None
 
     def _require_open(self, session: Session) -> None:
         """Check that a session has not ended while the request arrived or waited."""
-        self._ledger.session(session.id, time.monotonic())
+        self._ledger.session(session.id, self._clock())
 
     async def _in_turn(self, session: Session, key: RequestKey, work: Work[Response]) -> Response:
         def admission() -> Admission | None:

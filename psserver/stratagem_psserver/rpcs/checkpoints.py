@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -28,7 +27,7 @@ class CheckpointRpcs:
         state, gate = self._state, self._state.gate
         session = state.finished(request.session_id, request.finished, request.report)
         begun = {each.client: each.step for each in request.begun}
-        gate.hold(request.cut, begun, time.monotonic())
+        gate.hold(request.cut, begun, self._state.clock())
         state.waits.changed(STEPS)
 
         def finished() -> bool | None:
@@ -91,10 +90,10 @@ class CheckpointRpcs:
             # This counts the requests of clients that do not number their steps, too.
             return not gate.applying or None
 
-        seconds = gate.remaining(time.monotonic())
+        seconds = gate.remaining(self._state.clock())
         waiter = Waiter(label, "the end of all requests under way", partial(unfinished_steps, gate))
         quiet = await state.waits.until(STEPS, idle, seconds, waiter)
-        if not quiet or not gate.holds(cut, time.monotonic()):
+        if not quiet or not gate.holds(cut, self._state.clock()):
             raise AbortedError("the steps were held for too long; try again")
         try:
             action()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -23,10 +22,9 @@ class ConsistencyRpcs:
         state = self._state
         session = state.session(request.session_id)
         _arrive(state, session, request.steps)
-        deadline = time.monotonic() + request.wait_seconds
+        deadline = state.clock() + request.wait_seconds
         grants = [
-            await self._granted(session, step, deadline - time.monotonic())
-            for step in request.steps
+            await self._granted(session, step, deadline - state.clock()) for step in request.steps
         ]
         return pb.BeginStepResponse(grants=grants)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -51,8 +50,10 @@ class SessionRpcs:
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        state, now = self._state, time.monotonic()
-        session = state.ledger.beat(request.session_id, request.doing[:MAX_CHARACTERS], now)
+        state = self._state
+        session = state.ledger.beat(
+            request.session_id, request.doing[:MAX_CHARACTERS], state.clock()
+        )
         state.note_finished(session, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
@@ -63,7 +64,7 @@ class SessionRpcs:
         try:
             await state.attendance.until_end(session_id)
         finally:
-            state.ledger.leave(session_id, time.monotonic())
+            state.ledger.leave(session_id, state.clock())
         return pb.AttendSessionResponse()
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from stratagem_proto.v1 import status_pb2 as pb
@@ -24,7 +23,7 @@ class ParameterServerFacts:
 
     async def fill(self, status: pb.GetStatusResponse, with_variables: bool) -> None:
         state, mine = self._state, status.parameter_server
-        now = time.monotonic()
+        now = state.clock()
         for session in state.ledger.opened():
             status.sessions.add(
                 session_id=session.id,
