@@ -9,23 +9,13 @@ from typing import Any, Generic, Protocol
 import grpc
 
 from stratagem._core.waiting import Wait
+from stratagem._ps_client.connections.repetition import Repetition, is_unreached
 from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.transports.call import Attempt, Style
-from stratagem_proto.errors import (
-    AbortedError,
-    CancelledError,
-    DeadlineExceededError,
-    ResourceExhaustedError,
-    SessionLostError,
-    StratagemError,
-    UnavailableError,
-)
+from stratagem_proto.errors import CancelledError, SessionLostError, StratagemError
 from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.status import from_rpc_error, is_transient
-
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 1.0
+from stratagem_proto.wire.status import from_rpc_error
 
 
 class SessionOwner(Protocol):
@@ -75,11 +65,8 @@ class Pending(Generic[Result]):
         self._request = request
         self._deadlines = deadlines
         self._on_outcome: Callable[[], None] | None = on_outcome
-        self._give_up_at: float | None = None
-        self._repeats = True
+        self._repetition = Repetition(request, self._route.peer, deadlines.connect)
         self._wait: Wait | None = None
-        # Those of the server during which the connection was lost.
-        self._lost_runs: set[bytes] = set()
         self._run = owner.run
         self.attempt = self._route.attempt(request, deadlines, style)
 
@@ -137,26 +124,21 @@ class Pending(Generic[Result]):
 
     def give_up_waiting(self) -> None:
         """Send the request no more after the attempt under way; in any thread."""
-        self._repeats = False
+        self._repetition.allowed = False
 
     def _repeated(self) -> Result:
-        failures = 0
         while True:
             try:
                 return self._received()
             except StratagemError as error:
-                self._require_repeatable(error)
-                pause = _pause(failures)
-                if isinstance(error, ResourceExhaustedError):
-                    pause = max(pause, error.retry_seconds)
-            failures += 1
+                pause = self._pause_after(error)
             self._route.closed.wait(pause)
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
         self._run = self._owner.run
         if self._request.mutates:
-            self._require_harmless()
+            self._repetition.require_harmless(self._run)
             self._owner.acknowledge(self._request)
         return self._route.attempt(self._request, self._deadlines, Style.AWAITED)
 
@@ -171,70 +153,20 @@ class Pending(Generic[Result]):
             self._route.require_open()
             raise
 
-    def _require_repeatable(self, error: StratagemError) -> None:
+    def _pause_after(self, error: StratagemError) -> float:
+        """Return the seconds until the request is sent again; raise what ends it."""
         if isinstance(error, SessionLostError):
             self._owner.resume()
-        elif not self._may_pass(error):
-            raise error
-        elif not isinstance(error, ResourceExhaustedError):
-            self._lost_runs.add(self._run)
+        else:
+            has_room = self._owner.has_room_for(self._request)
+            self._repetition.require_passing(error, self._run, has_room)
+        if is_unreached(error):
             self._route.find()
         if self._route.closed.is_set():
             raise CancelledError(
                 f"{self._request.method} on {self._route.peer}: the strategy was "
-                f"closed before the answer came{self._doubt}"
+                f"closed before the answer came{self._repetition.doubt}"
             ) from error
-        # From the first failure on: a large request may have taken longer already.
-        now = time.monotonic()
-        if self._give_up_at is None and self._deadlines.connect:
+        if not self._repetition.has_failed and self._deadlines.connect:
             self._await("", self._deadlines.connect)
-        self._give_up_at = self._give_up_at or now + self._deadlines.connect
-        if now >= self._give_up_at or not self._repeats:
-            raise self._unanswered(error) from error
-
-    def _require_harmless(self) -> None:
-        """Check that the request is not what has ended two runs of the server."""
-        over = self._lost_runs - {self._run}
-        if len(over) > 1:
-            raise AbortedError(
-                f"{self._route.peer} ended {len(over)} times while {self._request.method} was "
-                "under way there, so it is not sent again: it may be what ends the server, whose "
-                "log says more. Of what it was to change nothing is known to be applied"
-            )
-
-    def _may_pass(self, error: StratagemError) -> bool:
-        cause = error.__cause__
-        if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
-            return False
-        full = isinstance(error, ResourceExhaustedError)
-        return not full or self._owner.has_room_for(self._request)
-
-    def _unanswered(self, error: StratagemError) -> StratagemError:
-        tried = (
-            f"{error.message}; tried for {self._deadlines.connect:g} s"
-            if self._repeats
-            else f"{error.message}; not tried again, for it was given up"
-        )
-        if isinstance(error, ResourceExhaustedError):
-            peer, method = self._route.peer, self._request.method
-            return ResourceExhaustedError(f"{method} on {peer}: {tried}")
-        cls: type[StratagemError] = UnavailableError
-        if isinstance(error, DeadlineExceededError):
-            cls = DeadlineExceededError
-        return cls(
-            f"{tried}. Check that the server runs and that its address is right{self._doubt}"
-        )
-
-    @property
-    def _doubt(self) -> str:
-        if not self._request.mutates:
-            return ""
-        return (
-            ". It is not known whether the request was applied; it will not be sent "
-            "again, so read the variables before repeating it"
-        )
-
-
-def _pause(failures: int) -> float:
-    """Return the seconds to wait after some failures: twice as many each time, up to a limit."""
-    return min(_FIRST_PAUSE_SECONDS * (1 << min(failures, 10)), _LONGEST_PAUSE_SECONDS)
+        return self._repetition.pause(error, time.monotonic())
