@@ -20,6 +20,8 @@ PAGES := $(filter-out docs/api-coverage.md, \
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
 WHEELS ?= build/wheels
+# Runs of `make simulate`.
+SEEDS ?= 1000
 
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -27,7 +29,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster compose-test netns-test ray-test check answers \
+.PHONY: help demo test simulate test-cluster compose-test netns-test ray-test check answers \
 	coverage-table bench bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
@@ -42,6 +44,9 @@ test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
+
+simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engine if it must.
 	$(BIN)/pytest -m compose --capture=no --timeout=1500 tests/compose

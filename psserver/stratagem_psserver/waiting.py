@@ -68,7 +68,8 @@ class Waits:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
+        # In the order in which they came, so that the same events take the same course.
+        self._waiting: dict[Hashable, dict[asyncio.Future[None], None]] = {}
         # In the order in which they began.
         self._present: dict[_Wait, None] = {}
         self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
@@ -137,12 +138,12 @@ class Waits:
 
     async def _change(self, subject: Hashable) -> None:
         change = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(subject, set())
-        waiting.add(change)
+        waiting = self._waiting.setdefault(subject, {})
+        waiting[change] = None
         try:
             await change
         finally:
-            waiting.discard(change)
+            waiting.pop(change, None)
             if not waiting and self._waiting.get(subject) is waiting:
                 del self._waiting[subject]
 
@@ -179,7 +180,7 @@ class Attendance:
     """The calls by which clients attend their sessions; used on the event loop."""
 
     def __init__(self) -> None:
-        self._ends: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
+        self._ends = defaultdict[bytes, dict[asyncio.Future[None], None]](dict)
         self._closed = False
 
     async def until_end(self, session_id: bytes) -> None:
@@ -187,11 +188,11 @@ class Attendance:
         if self._closed:
             return
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ends[session_id].add(end)
+        self._ends[session_id][end] = None
         try:
             await end
         finally:
-            self._ends[session_id].discard(end)
+            self._ends[session_id].pop(end, None)
             if not self._ends[session_id]:
                 del self._ends[session_id]
 

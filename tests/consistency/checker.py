@@ -163,7 +163,9 @@ class Checker:
         self._begun[event.read] = _Begun(leave, answered, event.behind)
         if isinstance(leave.consistency, Bounded):
             clocks = zip(self._clocks, self._present, strict=True)
-            slowest = min(clock for clock, present in clocks if present)
+            # Who reads under leave from before the server took it for gone may be alone.
+            mine = self._clocks[event.worker]
+            slowest = min((clock for clock, present in clocks if present), default=mine)
             slowest = max(slowest, self._starts[leave.step] - 1)
             if leave.step - 1 - slowest > leave.consistency.steps:
                 yield Violation("BND-1", event)

@@ -1,0 +1,206 @@
+"""The servers of a simulation, and the processes that are their clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from stratagem._ps_client.connections.session import Identity, farewell
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.step_count import StepCount
+from stratagem_proto.errors import InternalError, StratagemError
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER
+from tests.simulation.connections import Pauses, SimulatedConnection
+from tests.simulation.network import Network
+from tests.simulation.servers import SimulatedServer
+from tests.simulation.world import World
+
+_BEAT_SECONDS = 3.0
+
+
+class Process:
+    """One run of a client's process.
+
+    Attributes:
+        name: Its name in the trace, the same for all runs of a task.
+        steps: Its steps, by which servers keep what belongs together.
+        pauses: When none of its code runs.
+        last: By server, the version and the value of what it has read last.
+    """
+
+    def __init__(self, network: Network, servers: Sequence[SimulatedServer], task: str) -> None:
+        world = self._world = network.world
+        job, _, index = task.partition(":")
+        client = world.chance.randbytes(16)
+        identity = Identity(ROLE_WORKER, job, int(index), client=client)
+        self.name, self.steps, self.pauses = task, StepCount(), Pauses(world)
+        self._connections = [
+            SimulatedConnection(network, server, identity, self.steps, self.pauses)
+            for server in servers
+        ]
+        self.last: dict[int, tuple[int, list[int]]] = {}
+        self._tasks: list[asyncio.Task[Any]] = [world.loop.create_task(self._beat())]
+
+    async def call(self, server: int, request: Request[Result]) -> Result:
+        """Send a request to a server and wait for its result; an error has to be typed."""
+        return await self._typed(request.method, self._connections[server].call(request))
+
+    async def pipeline(self, server: int, request: Request[Result]) -> Awaitable[Result]:
+        """Send a mutation; await what is returned for its result."""
+        answer = await self._connections[server].pipeline(request)
+        task = self._world.loop.create_task(self._typed(request.method, answer))
+        self._tasks += [answer, task]
+        # An error is told whether or not the program still asks for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _typed(self, method: str, answer: Awaitable[Result]) -> Result:
+        try:
+            return await answer
+        except StratagemError as error:
+            what = f"{method} raises {type(error).__name__}: {error.message}"
+            self._world.note(self.name, what)
+            self._world.require(not isinstance(error, InternalError), f"{self.name}: {what}")
+            raise
+        except Exception as error:
+            self._world.require(False, f"{method} of {self.name} raises {error!r}")
+            raise
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace."""
+        self._world.note(self.name, what)
+
+    async def idle(self) -> None:
+        """Compute something for a moment, or for longer."""
+        await asyncio.sleep(self._world.chance.choice((0.0, 0.01, 0.2, 2.0)))
+        await self.pauses.over()
+
+    def begin(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run the program of the process."""
+        task = self._world.loop.create_task(life)
+        self._tasks.append(task)
+        return task
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_SECONDS)
+            await self.pauses.over()
+            beats = [connection.beat() for connection in self._connections]
+            for outcome in await asyncio.gather(*beats, return_exceptions=True):
+                if isinstance(outcome, Exception) and not isinstance(outcome, StratagemError):
+                    self._world.require(False, f"a heartbeat of {self.name} raises {outcome!r}")
+
+    async def leave(self) -> None:
+        """Close all sessions, as a program does that ends."""
+        for server, connection in enumerate(self._connections):
+            if connection.session is not None:
+                with suppress(StratagemError):
+                    await self.call(server, farewell(connection.session))
+        self.crash()
+
+    def crash(self) -> None:
+        """End all at once."""
+        for task in self._tasks:
+            task.cancel()
+        for connection in self._connections:
+            connection.close()
+
+
+Life = Callable[[Process], Coroutine[Any, Any, None]]
+
+
+class Cluster:
+    """All servers, and the processes that run now.
+
+    Attributes:
+        world: The run that it is part of.
+        servers: The servers.
+    """
+
+    def __init__(self, world: World, num_servers: int) -> None:
+        self.world = world
+        self.servers = [SimulatedServer(world, task) for task in range(num_servers)]
+        self._network = Network(world)
+        self._processes: dict[Process, asyncio.Task[None]] = {}
+
+    def process(self, task: str) -> Process:
+        """Start a process of a task, which runs no program yet."""
+        return Process(self._network, self.servers, task)
+
+    async def once(self, task: str, life: Life) -> None:
+        """Run a program in a process of its own; raise what it raises."""
+        process = self.process(task)
+        try:
+            await life(process)
+        finally:
+            await process.leave()
+
+    async def run(self, task: str, life: Life, leaves: bool = True) -> bool:
+        """Run a program in a process that faults may strike.
+
+        Args:
+            task: The task of the process.
+            life: The program.
+            leaves: Whether the process closes its sessions when the program fails.
+
+        Returns:
+            Whether it came to its end.
+        """
+        process = self.process(task)
+        running = self._processes[process] = process.begin(life(process))
+        try:
+            # Unlike `await running`, this tells a crash from the end of the simulation.
+            await asyncio.wait([running])
+        finally:
+            self._processes.pop(process, None)
+        if running.cancelled():
+            self.world.note(task, "crashes")
+            return False
+        error = running.exception()
+        if error is None or leaves:
+            await process.leave()
+        process.crash()
+        if error is not None and not isinstance(error, StratagemError):
+            raise error
+        return error is None
+
+    async def run_until_done(self, task: str, life: Life, leaves: bool = True) -> None:
+        """Run a program as `run`, in new processes until it has come to its end once."""
+        while not await self.run(task, life, leaves):
+            await asyncio.sleep(self.world.chance.choice((0.5, 2.0, 6.0, 15.0)))
+
+    async def storm(self) -> None:
+        """Have partitions, pauses and crashes come over processes until the world is calm."""
+        weather, chance = self.world.weather, self.world.chance
+        rate = sum(weather.storms.values()) / 60.0
+        while rate and not self.world.is_calm:
+            await asyncio.sleep(chance.expovariate(rate))
+            (kind,) = chance.choices(list(weather.storms), list(weather.storms.values()))
+            if self._processes and not self.world.is_calm:
+                process = chance.choice(list(self._processes))
+                self.world.faults[kind] += 1
+                self.world.note(process.name, f"storm: {kind}")
+                self._strike(kind, process)
+
+    def _strike(self, kind: str, process: Process) -> None:
+        chance = self.world.chance
+        seconds = chance.choice((0.5, 3.0, 8.0, 15.0)) * (0.5 + chance.random())
+        if kind == "partition":
+            there, back = chance.choice(((True, True), (True, False), (False, True)))
+            server = chance.choice(self.servers)
+            self._network.part(process.name, server.name, there, back, seconds)
+        elif kind == "pause":
+            process.pauses.pause(seconds)
+        else:
+            process.crash()
+
+    def check_rest(self) -> None:
+        """Check that servers without clients have nothing under way."""
+        for server in self.servers:
+            state = server.state
+            waiting = sum(each.waiting for each in state.waits.report())
+            self.world.require(not waiting, f"{waiting} requests wait on {server.name} for ever")
+            applying = state.gate.applying
+            self.world.require(not applying, f"{server.name} counts {applying} requests for ever")

@@ -1,0 +1,89 @@
+"""Simulate many seeds, or replay one: python -m tests.simulation --seeds 1000."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from time import monotonic
+
+import torch
+
+from tests.simulation.simulation import Outcome, simulate
+
+# Failing seeds that are told in full.
+_MOST_TOLD = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate what the command line asks for; return the exit code."""
+    options = _options(arguments)
+    torch.set_num_threads(1)
+    if options.seed is not None:
+        return _replay(options.seed)
+    began = monotonic()
+    seeds = range(options.first, options.first + options.seeds)
+    failed = _judged(_outcomes(seeds, options.jobs), options.seeds)
+    print(f"{options.seeds} seeds from {options.first} in {monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many to simulate")
+    parser.add_argument("--first", type=int, default=0, help="the first one of these")
+    parser.add_argument("--seed", type=int, help="replay this one alone, and print its trace")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes to use")
+    return parser.parse_args(arguments)
+
+
+def _replay(seed: int) -> int:
+    outcome = simulate(seed)
+    _tell(outcome)
+    print(_table(outcome.faults, 1))
+    return 1 if outcome.violations else 0
+
+
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(_briefly, seeds, chunksize=20)
+
+
+def _briefly(seed: int) -> Outcome:
+    """Simulate a seed; leave out what nobody reads of one that is as it should be."""
+    outcome = simulate(seed)
+    return outcome if outcome.violations else outcome._replace(trace=())
+
+
+def _judged(outcomes: Iterable[Outcome], number: int) -> int:
+    """Tell of failing seeds, and how often each fault has happened; return how many failed."""
+    faults, programs, failed = Counter[str](), Counter[str](), 0
+    for outcome in outcomes:
+        faults += outcome.faults
+        programs[outcome.program] += 1
+        if outcome.violations:
+            failed += 1
+            if failed <= _MOST_TOLD:
+                _tell(outcome)
+    print(_table(programs, number))
+    print(_table(faults, number))
+    if failed:
+        print(f"{failed} of {number} seeds failed", file=sys.stderr)
+    return failed
+
+
+def _tell(outcome: Outcome) -> None:
+    print(*outcome.trace, sep="\n")
+    for violation in outcome.violations:
+        print(f"seed {outcome.seed} ({outcome.program}): {violation}")
+    if outcome.violations:
+        print(f"replay: python -m tests.simulation --seed {outcome.seed}")
+
+
+def _table(counts: Counter[str], number: int) -> str:
+    lines = [f"{what:<24} {n:>8}  {n / number:>8.2f} a seed" for what, n in counts.most_common()]
+    return "\n".join(lines)

@@ -1,0 +1,236 @@
+"""The connection of a simulated process to one server.
+
+It numbers requests by the client's own `ServerSession`, repeats them as the client's `Repetition`
+decides, and encodes and decodes them by the client's own `Request`. What stands here instead of
+`Connection` and `Pending` is their waiting: a lock of asyncio where those have one of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._ps_client.connections.repetition import Repetition
+from stratagem._ps_client.connections.route import restarted_error
+from stratagem._ps_client.connections.session import (
+    Identity,
+    ServerSession,
+    heartbeat,
+    opened,
+    opening,
+)
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.transports.call import Responses
+from stratagem_proto.errors import SessionLostError, StratagemError
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.status import from_rpc_error
+from tests.simulation.network import Network, Sent
+from tests.simulation.servers import SimulatedServer
+from tests.simulation.world import World
+
+DEADLINES = Deadlines(call=4.0, connect=20.0)
+_ATTEND = "/stratagem_proto.v1.ParameterServerService/AttendSession"
+
+
+class Pauses:
+    """The pauses of one process, in which none of its code runs."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._until = 0.0
+        self.total = 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Let the process stand still for a while from now on."""
+        self._until = self._world.loop.time() + seconds
+        self.total += seconds
+
+    async def over(self) -> None:
+        """Wait until the process runs."""
+        while (left := self._until - self._world.loop.time()) > 0:
+            await asyncio.sleep(left)
+
+
+class SimulatedConnection:
+    """As `stratagem._ps_client.connections.connection.Connection`, without threads.
+
+    Args:
+        network: Carries its calls.
+        server: Whom they go to.
+        identity: Who the process is.
+        steps: The steps of the process.
+        pauses: Its pauses.
+
+    Attributes:
+        name: The process in the trace.
+        peer: The server in messages.
+        session: The session with it; None while there is none.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        server: SimulatedServer,
+        identity: Identity,
+        steps: StepCount,
+        pauses: Pauses,
+    ) -> None:
+        self._network, self._server = network, server
+        self._world = network.world
+        self._identity, self._steps, self._pauses = identity, steps, pauses
+        self.name = identity.name.replace("/job:", "").replace("/task:", ":")
+        self.peer = f"/job:ps/task:{server.settings.task} at {server.name}"
+        self.session: ServerSession | None = None
+        self._restarted = False
+        self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._attendance: asyncio.Task[Any] | None = None
+
+    async def call(self, request: Request[Result]) -> Result:
+        """Send a request and wait for its result; mutations go one at a time."""
+        if not request.mutates:
+            session = await self.open()
+            request.stamp(session.key(self._steps))
+            return await self._repeated(request, DEADLINES)
+        async with self._turn:
+            session = await self.open()
+            request.stamp(session.next_key(self._steps, next_closure_key(self.peer)))
+            return await self._repeated(request, DEADLINES)
+
+    async def pipeline(self, request: Request[Result]) -> asyncio.Task[Result]:
+        """Send a mutation; others may follow before its result is there."""
+        async with self._turn:
+            session = await self.open()
+            key = session.next_key(self._steps, next_closure_key(self.peer))
+            request.stamp(key)
+            session.pipelined()
+
+        async def outcome() -> Result:
+            try:
+                return await self._repeated(request, DEADLINES)
+            finally:
+                session.note_outcome(key.sequence)
+
+        return self._world.loop.create_task(outcome())
+
+    async def open(self) -> ServerSession:
+        """Return the session, after the handshake if there is none."""
+        self._require_usable()
+        async with self._opening:
+            if self.session is None:
+                request = opening(self._identity)
+                self._choose_session_id(request)
+                answer = await self._repeated(request, DEADLINES)
+                self.session = opened(request, answer, self.peer)
+                self._attend()
+            return self.session
+
+    def _choose_session_id(self, request: Request[OpenSessionResponse]) -> None:
+        message: Any = request.message
+        message.session_id = self._world.chance.randbytes(16)
+
+    async def _repeated(self, request: Request[Result], deadlines: Deadlines) -> Result:
+        began, paused = self._world.loop.time(), self._pauses.total
+        try:
+            return await self._repeating(request, deadlines)
+        finally:
+            took = self._world.loop.time() - began - (self._pauses.total - paused)
+            self._world.require(
+                took <= _longest(request, deadlines),
+                f"{request.method} of {self.name} took {took:.1f} s, which is past its deadline",
+            )
+
+    async def _repeating(self, request: Request[Result], deadlines: Deadlines) -> Result:
+        repetition = Repetition(request, self.peer, deadlines.connect)
+        run = self._run
+        while True:
+            try:
+                return await self._attempted(request, deadlines)
+            except StratagemError as error:
+                if isinstance(error, SessionLostError):
+                    await self._resume()
+                else:
+                    repetition.require_passing(error, run, has_room=True)
+                pause = repetition.pause(error, self._world.loop.time())
+            await asyncio.sleep(pause)
+            await self._pauses.over()
+            run = self._run
+            if request.mutates and self.session is not None:
+                repetition.require_harmless(run)
+                request.acknowledge(self.session.acknowledged)
+
+    @property
+    def _run(self) -> bytes:
+        return self.session.incarnation if self.session else b""
+
+    async def _attempted(self, request: Request[Result], deadlines: Deadlines) -> Result:
+        await self._pauses.over()
+        sent = Sent(request.path, [bytes(message) for message in request.encoded()])
+        timeout = deadlines.attempt(request.request_nbytes, request.wait)
+        try:
+            answer = await self._network.call(self.name, self._server, sent, timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.peer, request.method) from error
+        finally:
+            await self._pauses.over()
+        return request.receive(Responses(iter(answer)))
+
+    async def _resume(self) -> None:
+        session = self.session
+        if session is not None:
+            answer = await self._repeated(opening(self._identity, session), DEADLINES)
+            if not session.goes_on(answer):
+                self._restarted = not (answer.restored and self._identity.outlives_servers)
+                self._require_usable()
+                session.continues(answer)
+            self._attend()
+        self._require_usable()
+
+    def _require_usable(self) -> None:
+        if self._restarted:
+            raise restarted_error(self.peer)
+
+    def _attend(self) -> None:
+        """Have the server see that this process lives, by a call that lasts as long as it."""
+        if self.session is None or (self._attendance and not self._attendance.done()):
+            return
+        request = AttendSessionRequest(session_id=self.session.identifier)
+        sent = Sent(_ATTEND, [request.SerializeToString()])
+        calling = self._network.call(self.name, self._server, sent, None)
+        self._attendance = self._world.loop.create_task(calling)
+        self._attendance.add_done_callback(_forget_outcome)
+
+    async def beat(self) -> None:
+        """Renew the lease of the session, as the client's heartbeat does."""
+        if self.session is None or self._restarted:
+            return
+        self._attend()
+        patience = min(self.session.lease_seconds, 2 * self.session.reconnect_seconds) / 3
+        request = heartbeat(self.session, self._steps, "")
+        await self._repeated(request, replace(DEADLINES, call=patience, connect=0.0))
+
+    def close(self) -> None:
+        """End what the process has under way; the system closes its connections."""
+        if self._attendance is not None:
+            self._attendance.cancel()
+
+
+def _longest(request: Request[Any], deadlines: Deadlines) -> float:
+    """Return how long a request may take: repetitions end some time after the first failure."""
+    attempt = deadlines.attempt(request.request_nbytes, request.wait) + 1.0
+    # The handshakes before the first repetition, and before the last.
+    handshakes = 0.0 if request.opens else 2 * _longest(opening(_NOBODY), DEADLINES)
+    return attempt + deadlines.connect + attempt + handshakes
+
+
+_NOBODY = Identity(ROLE_WORKER)
+
+
+def _forget_outcome(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,157 @@
+"""The network of a simulation: it delivers calls, or does what networks do instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import grpc
+
+from stratagem_proto.sockets.client.errors import SocketError
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from tests.simulation.servers import SimulatedServer
+from tests.simulation.world import World
+
+_QUICK_SECONDS, _LATE_SECONDS = 0.01, 8.0
+
+
+class Sent(NamedTuple):
+    """One attempt of a call, as bytes."""
+
+    path: str
+    messages: Sequence[bytes]
+
+    def __str__(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class Network:
+    """Carries calls of clients, by their names, to servers.
+
+    Attributes:
+        world: The run that it is part of.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # By client, server and whether it is the way there: until when nothing passes.
+        self._parted: dict[tuple[str, str, bool], float] = {}
+
+    def part(self, client: str, server: str, there: bool, back: bool, seconds: float) -> None:
+        """Let nothing pass between two for a while, in one direction or both."""
+        until = self.world.loop.time() + seconds
+        for way, parted in ((True, there), (False, back)):
+            if parted:
+                self._parted[client, server, way] = until
+
+    def _passes(self, client: str, server: SimulatedServer, there: bool) -> bool:
+        return self._parted.get((client, server.name, there), 0.0) <= self.world.loop.time()
+
+    async def call(
+        self, client: str, server: SimulatedServer, sent: Sent, timeout: float | None
+    ) -> list[bytes]:
+        """Return the messages of the answer.
+
+        Raises:
+            SocketError: The call failed, or was not answered in time.
+        """
+        delivery = _Delivery(self, self.world, client, server, sent)
+        try:
+            return await asyncio.wait_for(delivery.begin(), timeout)
+        except asyncio.TimeoutError:
+            raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
+        finally:
+            delivery.end()
+
+    def delay(self, fault: str) -> float:
+        """Return how long a message takes; a late one is counted as a fault."""
+        if self.world.strikes(fault, self.world.weather.late):
+            return self.world.chance.random() * _LATE_SECONDS
+        return self.world.chance.random() * _QUICK_SECONDS
+
+
+class _Delivery:
+    """One attempt of a call on its way."""
+
+    def __init__(
+        self, network: Network, world: World, client: str, server: SimulatedServer, sent: Sent
+    ) -> None:
+        self._network, self._world = network, world
+        self._client, self._server, self._sent = client, server, sent
+        self._answer: asyncio.Future[list[bytes]] = world.loop.create_future()
+        self._tasks: list[asyncio.Task[list[bytes]]] = []
+
+    def begin(self) -> asyncio.Future[list[bytes]]:
+        """Send the request; return what will have the answer."""
+        world, network = self._world, self._network
+        if world.strikes("request lost", world.weather.lost):
+            self._break("the request is lost")
+        else:
+            world.loop.call_later(network.delay("request late"), self._arrive)
+        if world.strikes("request doubled", world.weather.doubled):
+            later = world.chance.random() * _LATE_SECONDS
+            world.loop.call_later(later, self._arrive, True)
+        return self._answer
+
+    def end(self) -> None:
+        """Note that the client waits no more; its server may hear of that."""
+        delay = self._network.delay("end of a call late")
+        for task in self._tasks:
+            if not task.done():
+                self._world.loop.call_later(delay, task.cancel)
+
+    def _arrive(self, again: bool = False) -> None:
+        if not self._network._passes(self._client, self._server, there=True):
+            if not again:
+                self._break("the network is parted")
+            return
+        self._note("arrives again" if again else "arrives")
+        task = self._server.serve(*self._sent)
+        self._tasks.append(task)
+        task.add_done_callback(self._doubled if again else self._answered)
+        weather = self._world.weather
+        if not again and self._world.strikes("connection cut", weather.cut_off):
+            self._world.loop.call_later(self._world.chance.random() * 0.1, task.cancel)
+
+    def _doubled(self, task: asyncio.Task[list[bytes]]) -> None:
+        if not task.cancelled():
+            task.exception()  # nobody waits for the answer
+
+    def _answered(self, task: asyncio.Task[list[bytes]]) -> None:
+        world = self._world
+        if task.cancelled():
+            return self._break("the connection is cut")
+        error = task.exception()
+        self._note(f"is answered: {type(error).__name__ if error else 'OK'}")
+        parted = not self._network._passes(self._client, self._server, there=False)
+        if parted or world.strikes("reply lost", world.weather.reply_lost):
+            return self._break("the reply is lost")
+        world.loop.call_later(self._network.delay("reply late"), self._return, task)
+
+    def _return(self, task: asyncio.Task[list[bytes]]) -> None:
+        if self._answer.done():
+            return
+        error = task.exception()
+        if error is None:
+            self._answer.set_result(task.result())
+        else:
+            self._answer.set_exception(error)
+
+    def _break(self, why: str) -> None:
+        """Tell the client of a broken connection, soon or when it is found out."""
+        self._note(why)
+        if self._world.chance.random() < 0.7:
+            delay = self._world.chance.random() * 0.2
+            self._world.loop.call_later(delay, self._fail, why)
+
+    def _fail(self, why: str) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(_failed(grpc.StatusCode.UNAVAILABLE, why))
+
+    def _note(self, what: str) -> None:
+        self._world.note(self._server.name, f"{self._sent} of {self._client} {what}")
+
+
+def _failed(code: grpc.StatusCode, why: str) -> SocketError:
+    return SocketError(RecordedStatus(code=code.value[0], message=why))

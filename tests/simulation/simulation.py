@@ -1,0 +1,71 @@
+"""One run: a seed decides the program, the weather and everything that happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stratagem_proto.errors import StratagemError
+from tests.simulation.cluster import Cluster
+from tests.simulation.programs.adding import Adding
+from tests.simulation.programs.program import Program
+from tests.simulation.programs.training import Training
+from tests.simulation.virtual_loop import Stuck
+from tests.simulation.world import CALM_AT, Happening, Weather, World, weather_of
+
+PROGRAMS: Sequence[type[Program]] = (Adding, Training)
+
+# After the last fault, everybody has this much time to come to an end.
+_LONGEST_SECONDS = CALM_AT + 600.0
+
+# Longer than any request waits whose client is gone.
+_QUIET_SECONDS = 60.0
+
+
+class Outcome(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        seed: Its seed.
+        program: The name of its program.
+        violations: What must not have happened.
+        faults: How often each fault has happened.
+        trace: All that has happened.
+    """
+
+    seed: int
+    program: str
+    violations: Sequence[str]
+    faults: Counter[str]
+    trace: Sequence[Happening]
+
+
+def simulate(seed: int) -> Outcome:
+    """Run the simulation of a seed; the same seed gives the same trace."""
+    world = World(seed)
+    program = world.chance.choice(PROGRAMS)(world)
+    try:
+        world.loop.run(asyncio.wait_for(_run(world, program), _LONGEST_SECONDS))
+    except asyncio.TimeoutError:
+        world.require(False, f"the program did not end in {_LONGEST_SECONDS:g} s")
+    except (Stuck, StratagemError) as error:
+        world.require(False, f"the program ends with {error!r}")
+    name = type(program).__name__
+    return Outcome(seed, name, world.violations, world.faults, world.trace)
+
+
+async def _run(world: World, program: Program) -> None:
+    cluster = Cluster(world, program.num_servers)
+    await program.prepare(cluster)
+    world.weather = weather_of(world.chance, program.storms)
+    world.note("weather", str(world.weather))
+    storm = world.loop.create_task(cluster.storm())
+    await program.run(cluster)
+    storm.cancel()
+    world.weather = Weather()
+    world.note("weather", "calm")
+    await asyncio.sleep(_QUIET_SECONDS)
+    await program.judge(cluster)
+    cluster.check_rest()

@@ -1,0 +1,110 @@
+"""What all parts of one run share: its chance, its time, its faults and its trace."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.simulation.virtual_loop import VirtualLoop
+
+# Afterwards no faults happen any more, and whoever can still reach its end has to reach it.
+CALM_AT = 45.0
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How likely faults are in one run.
+
+    Attributes:
+        lost: A request never arrives.
+        doubled: A request arrives a second time, at another moment.
+        late: A request or a reply takes seconds; later ones overtake it.
+        reply_lost: A request is answered, and its client never hears of it.
+        cut_off: The connection breaks while the server works on the call.
+        slow_work: Work on tensors lets others have their turn, as in a thread.
+        storms: Partitions, pauses and crashes; by name, how many there are each minute.
+    """
+
+    lost: float = 0.0
+    doubled: float = 0.0
+    late: float = 0.0
+    reply_lost: float = 0.0
+    cut_off: float = 0.0
+    slow_work: float = 0.0
+    storms: dict[str, float] = field(default_factory=dict)
+
+
+STORMS = ("partition", "pause", "crash")
+
+
+def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weather:
+    """Choose the weather of a run: a few kinds of faults, from rare to frequent."""
+
+    def likely(most: float) -> float:
+        return chance.choice((0.0, 0.1, 0.4, 1.0)) * most
+
+    return Weather(
+        lost=likely(0.15),
+        doubled=likely(0.2),
+        late=likely(0.2),
+        reply_lost=likely(0.15),
+        cut_off=likely(0.15),
+        slow_work=likely(0.8),
+        storms={name: likely(12.0) for name in storms},
+    )
+
+
+class Happening(NamedTuple):
+    """A line of a trace: when, to whom, and what."""
+
+    time: float
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.time:10.4f}  {self.who:<12}  {self.what}"
+
+
+class World:
+    """One run.
+
+    Attributes:
+        chance: Decides everything that is not decided by the code under test.
+        loop: Runs it.
+        weather: How likely faults are.
+        faults: How often each fault has happened.
+        trace: What has happened.
+        violations: What must not have happened.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.weather = Weather()
+        self.faults: Counter[str] = Counter()
+        self.trace: list[Happening] = []
+        self.violations: list[str] = []
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the time of faults is over."""
+        return self.loop.time() >= CALM_AT
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(Happening(self.loop.time(), who, what))
+
+    def strikes(self, fault: str, likely: float) -> bool:
+        """Return whether a fault happens now, and count it."""
+        happens = likely > 0 and not self.is_calm and self.chance.random() < likely
+        if happens:
+            self.faults[fault] += 1
+        return happens
+
+    def require(self, holds: bool, what: str) -> None:
+        """Note a violation unless something holds."""
+        if not holds:
+            self.note("checker", what)
+            self.violations.append(what)
