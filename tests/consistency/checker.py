@@ -161,11 +161,10 @@ class Checker:
         leave = self._leaves[event.worker]
         answered = [updates.answered for updates in self._updates]
         self._begun[event.read] = _Begun(leave, answered, event.behind)
-        if isinstance(leave.consistency, Bounded):
+        # Who is taken for gone may still read under the leave that it had.
+        if isinstance(leave.consistency, Bounded) and self._present[event.worker]:
             clocks = zip(self._clocks, self._present, strict=True)
-            # Who reads under leave from before the server took it for gone may be alone.
-            mine = self._clocks[event.worker]
-            slowest = min((clock for clock, present in clocks if present), default=mine)
+            slowest = min(clock for clock, present in clocks if present)
             slowest = max(slowest, self._starts[leave.step] - 1)
             if leave.step - 1 - slowest > leave.consistency.steps:
                 yield Violation("BND-1", event)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -11,28 +12,50 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.rules import BoundedRule
-from stratagem_psserver.exactly_once.ledger import Admission, Apply, Numbering, SessionLedger
+from stratagem_psserver.data.data_ledger import DataLedger, Function
+from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.ledger import (
+    Admission,
+    Apply,
+    Numbering,
+    SessionLedger,
+    WaitForEarlier,
+)
+from stratagem_psserver.rpcs import values
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.rounds import Rounds
+from stratagem_psserver.synchronous.step_group import StepGroup
+from stratagem_psserver.variables.assignments import PreparedWrite
+from stratagem_psserver.waiting import Waiter, Waits
 
 Plant = Callable[[], AbstractContextManager[object]]
 
+# A fault that strikes each time would be found by any test.
+_EVERY = 5
+_times = count(1)
 
-def _replaced(owner: type, name: str, value: object) -> Plant:
+
+def _strikes() -> bool:
+    return next(_times) % _EVERY == 0
+
+
+def _replaced(owner: object, name: str, value: object) -> Plant:
     return lambda: patch.object(owner, name, value)
 
 
 _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
+_record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
+_until, _is_to_drop = Waits.until, StepGroup.is_to_drop
 
 
-def _forgets_replies(self: Numbering, reply: RecordedReply | None) -> None:
-    """Note that a request was applied, and not what was answered."""
-    _finish(self, None)
+def _forgets_reply(self: Numbering, reply: RecordedReply | None) -> None:
+    """Note that a request was applied, and now and then not what was answered."""
+    _finish(self, None if _strikes() else reply)
 
 
-def _late_reply(self: Numbering, reply: RecordedReply | None) -> None:
-    """Record a reply only once the next request comes."""
+def _records_late(self: Numbering, reply: RecordedReply | None) -> None:
+    """Record a reply only when the next one comes."""
     late: RecordedReply | None = self.__dict__.pop("late", None)
     self.__dict__["late"] = reply
     _finish(self, late)
@@ -45,8 +68,8 @@ def _loses_numbering(self: SessionLedger, *arguments: Any) -> Any:
     return session
 
 
-def _takes_stale_acknowledgements(self: Numbering, key: RequestKey) -> Any:
-    """Take a request for one that nobody has acknowledged, whatever was said before."""
+def _takes_stale_acknowledgement(self: Numbering, key: RequestKey) -> Any:
+    """Go back to what a late request says was acknowledged."""
     self.acknowledged = min(self.acknowledged, key.acknowledged)
     return _outcome(self, key)
 
@@ -54,37 +77,76 @@ def _takes_stale_acknowledgements(self: Numbering, key: RequestKey) -> Any:
 def _applies_out_of_turn(self: Numbering, key: RequestKey) -> Admission:
     """Let requests overtake each other."""
     decided = _admit(self, key)
-    if type(decided).__name__ == "WaitForEarlier" and self._applying is None:
+    if isinstance(decided, WaitForEarlier) and self._applying is None:
         self._applying = key.sequence
         return Apply()
     return decided
 
 
-def _bound_off_by_one(self: BoundedRule, ahead: int) -> bool:
+def _allows_one_more(self: BoundedRule, ahead: int) -> bool:
     return ahead > self.message.bound + 1
 
 
-def _forgotten_barrier(self: Barriers, name: str, generation: int, session_id: bytes) -> bool:
-    """Let everybody pass who has arrived."""
+def _lets_pass(self: Barriers, name: str, generation: int, session_id: bytes) -> bool:
     return True
-
-
-def _drops_nothing(self: Rounds, session_id: bytes, mark: Any) -> bool:
-    return False
 
 
 def _reads_at_once(self: Rounds, mark: Any) -> bool:
-    """Let reads of synchronous steps wait for nobody."""
     return True
 
 
+def _counts_again(self: StepGroup, part: Any) -> bool:
+    """Add what a worker that was started again contributes to what it had contributed."""
+    if part.contribution.replicas_to_aggregate:
+        return _is_to_drop(self, part)
+    return False
+
+
+def _loses_slots(self: ServerState, session_id: bytes) -> None:
+    """Begin all slots anew when a client leaves."""
+    for variable in self.store.variables():
+        if variable.spec.slot_of:
+            variable.value.zero_()
+    _close_session(self, session_id)
+
+
+def _keeps_version(write: PreparedWrite) -> int:
+    """Give two values of a variable the same version now and then."""
+    write.variable.version += not _strikes()
+    return write.variable.version
+
+
+def _forgets_mutation(self: ClosureLedger, key: Any, intent: Any, reply: Any) -> None:
+    """Do not know a function again that runs on another worker."""
+    _record_mutation(self, key, intent, None)
+
+
+def _hands_out_again(self: DataLedger, number: int, function: Function) -> int | None:
+    batch = _draw(self, number, function)
+    if batch is not None and _strikes():
+        self.passes[number].drawn -= 1
+    return batch
+
+
+def _waits_for_ever(
+    self: Waits, subject: Hashable, met: Callable[[], Any], seconds: float, waiter: Waiter
+) -> Awaitable[Any]:
+    return _until(self, subject, met, max(seconds, 1e6), waiter)
+
+
 PLANTED: Mapping[str, Plant] = {
-    "a reply is not recorded": _replaced(Numbering, "finish", _forgets_replies),
-    "a reply is recorded too late": _replaced(Numbering, "finish", _late_reply),
+    "a reply is not recorded": _replaced(Numbering, "finish", _forgets_reply),
+    "a reply is recorded too late": _replaced(Numbering, "finish", _records_late),
     "the ledger of a session is lost": _replaced(SessionLedger, "open", _loses_numbering),
-    "a stale acknowledgement": _replaced(Numbering, "outcome", _takes_stale_acknowledgements),
+    "a stale acknowledgement counts": _replaced(Numbering, "outcome", _takes_stale_acknowledgement),
     "requests overtake each other": _replaced(Numbering, "admit", _applies_out_of_turn),
-    "a bound is off by one": _replaced(BoundedRule, "holds_back", _bound_off_by_one),
-    "a barrier is forgotten": _replaced(Barriers, "is_passed", _forgotten_barrier),
+    "a bound is off by one": _replaced(BoundedRule, "holds_back", _allows_one_more),
+    "a barrier is forgotten": _replaced(Barriers, "is_passed", _lets_pass),
     "reads do not wait for their step": _replaced(Rounds, "is_applied", _reads_at_once),
+    "a contribution counts twice": _replaced(StepGroup, "is_to_drop", _counts_again),
+    "slots are lost": _replaced(ServerState, "close_session", _loses_slots),
+    "a version is used again": _replaced(values, "_next_version", _keeps_version),
+    "a function's mutation is forgotten": _replaced(ClosureLedger, "finish", _forgets_mutation),
+    "a batch is handed out twice": _replaced(DataLedger, "draw", _hands_out_again),
+    "a wait has no deadline": _replaced(Waits, "until", _waits_for_ever),
 }

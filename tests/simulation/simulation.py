@@ -10,12 +10,14 @@ from typing import NamedTuple
 from stratagem_proto.errors import StratagemError
 from tests.simulation.cluster import Cluster
 from tests.simulation.programs.adding import Adding
+from tests.simulation.programs.coordinating import Coordinating
+from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
 from tests.simulation.programs.training import Training
 from tests.simulation.virtual_loop import Stuck
 from tests.simulation.world import CALM_AT, Happening, Weather, World, weather_of
 
-PROGRAMS: Sequence[type[Program]] = (Adding, Training)
+PROGRAMS: Sequence[type[Program]] = (Adding, Training, Optimizing, Coordinating)
 
 # After the last fault, everybody has this much time to come to an end.
 _LONGEST_SECONDS = CALM_AT + 600.0

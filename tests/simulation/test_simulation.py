@@ -76,7 +76,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    with PLANTED["a reply is not recorded"]():
+    with PLANTED["a reply is recorded too late"]():
         seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
         assert main(["--seed", str(seed)]) == 1
     told = capsys.readouterr().out
