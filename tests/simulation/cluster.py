@@ -68,6 +68,10 @@ class Process:
             self._world.require(False, f"{method} of {self.name} raises {error!r}")
             raise
 
+    def run_of(self, server: int) -> bytes:
+        """Return the run of a server that the process has a session with."""
+        return self._connections[server].run
+
     def note(self, what: str) -> None:
         """Add a line to the trace."""
         self._world.note(self.name, what)
@@ -178,9 +182,8 @@ class Cluster:
         while rate and not self.world.is_calm:
             await asyncio.sleep(chance.expovariate(rate))
             (kind,) = chance.choices(list(weather.storms), list(weather.storms.values()))
-            if self._processes and not self.world.is_calm:
-                process = chance.choice(list(self._processes))
-                self.world.faults[kind] += 1
+            process = chance.choice(list(self._processes)) if self._processes else None
+            if process is not None and self.world.strikes(kind, 1.0):
                 self.world.note(process.name, f"storm: {kind}")
                 self._strike(kind, process)
 
@@ -193,6 +196,8 @@ class Cluster:
             self._network.part(process.name, server.name, there, back, seconds)
         elif kind == "pause":
             process.pauses.pause(seconds)
+        elif kind == "restart":
+            self._restart(chance.choice(self.servers))
         else:
             process.crash()
 
@@ -204,3 +209,8 @@ class Cluster:
             self.world.require(not waiting, f"{waiting} requests wait on {server.name} for ever")
             applying = state.gate.applying
             self.world.require(not applying, f"{server.name} counts {applying} requests for ever")
+
+    def _restart(self, server: SimulatedServer) -> None:
+        if server.is_up:
+            server.stop()
+            self.world.loop.call_later(self.world.chance.random() * 5.0, server.start)

@@ -1,4 +1,4 @@
-"""Simulate many seeds, or replay one: python -m tests.simulation --seeds 1000."""
+"""Simulate many seeds, or replay one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from time import monotonic
 
 import torch
 
+from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Outcome, simulate
+from tests.simulation.world import CALM_AT, Shelter
 
 # Failing seeds that are told in full.
 _MOST_TOLD = 5
@@ -24,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     torch.set_num_threads(1)
     if options.seed is not None:
-        return _replay(options.seed)
+        without = frozenset(filter(None, options.without.split(",")))
+        return _replay(options.seed, Shelter(without, options.calm_at))
     began = monotonic()
     seeds = range(options.first, options.first + options.seeds)
     failed = _judged(_outcomes(seeds, options.jobs), options.seeds)
@@ -37,13 +40,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1000, help="how many to simulate")
     parser.add_argument("--first", type=int, default=0, help="the first one of these")
     parser.add_argument("--seed", type=int, help="replay this one alone, and print its trace")
+    parser.add_argument("--without", default="", help="faults to leave out of the replay")
+    parser.add_argument("--calm-at", type=float, default=CALM_AT, help="when its faults cease")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes to use")
     return parser.parse_args(arguments)
 
 
-def _replay(seed: int) -> int:
-    outcome = simulate(seed)
-    _tell(outcome)
+def _replay(seed: int, shelter: Shelter) -> int:
+    outcome = simulate(seed, shelter)
+    _tell(outcome, shelter)
     print(_table(outcome.faults, 1))
     return 1 if outcome.violations else 0
 
@@ -54,9 +59,8 @@ def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
 
 
 def _briefly(seed: int) -> Outcome:
-    """Simulate a seed; leave out what nobody reads of one that is as it should be."""
-    outcome = simulate(seed)
-    return outcome if outcome.violations else outcome._replace(trace=())
+    """Simulate a seed; leave out its trace, which is told of the same seed with fewer faults."""
+    return simulate(seed)._replace(trace=())
 
 
 def _judged(outcomes: Iterable[Outcome], number: int) -> int:
@@ -68,7 +72,8 @@ def _judged(outcomes: Iterable[Outcome], number: int) -> int:
         if outcome.violations:
             failed += 1
             if failed <= _MOST_TOLD:
-                _tell(outcome)
+                shelter = shrunk(outcome.seed)
+                _tell(simulate(outcome.seed, shelter), shelter)
     print(_table(programs, number))
     print(_table(faults, number))
     if failed:
@@ -76,12 +81,12 @@ def _judged(outcomes: Iterable[Outcome], number: int) -> int:
     return failed
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: Outcome, shelter: Shelter) -> None:
     print(*outcome.trace, sep="\n")
     for violation in outcome.violations:
         print(f"seed {outcome.seed} ({outcome.program}): {violation}")
     if outcome.violations:
-        print(f"replay: python -m tests.simulation --seed {outcome.seed}")
+        print(f"replay: python -m tests.simulation --seed {outcome.seed}{shelter}")
 
 
 def _table(counts: Counter[str], number: int) -> str:

@@ -147,7 +147,7 @@ class SimulatedConnection:
 
     async def _repeating(self, request: Request[Result], deadlines: Deadlines) -> Result:
         repetition = Repetition(request, self.peer, deadlines.connect)
-        run = self._run
+        run = self.run
         while True:
             try:
                 return await self._attempted(request, deadlines)
@@ -159,13 +159,14 @@ class SimulatedConnection:
                 pause = repetition.pause(error, self._world.loop.time())
             await asyncio.sleep(pause)
             await self._pauses.over()
-            run = self._run
+            run = self.run
             if request.mutates and self.session is not None:
                 repetition.require_harmless(run)
                 request.acknowledge(self.session.acknowledged)
 
     @property
-    def _run(self) -> bytes:
+    def run(self) -> bytes:
+        """The run of the server that the session is with; empty for none."""
         return self.session.incarnation if self.session else b""
 
     async def _attempted(self, request: Request[Result], deadlines: Deadlines) -> Result:

@@ -45,7 +45,8 @@ class Network:
             if parted:
                 self._parted[client, server, way] = until
 
-    def _passes(self, client: str, server: SimulatedServer, there: bool) -> bool:
+    def passes(self, client: str, server: SimulatedServer, there: bool) -> bool:
+        """Return whether messages pass in one direction."""
         return self._parted.get((client, server.name, there), 0.0) <= self.world.loop.time()
 
     async def call(
@@ -102,9 +103,10 @@ class _Delivery:
                 self._world.loop.call_later(delay, task.cancel)
 
     def _arrive(self, again: bool = False) -> None:
-        if not self._network._passes(self._client, self._server, there=True):
+        passes = self._network.passes(self._client, self._server, there=True)
+        if not passes or not self._server.is_up:
             if not again:
-                self._break("the network is parted")
+                self._break("the network is parted" if not passes else "nobody is there")
             return
         self._note("arrives again" if again else "arrives")
         task = self._server.serve(*self._sent)
@@ -124,7 +126,7 @@ class _Delivery:
             return self._break("the connection is cut")
         error = task.exception()
         self._note(f"is answered: {type(error).__name__ if error else 'OK'}")
-        parted = not self._network._passes(self._client, self._server, there=False)
+        parted = not self._network.passes(self._client, self._server, there=False)
         if parted or world.strikes("reply lost", world.weather.reply_lost):
             return self._break("the reply is lost")
         world.loop.call_later(self._network.delay("reply late"), self._return, task)

@@ -78,7 +78,8 @@ class SimulatedServer:
     Attributes:
         name: Its name in the trace.
         settings: Those of the server.
-        state: The state of the present run of the process.
+        state: The state of the present run of the process, or of the last one.
+        is_up: Whether the process runs.
         served: Called after each call, and after each look for leases that have ended.
     """
 
@@ -94,7 +95,7 @@ class SimulatedServer:
 
     def start(self) -> None:
         """Begin a run of the process; whatever a run before knew is gone."""
-        world = self._world
+        world, self.is_up = self._world, True
         environment = Environment(world.loop.time, world.chance.randbytes, SimulatedCompute(world))
         self.state = ServerState(self.settings, environment)
         self._services = [
@@ -108,6 +109,7 @@ class SimulatedServer:
 
     def stop(self) -> None:
         """End the run between two steps of whatever it does; nobody gets an answer."""
+        self.is_up = False
         running, self._running = self._running, {}
         for task in running:
             task.cancel()

@@ -13,11 +13,18 @@ from tests.simulation.programs.adding import Adding
 from tests.simulation.programs.coordinating import Coordinating
 from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
+from tests.simulation.programs.restarting import Restarting
 from tests.simulation.programs.training import Training
 from tests.simulation.virtual_loop import Stuck
-from tests.simulation.world import CALM_AT, Happening, Weather, World, weather_of
+from tests.simulation.world import CALM_AT, OPEN_AIR, Happening, Shelter, Weather, World, weather_of
 
-PROGRAMS: Sequence[type[Program]] = (Adding, Training, Optimizing, Coordinating)
+PROGRAMS: Sequence[type[Program]] = (
+    Adding,
+    Training,
+    Optimizing,
+    Coordinating,
+    Restarting,
+)
 
 # After the last fault, everybody has this much time to come to an end.
 _LONGEST_SECONDS = CALM_AT + 600.0
@@ -44,9 +51,9 @@ class Outcome(NamedTuple):
     trace: Sequence[Happening]
 
 
-def simulate(seed: int) -> Outcome:
-    """Run the simulation of a seed; the same seed gives the same trace."""
-    world = World(seed)
+def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
+    """Run the simulation of a seed; the same seed and shelter give the same trace."""
+    world = World(seed, shelter)
     program = world.chance.choice(PROGRAMS)(world)
     try:
         world.loop.run(asyncio.wait_for(_run(world, program), _LONGEST_SECONDS))

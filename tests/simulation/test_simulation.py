@@ -12,6 +12,7 @@ import pytest
 
 from tests.simulation.command_line import main
 from tests.simulation.planted import PLANTED
+from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import PROGRAMS, simulate
 
 SEEDS = 300
@@ -26,6 +27,7 @@ FAULTS = {
     "request doubled",
     "request late",
     "request lost",
+    "restart",
     "slow work",
 }
 # A planted fault has to be found within these.
@@ -50,7 +52,7 @@ def test_no_seed_violates_a_promise() -> None:
         faults += outcome.faults
         programs[outcome.program] += 1
     assert set(faults) == FAULTS
-    assert min(faults.values()) > SEEDS
+    assert min(faults.values()) > SEEDS // 10
     assert set(programs) == {program.__name__ for program in PROGRAMS}
 
 
@@ -84,3 +86,13 @@ def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str
     assert "is applied 2 times" in told
     assert "OpenSession of worker:0 arrives" in told
     assert main(["--seed", str(seed)]) == 0
+
+
+def test_a_failing_seed_is_shrunk_to_the_faults_that_it_needs() -> None:
+    with PLANTED["a reply is recorded too late"]():
+        seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
+        shelter = shrunk(seed)
+        outcome = simulate(seed, shelter)
+        assert outcome.violations
+        assert set(outcome.faults) <= FAULTS - shelter.without
+        assert len(outcome.faults) < len(simulate(seed).faults)

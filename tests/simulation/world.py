@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from asyncio import AbstractEventLoop
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.simulation.virtual_loop import VirtualLoop
 
@@ -37,6 +38,8 @@ class Weather:
 
 
 STORMS = ("partition", "pause", "crash")
+# That a server ends and starts anew is for programs that expect it to have forgotten everything.
+RESTART = "restart"
 
 
 def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weather:
@@ -56,6 +59,26 @@ def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weath
     )
 
 
+@dataclass(frozen=True)
+class Shelter:
+    """What a run is spared, so that what fails in spite of that is easier to understand.
+
+    Attributes:
+        without: Faults that do not happen.
+        calm_at: When faults cease, in seconds.
+    """
+
+    without: frozenset[str] = frozenset()
+    calm_at: float = CALM_AT
+
+    def __str__(self) -> str:
+        without = f" --without {','.join(sorted(self.without))}" if self.without else ""
+        return without + (f" --calm-at {self.calm_at:g}" if self.calm_at < CALM_AT else "")
+
+
+OPEN_AIR = Shelter()
+
+
 class Happening(NamedTuple):
     """A line of a trace: when, to whom, and what."""
 
@@ -70,6 +93,10 @@ class Happening(NamedTuple):
 class World:
     """One run.
 
+    Args:
+        seed: Decides what happens.
+        shelter: What does not happen all the same.
+
     Attributes:
         chance: Decides everything that is not decided by the code under test.
         loop: Runs it.
@@ -79,18 +106,24 @@ class World:
         violations: What must not have happened.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shelter: Shelter = OPEN_AIR) -> None:
+        self._shelter = shelter
         self.chance = random.Random(seed)
         self.loop = VirtualLoop()
         self.weather = Weather()
         self.faults: Counter[str] = Counter()
         self.trace: list[Happening] = []
         self.violations: list[str] = []
+        self.loop.set_exception_handler(self._complain)
+
+    def _complain(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Note what a real loop would write to the log, for instance of an error without heir."""
+        self.require(False, f"{context['message']}: {context.get('exception')!r}")
 
     @property
     def is_calm(self) -> bool:
         """Whether the time of faults is over."""
-        return self.loop.time() >= CALM_AT
+        return self.loop.time() >= self._shelter.calm_at
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""
@@ -98,7 +131,9 @@ class World:
 
     def strikes(self, fault: str, likely: float) -> bool:
         """Return whether a fault happens now, and count it."""
-        happens = likely > 0 and not self.is_calm and self.chance.random() < likely
+        if likely <= 0 or self.chance.random() >= likely:
+            return False
+        happens = not self.is_calm and fault not in self._shelter.without
         if happens:
             self.faults[fault] += 1
         return happens

@@ -284,4 +284,5 @@ async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        task.exception()  # nobody is left to raise it to; a repetition gets the recorded one
         raise
