@@ -56,6 +56,20 @@ class Process:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
+    async def on_all(self, make: Callable[[], Request[Result]]) -> list[Result]:
+        """Send a request to each server at once; raise an error of one of them."""
+        calls = (self.call(server, make()) for server in range(len(self._connections)))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def tell_last_step(self) -> None:
+        """Tell a server which step was the last, as the client's heartbeat does soon after it."""
+        with suppress(StratagemError):
+            await self._connections[0].beat()
+
     async def _typed(self, method: str, answer: Awaitable[Result]) -> Result:
         try:
             return await answer
@@ -71,6 +85,11 @@ class Process:
     def run_of(self, server: int) -> bytes:
         """Return the run of a server that the process has a session with."""
         return self._connections[server].run
+
+    @property
+    def losses(self) -> int:
+        """How often servers have ended its sessions."""
+        return sum(connection.losses for connection in self._connections)
 
     def note(self, what: str) -> None:
         """Add a line to the trace."""

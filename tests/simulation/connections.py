@@ -71,6 +71,7 @@ class SimulatedConnection:
         name: The process in the trace.
         peer: The server in messages.
         session: The session with it; None while there is none.
+        losses: How often the server has ended it.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SimulatedConnection:
         self.name = identity.name.replace("/job:", "").replace("/task:", ":")
         self.peer = f"/job:ps/task:{server.settings.task} at {server.name}"
         self.session: ServerSession | None = None
+        self.losses = 0
         self._restarted = False
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
         self._attendance: asyncio.Task[Any] | None = None
@@ -184,6 +186,7 @@ class SimulatedConnection:
     async def _resume(self) -> None:
         session = self.session
         if session is not None:
+            self.losses += 1
             answer = await self._repeated(opening(self._identity, session), DEADLINES)
             if not session.goes_on(answer):
                 self._restarted = not (answer.restored and self._identity.outlives_servers)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_psserver.checkpoint_gate import CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.rules import BoundedRule
 from stratagem_psserver.data.data_ledger import DataLedger, Function
@@ -46,7 +47,7 @@ def _replaced(owner: object, name: str, value: object) -> Plant:
 _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
-_until, _is_to_drop = Waits.until, StepGroup.is_to_drop
+_until, _is_to_drop, _admits = Waits.until, StepGroup.is_to_drop, CheckpointGate.admits
 
 
 def _forgets_reply(self: Numbering, reply: RecordedReply | None) -> None:
@@ -134,6 +135,14 @@ def _waits_for_ever(
     return _until(self, subject, met, max(seconds, 1e6), waiter)
 
 
+def _admits_all(self: CheckpointGate, client: bytes, label: str, step: int, now: float) -> bool:
+    """Hold no step back while all servers look for one moment."""
+    hold, self._hold = self._hold, None
+    admitted = _admits(self, client, label, step, now)
+    self._hold = hold
+    return admitted
+
+
 PLANTED: Mapping[str, Plant] = {
     "a reply is not recorded": _replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": _replaced(Numbering, "finish", _records_late),
@@ -148,5 +157,6 @@ PLANTED: Mapping[str, Plant] = {
     "a version is used again": _replaced(values, "_next_version", _keeps_version),
     "a function's mutation is forgotten": _replaced(ClosureLedger, "finish", _forgets_mutation),
     "a batch is handed out twice": _replaced(DataLedger, "draw", _hands_out_again),
+    "steps are not held": _replaced(CheckpointGate, "admits", _admits_all),
     "a wait has no deadline": _replaced(Waits, "until", _waits_for_ever),
 }

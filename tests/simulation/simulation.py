@@ -11,6 +11,7 @@ from stratagem_proto.errors import StratagemError
 from tests.simulation.cluster import Cluster
 from tests.simulation.programs.adding import Adding
 from tests.simulation.programs.coordinating import Coordinating
+from tests.simulation.programs.observing import Observing
 from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
 from tests.simulation.programs.restarting import Restarting
@@ -24,6 +25,7 @@ PROGRAMS: Sequence[type[Program]] = (
     Optimizing,
     Coordinating,
     Restarting,
+    Observing,
 )
 
 # After the last fault, everybody has this much time to come to an end.

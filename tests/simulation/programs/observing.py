@@ -1,0 +1,131 @@
+"""Workers take steps on all servers, and somebody reads all servers as of one moment.
+
+The moment is found as clients find it, for a snapshot or for a checkpoint: new steps are held while
+those that have begun come to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from stratagem._parameter_server.checkpoints.cut import _is_busy, _progress
+from stratagem._ps_client.requests import checkpoints, reads, variables
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from tests.simulation.cluster import Cluster, Process
+from tests.simulation.programs.adding import spec
+from tests.simulation.programs.digits import MOST, digits_of, vector
+from tests.simulation.programs.program import Program
+from tests.simulation.world import World
+
+_SUM, _WORKERS = "sum", 3
+_LOOK_SECONDS, _LOOKS = 0.05, 15
+
+# By server, what each worker has added.
+Sums = Sequence[Sequence[int]]
+
+
+class Observing(Program):
+    """Each step of a worker adds to both servers; a moment has all of a step or nothing."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._begun = [0] * _WORKERS
+        # By worker, the steps that all servers have answered, in one session with each.
+        self._taken: list[set[int]] = [set() for _ in range(_WORKERS)]
+        self._steps = [self.chance.randint(6, 14) for _ in range(_WORKERS)]
+        self._moments: list[Sums] = []
+
+    async def prepare(self, cluster: Cluster) -> None:
+        async def create(chief: Process) -> None:
+            for server in range(self.num_servers):
+                zeros = torch.zeros(_WORKERS, dtype=torch.int64)
+                await chief.call(server, variables.create([spec(_SUM, zeros)], [zeros]))
+
+        await cluster.once("chief:0", create)
+
+    async def run(self, cluster: Cluster) -> None:
+        observing = self.world.loop.create_task(self._observe_all(cluster))
+        await asyncio.gather(*(self._work(cluster, worker) for worker in range(_WORKERS)))
+        observing.cancel()
+        await asyncio.wait([observing])
+
+    async def _work(self, cluster: Cluster, worker: int) -> None:
+        async def take_steps(process: Process) -> None:
+            while self._begun[worker] < min(self._steps[worker], MOST):
+                with process.steps.taking():
+                    await self._step(process, worker)
+                await process.tell_last_step()
+                await process.idle()
+
+        await cluster.run_until_done(f"worker:{worker}", take_steps)
+
+    async def _step(self, process: Process, worker: int) -> None:
+        digit, losses = self._begun[worker], process.losses
+        self._begun[worker] += 1
+        writing = Writing(_SUM, ASSIGN_MODE_ADD, vector(_WORKERS, worker, digit))
+        for server in self.chance.sample(range(self.num_servers), self.num_servers):
+            await process.call(server, variables.assign([writing]))
+        # Servers do not wait for the step of a client that they take for gone.
+        if process.losses == losses:
+            self._taken[worker].add(digit)
+
+    async def _observe_all(self, cluster: Cluster) -> None:
+        """Look at moments in one process after the other."""
+        while True:
+            await cluster.run("evaluator:0", self._observe)
+            await asyncio.sleep(self.chance.random() * 5.0)
+
+    async def _observe(self, observer: Process) -> None:
+        while True:
+            await asyncio.sleep(self.chance.choice((0.1, 1.0, 4.0)))
+            cut = self.chance.randbytes(16)
+            try:
+                if await self._hold(observer, cut):
+                    await self._look(observer, cut)
+            except StratagemError:
+                observer.note("finds no moment")
+                with suppress(StratagemError):
+                    await observer.on_all(partial(checkpoints.release_steps, cut))
+
+    async def _hold(self, observer: Process, cut: bytes) -> bool:
+        """Hold new steps until those that have begun are over; as `take_cut` of clients."""
+        begun: dict[bytes, int] = {}
+        for _ in range(_LOOKS):
+            hold = partial(checkpoints.hold_steps, cut, begun, _LOOK_SECONDS)
+            answers = await observer.on_all(hold)
+            clients = _progress(answers)
+            known = {client: each.begun for client, each in clients.items()}
+            if known == begun and not any(map(_is_busy, clients.values())):
+                return True
+            begun = known
+        await observer.on_all(partial(checkpoints.release_steps, cut))
+        return False
+
+    async def _look(self, observer: Process, cut: bytes) -> None:
+        await observer.on_all(partial(checkpoints.open_snapshot, cut))
+        moment = []
+        for server in range(self.num_servers):
+            sums = torch.zeros(_WORKERS, dtype=torch.int64)
+            await asyncio.sleep(self.chance.random() * 0.1)
+            await observer.call(server, reads.read([Reading(_SUM, sums)], snapshot=cut))
+            moment.append(sums.tolist())
+        self._moments.append(moment)
+        observer.note(f"reads a moment: {moment}")
+        await observer.on_all(checkpoints.close_snapshot)
+
+    async def judge(self, cluster: Cluster) -> None:
+        for moment in self._moments:
+            for worker, taken in enumerate(self._taken):
+                # Who has ended in the midst of a step has not taken it.
+                seen = [taken.intersection(digits_of(sums[worker])) for sums in moment]
+                parted = set[int]().union(*seen) - taken.intersection(*seen)
+                what = f"a moment has parts of the steps {sorted(parted)} of worker:{worker}"
+                self.world.require(not parted, what)
