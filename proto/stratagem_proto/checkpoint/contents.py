@@ -22,8 +22,12 @@ from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
-def wholes_of(index: Index) -> dict[str, Whole]:
+def wholes_of(index: Index, has_all: bool = True) -> dict[str, Whole]:
     """Return the variables of a checkpoint and their optimizers' state, by name.
+
+    Args:
+        index: The table of contents.
+        has_all: Whether it must have all shards of each variable, and not those of one server.
 
     Raises:
         DataLossError: Shards of a variable are missing.
@@ -35,14 +39,14 @@ def wholes_of(index: Index) -> dict[str, Whole]:
         if not is_companion(name, index.tensors):
             shards[whole_name(entry.spec, owners.get(name))].append(entry)
     return {
-        name: _table(name, group, index)
+        name: _table(name, group, index, has_all)
         if group[0].rows is not None
-        else _whole(name, group, owners)
+        else _whole(name, group, owners, has_all)
         for name, group in shards.items()
     }
 
 
-def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
+def _table(name: str, entries: Sequence[TensorEntry], index: Index, has_all: bool) -> Whole:
     tensors = index.tensors
     parts = []
     for entry in entries:
@@ -54,7 +58,7 @@ def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
         }
         parts.append(TablePart(entry, table, companions))
     slot_of = whole_name(parts[0].table.spec) if parts[0].entry.spec.slot_of else ""
-    return table_of(name, slot_of, parts)
+    return table_of(name, slot_of, parts, has_all)
 
 
 def _owners(index: Index) -> dict[str, VariableSpec]:
@@ -72,7 +76,9 @@ def _owner_by_name(name: str) -> str:
     return slot.variable if slot else ""
 
 
-def _whole(name: str, shards: Sequence[TensorEntry], owners: Mapping[str, VariableSpec]) -> Whole:
+def _whole(
+    name: str, shards: Sequence[TensorEntry], owners: Mapping[str, VariableSpec], has_all: bool
+) -> Whole:
     first = shards[0].spec
     owner = owners.get(first.name)
     slot_of = whole_name(owner) if owner else ""
@@ -91,7 +97,8 @@ def _whole(name: str, shards: Sequence[TensorEntry], owners: Mapping[str, Variab
     # The size decides between shards that begin at the same row, since a shard may have no rows.
     pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
     tensor = TensorSpec(dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape)
-    _require_all_rows(name, tensor, pieces)
+    if has_all:
+        _require_all_rows(name, tensor, pieces)
     return Whole(name, tensor, slot_of, pieces, is_split)
 
 

@@ -207,8 +207,16 @@ def undivided(table: WholeTable) -> VariableSpec:
     return spec
 
 
-def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
+def table_of(
+    name: str, slot_of: str, parts: Sequence[TablePart], has_all: bool = True
+) -> WholeTable:
     """Put the parts of a table, or of a slot of one, together.
+
+    Args:
+        name: The name of the whole.
+        slot_of: The name of the table, if it is a slot; otherwise "".
+        parts: The parts.
+        has_all: Whether no part of a table may be missing.
 
     Raises:
         DataLossError: Parts are missing.
@@ -221,7 +229,7 @@ def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
     spec.name = name
     if first.table.spec.HasField("partition"):
         spec.tensor.shape[0] = first.table.spec.partition.full_shape[0]
-    if not slot_of:
+    if has_all and not slot_of:
         _require_all(name, spec.tensor.shape[0], parts)
     pieces = [Piece(part.entry, part.row) for part in parts]
     return WholeTable(name, spec.tensor, slot_of, pieces, bool(slot_of), parts, spec)

@@ -82,6 +82,9 @@ class RpcServer(ABC):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         """Return the handlers of all calls, that of `_status` among them; start nothing yet."""
 
+    async def _prepare(self) -> None:  # noqa: B027 - most servers have nothing to prepare
+        """Come to the state to begin with; clients cannot connect yet."""
+
     async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
         """Start background tasks."""
 
@@ -126,6 +129,7 @@ class RpcServer(ABC):
         self.metrics_address = endpoint.address
 
     async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        await self._prepare()
         self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)

@@ -45,7 +45,7 @@ class Segment:
     It is unmapped when no tensor uses it any more.
     """
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap | memoryview) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
         # Cached views, since each step uses the same ones and making them takes longer.
@@ -55,6 +55,12 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return len(self._bytes)
+
+    def copy(self, nbytes: int) -> Segment:
+        """Return a segment of this process alone with the first bytes of this one."""
+        memory = torch.empty(nbytes, dtype=torch.uint8).numpy().data
+        memory[:] = self._bytes[:nbytes]
+        return Segment(memory)
 
     def view(self, start: int, nbytes: int) -> memoryview:
         """Return consecutive bytes of the segment.

@@ -1,0 +1,1 @@
+"""The log of a parameter server as files: its bytes, and reading them."""

@@ -1,0 +1,185 @@
+"""Segments: the files of a log, in the order of the records that they contain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from stratagem_proto.errors import DataLossError
+from stratagem_proto.log.batches import (
+    HEADER_BYTES,
+    MARK,
+    Entry,
+    decode_contents,
+    decode_header,
+)
+from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
+
+FORMAT = 1
+
+_NAME = re.compile(r"segment-(\d{20})\.log")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of a log.
+
+    Attributes:
+        position: Its number; the first record of a log has number 1.
+        message: The change.
+        tensors: The bytes of its tensors.
+    """
+
+    position: int
+    message: LogRecord
+    tensors: memoryview
+
+
+@dataclass(frozen=True)
+class TornTail:
+    """The end of a log that was not written in full, because its server was killed meanwhile.
+
+    Attributes:
+        path: The segment.
+        offset: Where its intact part ends.
+    """
+
+    path: Path
+    offset: int
+
+
+def segment_name(first: int) -> str:
+    """Return the name of the segment whose first record has that position."""
+    return f"segment-{first:020d}.log"
+
+
+def first_of(path: Path) -> int:
+    """Return the position of the first record of a segment, by its name."""
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def segments_in(folder: Path) -> list[Path]:
+    """Return the segments of a log, in their order."""
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+class LogReader:
+    """Reads the records of a log in their order.
+
+    Args:
+        segments: The segments, without gaps and in their order.
+
+    Attributes:
+        torn: The end that was not written in full, if the reader has come upon one.
+        position: The position of the last record that was read; that before the first, to begin
+            with.
+    """
+
+    def __init__(self, segments: Sequence[Path]) -> None:
+        self._segments = list(segments)
+        self.torn: TornTail | None = None
+        self.position = first_of(segments[0]) - 1 if segments else 0
+
+    def heads(self) -> Iterator[tuple[Path, SegmentHead]]:
+        """Yield the head of each segment; it raises like `records`."""
+        for path in self._segments:
+            entries = next(iter(self._batches(path)), None)
+            if entries is not None:
+                yield path, _head(path, entries)
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records; an end that was not written in full is not among them.
+
+        Raises:
+            DataLossError: A record is damaged or missing.
+        """
+        for path in self._segments:
+            batches = self._batches(path)
+            entries = next(batches, None)
+            if entries is None:
+                return
+            _require_next(path, _head(path, entries).first, self.position)
+            for entries in batches:
+                yield from self._numbered(path, entries)
+
+    def _numbered(self, path: Path, entries: Sequence[Entry]) -> Iterator[Record]:
+        for entry in entries:
+            try:
+                message = LogRecord.FromString(entry.message)
+            except DecodeError as error:
+                raise DataLossError(
+                    f"record {self.position + 1} in {str(path)!r} is no record of a log; a newer "
+                    "release may have written it"
+                ) from error
+            self.position += 1
+            yield Record(self.position, message, memoryview(entry.tensors))
+
+    def _batches(self, path: Path) -> Iterator[list[Entry]]:
+        data = memoryview(path.read_bytes())
+        if not data:
+            self._require_torn(path, 0, data)
+        offset = 0
+        while offset < len(data):
+            header = decode_header(data[offset : offset + HEADER_BYTES])
+            begin = offset + HEADER_BYTES
+            entries = decode_contents(header, data[begin:]) if header else None
+            if header is None or entries is None:
+                self._require_torn(path, offset, data)
+                return
+            if header.first:
+                _require_next(path, header.first, self.position)
+            yield entries
+            offset = begin + header.nbytes
+
+    def _require_torn(self, path: Path, offset: int, data: memoryview) -> None:
+        """Note that a segment ends there.
+
+        Raises:
+            DataLossError: More has been written behind, so that this was damaged later.
+        """
+        if path != self._segments[-1] or _has_intact_batch(data[offset + 1 :]):
+            raise DataLossError(
+                f"the log is damaged: {str(path)!r} is not what was written from byte {offset} on, "
+                f"behind record {self.position}, and what follows is intact. Restore the file from "
+                "a backup, or move the folder away and restore a checkpoint"
+            )
+        self.torn = TornTail(path, offset)
+
+
+def _head(path: Path, entries: Sequence[Entry]) -> SegmentHead:
+    try:
+        head = SegmentHead.FromString(entries[0].message)
+    except DecodeError as error:
+        raise DataLossError(f"{str(path)!r} has no head of a segment") from error
+    if head.format != FORMAT:
+        raise DataLossError(
+            f"{str(path)!r} has format {head.format} of logs; this release reads format {FORMAT}. "
+            "Start the server with the release that wrote it"
+        )
+    return head
+
+
+def _require_next(path: Path, first: int, position: int) -> None:
+    if first != position + 1:
+        raise DataLossError(
+            f"record {first} in {str(path)!r} follows record {position}; the segments between are "
+            "missing. Restore them from a backup, or move the folder away and restore a checkpoint"
+        )
+
+
+def _has_intact_batch(data: memoryview) -> bool:
+    text = bytes(data)
+    start = text.find(MARK)
+    while start >= 0:
+        header = decode_header(data[start : start + HEADER_BYTES])
+        behind = data[start + HEADER_BYTES :]
+        if header is not None and decode_contents(header, behind) is not None:
+            return True
+        start = text.find(MARK, start + 1)
+    return False

@@ -1,0 +1,110 @@
+"""The files of a log: what was not written in full, and what was damaged later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratagem_proto.errors import DataLossError
+from stratagem_proto.log.batches import (
+    HEADER_BYTES,
+    Entry,
+    decode_contents,
+    decode_header,
+    encode_batch,
+)
+from stratagem_proto.log.segments import FORMAT, LogReader, Record, TornTail, segment_name
+from stratagem_proto.v1.log_pb2 import EndedSession, LogRecord, SegmentHead
+
+
+def entry(number: int) -> Entry:
+    record = LogRecord(ended=EndedSession(why=f"reason {number}"))
+    return Entry(record.SerializeToString(), bytes(number))
+
+
+def segment(folder: Path, first: int, *batches: int) -> Path:
+    """Writes a segment with batches of so many records."""
+    head = SegmentHead(format=FORMAT, first=first).SerializeToString()
+    data = [*encode_batch(0, [Entry(head)])]
+    for size in batches:
+        data += encode_batch(first, [entry(number) for number in range(first, first + size)])
+        first += size
+    path = folder / segment_name(first - sum(batches))
+    path.write_bytes(b"".join(data))
+    return path
+
+
+def read(*segments: Path) -> tuple[list[Record], TornTail | None]:
+    reader = LogReader(segments)
+    return list(reader.records()), reader.torn
+
+
+@given(st.integers(0), st.lists(st.tuples(st.binary(), st.binary())))
+def test_a_batch_has_the_records_that_were_written(
+    first: int, contents: list[tuple[bytes, bytes]]
+) -> None:
+    entries = [Entry(*each) for each in contents]
+    data = memoryview(b"".join(encode_batch(first % 2**64, entries)))
+    header = decode_header(data[:HEADER_BYTES])
+    assert header is not None
+    assert (header.first, header.records) == (first % 2**64, len(entries))
+    found = decode_contents(header, data[HEADER_BYTES:])
+    assert found is not None
+    assert [(each.message, bytes(each.tensors)) for each in found] == contents
+
+
+def test_records_are_read_in_their_order_over_all_segments(tmp_path: Path) -> None:
+    records, torn = read(segment(tmp_path, 1, 2, 1), segment(tmp_path, 4, 3))
+    assert [each.position for each in records] == [1, 2, 3, 4, 5, 6]
+    assert [each.message.ended.why for each in records][3] == "reason 4"
+    assert bytes(records[4].tensors) == bytes(5)
+    assert torn is None
+
+
+def test_a_segment_cut_anywhere_has_the_batches_before_the_cut(tmp_path: Path) -> None:
+    path = segment(tmp_path, 1, 1, 2, 1)
+    data = path.read_bytes()
+    whole = {0: 0}
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        records, torn = read(path)
+        whole[len(records)] = max(whole.get(len(records), 0), size)
+        if torn is not None:
+            assert torn == TornTail(path, torn.offset)
+            path.write_bytes(data[: torn.offset])
+            assert read(path)[0] == records or not torn.offset
+    assert sorted(whole) == [0, 1, 3]
+
+
+def test_a_byte_that_was_changed_behind_the_last_batch_but_one_is_a_loss(tmp_path: Path) -> None:
+    path = segment(tmp_path, 1, 1, 2, 1)
+    data = path.read_bytes()
+    last = len(data) - len(b"".join(encode_batch(4, [entry(4)])))
+    for place in range(last):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(DataLossError, match=r"segment-0+1\.log.* from byte \d+ on"):
+            read(path)
+
+
+def test_a_damaged_end_of_an_earlier_segment_is_a_loss(tmp_path: Path) -> None:
+    first, second = segment(tmp_path, 1, 2), segment(tmp_path, 3, 1)
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(DataLossError, match="behind record 0"):
+        read(first, second)
+
+
+def test_a_segment_that_is_missing_is_a_loss(tmp_path: Path) -> None:
+    segments = segment(tmp_path, 1, 2), segment(tmp_path, 3, 1), segment(tmp_path, 4, 1)
+    with pytest.raises(DataLossError, match=r"record 4 .* follows record 2"):
+        read(segments[0], segments[2])
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / segment_name(1)
+    head = SegmentHead(format=FORMAT + 1, first=1).SerializeToString()
+    path.write_bytes(b"".join(encode_batch(0, [Entry(head)])))
+    with pytest.raises(DataLossError, match=f"format {FORMAT + 1}"):
+        read(path)
