@@ -16,6 +16,7 @@ pytest_plugins = (
     "tests.spec.without_rows",
     "tests.plain_pushes",
     "tests.plain_servers",
+    "tests.logged_servers",
 )
 
 TOKEN = "the cluster's secret"

@@ -7,8 +7,10 @@ argument, in seconds of a monotonic clock.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -83,8 +85,11 @@ class CheckpointGate:
         hold = self._holding(now)
         return hold.until - now if hold is not None else 0.0
 
-    def finish(self, client: bytes, label: str, step: int, report: bytes) -> None:
+    def finish(self, client: bytes, label: str, step: int, report: bytes) -> bool:
         """Note the last step that a client has finished, and its report.
+
+        Returns:
+            Whether it says more than what was known.
 
         Raises:
             InvalidArgumentError: A checkpoint could not contain the report; see `check_report`.
@@ -94,8 +99,11 @@ class CheckpointGate:
             check_report(label, report)
         if progress is None and report:
             progress = self._clients[client] = Progress(label)
-        if progress is not None and step >= progress.finished:
-            progress.finished, progress.report = step, report
+        if progress is None or step < progress.finished:
+            return False
+        is_new = (progress.finished, progress.report) != (step, report)
+        progress.finished, progress.report = step, report
+        return is_new
 
     def forget(self, client: bytes, is_task: bool) -> None:
         """Note that a client is gone and sends no more requests.
@@ -160,6 +168,19 @@ class CheckpointGate:
         """Return the last reports of tasks whose clients are gone."""
         return self._left.values()
 
+    def facts(self) -> dict[str, Any]:
+        """Return the progress of all clients, as JSON."""
+        return {
+            "clients": {client.hex(): _to_json(one) for client, one in self._clients.items()},
+            "left": list(map(_to_json, self._left.values())),
+        }
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Restore what `facts` returned."""
+        for client, item in facts["clients"].items():
+            self._clients[bytes.fromhex(client)] = _from_json(item)
+        self._left = {one.label: one for one in map(_from_json, facts["left"])}
+
     def _holding(self, now: float) -> _Hold | None:
         if self._hold is not None and now >= self._hold.until:
             self._end()
@@ -170,6 +191,16 @@ class CheckpointGate:
         # A late message must not begin this cut again. Messages of earlier cuts have all come.
         self._over = {self._hold.cut}
         self._hold = None
+
+
+def _to_json(progress: Progress) -> list[Any]:
+    report = b64encode(progress.report).decode()
+    return [progress.label, progress.begun, progress.finished, report]
+
+
+def _from_json(item: list[Any]) -> Progress:
+    label, begun, finished, report = item
+    return Progress(label, begun, finished, b64decode(report))
 
 
 # Clients send at most 60 kB for each of two steps.

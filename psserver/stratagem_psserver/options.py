@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
-from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.settings import Durability, ServerSettings
 
 
 class ServerOptions(ServingOptions):
@@ -32,6 +32,23 @@ class ServerOptions(ServingOptions):
         description="Most bytes that variables and the state of their optimizers may take; the "
         "default is no limit.",
     )
+    durability: Durability = Field(
+        "none",
+        description="What the end of the process may lose: all since the last checkpoint (none), "
+        "or nothing that was acknowledged (log).",
+    )
+    durability_folder: Path | None = Field(
+        None,
+        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
+    )
+    log_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="Bytes of the log after which an image of the state replaces it.",
+    )
+    log_records: int = Field(
+        100_000, ge=1, description="Changes in the log after which an image replaces it."
+    )
     restore: Path | None = Field(
         None, description="Folder of checkpoints; the server restores the latest one, if any."
     )
@@ -40,5 +57,8 @@ class ServerOptions(ServingOptions):
         """Return these options as the settings of a server."""
         given = self.serving()
         staged_bytes = self.staged_bytes or half_of_memory()
-        restore = str(self.restore or "")
-        return ServerSettings(**{**given, "staged_bytes": staged_bytes, "restore": restore})
+        folders = {
+            "restore": str(self.restore or ""),
+            "durability_folder": str(self.durability_folder or ""),
+        }
+        return ServerSettings(**{**given, "staged_bytes": staged_bytes, **folders})

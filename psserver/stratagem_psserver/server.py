@@ -15,6 +15,7 @@ from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.rpcs.status import ParameterServerFacts
 from stratagem_psserver.servicer import (
     SERVICE,
@@ -43,11 +44,22 @@ class ParameterServer(RpcServer):
     def __init__(self, settings: ServerSettings) -> None:
         super().__init__(settings)
         self.settings = settings
+        self._persistence: Persistence | None = None
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except BaseException:
+            if self._persistence is not None:
+                self._persistence.release()
+            raise
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         self._state = ServerState(self.settings)
         self._saves = Saves(self._state)
-        if self.settings.restore:
+        if self.settings.durability == "log":
+            self._persistence = Persistence(self._state)
+        if self.settings.restore and not (self._persistence and self._persistence.has_state):
             self._resume(self.settings.restore)
         state, facts = self._state, ParameterServerFacts(self._state, self._saves)
         self._status = StatusService(self.settings, state.incarnation, state.figures, facts.fill)
@@ -70,6 +82,10 @@ class ParameterServer(RpcServer):
     def _share(self, nbytes: int) -> Reservation:
         return self._state.shared.reserve(nbytes, "a segment of shared memory")
 
+    async def _prepare(self) -> None:
+        if self._persistence is not None:
+            await self._persistence.recover()
+
     async def _begin(self) -> None:
         settings = self.settings
         shortest = min(settings.lease_seconds, settings.reconnect_seconds)
@@ -81,6 +97,8 @@ class ParameterServer(RpcServer):
     def _end_leases(self) -> None:
         for session in self._state.end_leases():
             self._log.warning("lease ended", peer=session.label)
+        if self._persistence is not None:
+            self._persistence.tend()
 
     async def _refuse(self, seconds: float) -> None:
         self._state.attendance.close()
@@ -93,6 +111,8 @@ class ParameterServer(RpcServer):
             task.cancel()
         await asyncio.wait(self._recurring)
         await self._saves.close()
+        if self._persistence is not None:
+            await self._persistence.close()
         self._state.compute.close()
 
 

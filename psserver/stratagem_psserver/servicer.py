@@ -8,10 +8,12 @@ which avoids the copies that the generated classes make.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
 from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, shared_memory
 from stratagem_proto.v1 import (
@@ -34,7 +36,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.frames import Header
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoints.saving import Saves
-from stratagem_psserver.exactly_once.mutations import Chunks
+from stratagem_psserver.exactly_once.receiving import Chunks
+from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.rpcs.answers import Frames
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import ClosureRpcs, DrawRpcs
@@ -52,12 +55,14 @@ _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].f
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
 _DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"].full_name
 
+Answer = TypeVar("Answer")
+
 Handlers = Mapping[str, Handler]
 
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """Return the handler of the parameter-server service."""
-    methods = Methods(_rpc_boundary(state))
+    methods = _methods(state)
     handlers = {
         **_session_methods(methods, SessionRpcs(state)),
         **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
@@ -69,13 +74,13 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _rpc_boundary(state: ServerState) -> RpcBoundary:
-    return RpcBoundary(state.settings.label, state.figures)
+def _methods(state: ServerState) -> Methods:
+    return Methods(RpcBoundary(state.settings.label, state.figures), state.changes)
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
     """Return the handler of the checkpoint service."""
-    unary = Methods(_rpc_boundary(state)).unary
+    unary = _methods(state).unary
     rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
     handlers = {
         "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
@@ -93,14 +98,14 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
 
 def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """Return the handler of the closure service."""
-    unary, rpcs = Methods(_rpc_boundary(state)).unary, ClosureRpcs(state)
+    unary, rpcs = _methods(state).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
     return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
 
 
 def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """Return the handler of the data service."""
-    unary, rpcs = Methods(_rpc_boundary(state)).unary, DrawRpcs(state)
+    unary, rpcs = _methods(state).unary, DrawRpcs(state)
     handlers = {
         "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
         "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
@@ -111,8 +116,8 @@ def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
     return {
         "OpenSession": methods.unary(session_pb2.OpenSessionRequest, rpcs.open),
-        "Heartbeat": methods.unary(session_pb2.HeartbeatRequest, rpcs.heartbeat),
-        "AttendSession": methods.unary(session_pb2.AttendSessionRequest, rpcs.attend),
+        "Heartbeat": methods.untold(session_pb2.HeartbeatRequest, rpcs.heartbeat),
+        "AttendSession": methods.untold(session_pb2.AttendSessionRequest, rpcs.attend),
         "CloseSession": methods.unary(session_pb2.CloseSessionRequest, rpcs.close),
     }
 
@@ -163,16 +168,42 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
 
 
 class Methods:
-    """Makes handlers of the four shapes that the service has."""
+    """Makes handlers of the four shapes that the service has.
 
-    def __init__(self, rpc_boundary: RpcBoundary) -> None:
-        self._rpc_boundary = rpc_boundary
+    No answer leaves before all changes are on disk that it may tell of.
+    """
+
+    def __init__(self, rpc_boundary: RpcBoundary, changes: Changes) -> None:
+        self._rpc_boundary, self._changes = rpc_boundary, changes
 
     def unary(
-        self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
+        self, request_type: type[Request], method: Callable[[Request], Awaitable[Message]]
     ) -> Handler:
         """Return the handler of an RPC that takes a message and returns one."""
+
+        async def answer(request: Request) -> Message:
+            return await self._durable(method(request))
+
+        return self.untold(request_type, answer)
+
+    def untold(
+        self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
+    ) -> Handler:
+        """Return the handler of an RPC whose answer tells of no change; otherwise as `unary`."""
         return unary_handler(self._rpc_boundary, request_type, method)
+
+    async def _durable(self, answer: Awaitable[Answer]) -> Answer:
+        """Return an answer, or raise its error, once all changes so far are on disk."""
+        result = await self._refused_durably(answer)
+        await self._changes.durable()
+        return result
+
+    async def _refused_durably(self, answer: Awaitable[Answer]) -> Answer:
+        try:
+            return await answer
+        except StratagemError:
+            await self._changes.durable()
+            raise
 
     def staged(
         self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
@@ -184,7 +215,7 @@ class Methods:
                 stream = RequestStream(messages, header_type, shared_memory(context))
                 header = await stream.header()
                 with self._rpc_boundary.span(header):
-                    return (await method(header, stream)).SerializeToString()
+                    return (await self._durable(method(header, stream))).SerializeToString()
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
@@ -201,14 +232,24 @@ class Methods:
                 stream = RequestStream(messages, header_type, segment)
                 header = await stream.header()
                 with self._rpc_boundary.span(header):
-                    frames = await method(header, stream, segment)
+                    frames = await self._refused_durably(method(header, stream, segment))
                 if isinstance(frames, bytes):
+                    await self._changes.durable()
                     yield frames
                     return
-                async for frame in frames:
+                async for frame in self._durable_frames(frames):
                     yield frame
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _durable_frames(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield frames of values, which do not change any more once the first one is made."""
+        is_first = True
+        async for frame in frames:
+            if is_first:
+                await self._changes.durable()
+                is_first = False
+            yield frame
 
     def streamed(
         self,
@@ -222,7 +263,7 @@ class Methods:
                 request, segment = request_type.FromString(data), shared_memory(context)
                 # The caller runs between two frames, so this must not be its current span.
                 with self._rpc_boundary.span(request, current=False):
-                    async for frame in method(request, segment):
+                    async for frame in self._durable_frames(method(request, segment)):
                         yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)

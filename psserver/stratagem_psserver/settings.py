@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
+
+Durability: TypeAlias = Literal["none", "log"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class ServerSettings(ServingSettings):
             copy by which a table grows, do not count.
         restore: Folder of checkpoints, whose latest one the server restores when it starts, if
             there is any; "" to restore none.
+        durability: What the end of the process may lose: "none" keeps nothing on disk; with "log"
+            nothing is lost that was acknowledged.
+        durability_folder: The folder for what is kept on disk, a subfolder for each server.
+        log_bytes: After so many bytes of the log, an image replaces what was logged before.
+        log_records: After so many records, likewise.
     """
 
     job: str = "ps"
@@ -32,3 +40,7 @@ class ServerSettings(ServingSettings):
     staged_bytes: int = field(default_factory=half_of_memory)
     variable_bytes: int | None = None
     restore: str = ""
+    durability: Durability = "none"
+    durability_folder: str = ""
+    log_bytes: int = 1 << 30
+    log_records: int = 100_000

@@ -19,10 +19,13 @@ from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.exactly_once.receiving import Receiver
 from stratagem_psserver.exactly_once.recording import ClosureTurns
+from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
@@ -68,23 +71,31 @@ class ServerState:
         self.read_plans = ReadPlanCache(self.store)
         self.graphs = GraphCache()
         self.locks = VariableLocks()
+        self.group_locks = VariableLocks()
         self.waits = Waits(self.clock)
         self.gate = CheckpointGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
         self.staging = Staging(settings.label)
         self.closures = ClosureLedger()
-        turns = ClosureTurns(self.closures, self.waits)
-        self.mutations = Mutations(
-            self.ledger, turns, self.budget, self.waits, self.gate, self.figures
+        self.changes = Changes()
+        self.receiver = Receiver(self.budget, self.figures)
+        self.mutations: Mutations | ReplayedMutations = Mutations(
+            self.ledger,
+            ClosureTurns(self.closures, self.waits),
+            self.receiver,
+            self.waits,
+            self.gate,
+            self.changes,
         )
         self.resumed = False
         self.frame_sockets: FrameSockets | None = None
         self.restored = Announcements()
 
     def _reclaim(self) -> None:
-        self.mutations.uploads.clear()
-        self.rounds.reclaim()
+        self.receiver.uploads.clear()
+        if self.rounds.reclaim():
+            self.changes.reclaimed()
 
     def session(self, session_id: bytes) -> Session:
         """Renew the lease of an open session and return the session.
@@ -107,7 +118,8 @@ class ServerState:
 
     def note_finished(self, session: Session, step: int, report: bytes) -> None:
         """As `finished`, of a session whose lease is renewed already."""
-        self.gate.finish(session.client, session.label, step, report)
+        if self.gate.finish(session.client, session.label, step, report):
+            self.changes.finished(session.id, step, report)
         self.waits.changed(STEPS)
 
     def open_session(
@@ -115,6 +127,7 @@ class ServerState:
     ) -> Session:
         """Begin or resume a session."""
         session = self.ledger.open(session_id, role, task, self.clock())
+        self.changes.opened(session_id, role, task, client)
         session.client = client or session_id
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
@@ -125,20 +138,28 @@ class ServerState:
         """End a session as its client requests."""
         session = self.ledger.close(session_id)
         if session is not None:
-            self._ended(session, f"{session.label} left", left=True)
+            self.session_ended(session, f"{session.label} left", left=True)
 
     def trim(self) -> None:
         """Release memory that no upload has used since the last call."""
-        self.mutations.uploads.trim()
+        self.receiver.uploads.trim()
 
     def end_leases(self) -> list[Session]:
         """End the sessions of clients that were silent for too long."""
         ended = self.ledger.expire(self.clock())
         for session in ended:
-            self._ended(session, f"the lease of {session.label} ran out")
+            self.session_ended(session, f"the lease of {session.label} ran out")
         return ended
 
-    def _ended(self, session: Session, why: str, left: bool = False) -> None:
+    def session_ended(self, session: Session, why: str, left: bool = False) -> None:
+        """Release what a session had, after the ledger has ended it.
+
+        Args:
+            session: The session.
+            why: A clause that says how it ended, for messages.
+            left: Whether its client ended it.
+        """
+        self.changes.ended(session.id, why, left)
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))
@@ -188,6 +209,14 @@ class ServerState:
             FailedPreconditionError: The session has no such snapshot.
         """
         return self.held.of(session_id, snapshot) if snapshot else self.store
+
+    def deciding(self, group: str) -> Holding:
+        """Return a context in which nobody else decides what becomes of a synchronous step.
+
+        Args:
+            group: The group of the step.
+        """
+        return self.group_locks.holding(lambda: [group])
 
     def locked(self, names: Iterable[str]) -> Holding:
         """Return a context that holds the locks of variables; a slot has the lock of its owner."""

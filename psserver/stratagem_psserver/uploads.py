@@ -11,10 +11,17 @@ import torch
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.wire.frames import ChunkView, Frame, Header, decode_frame, take_header
+from stratagem_proto.wire.frames import (
+    ChunkView,
+    Frame,
+    Header,
+    decode_frame,
+    encode_header,
+    take_header,
+)
 from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
-from stratagem_proto.wire.tensors import allocate
+from stratagem_proto.wire.tensors import allocate, as_bytes
 from stratagem_psserver.limits.budget import Reservation
 
 
@@ -90,6 +97,33 @@ class RequestStream(Generic[Header]):
 
     def _decoded(self, data: bytes | memoryview) -> Frame[Header]:
         return decode_frame(data, self._header_type, self.segment)
+
+
+class StoredRequest(RequestStream[Header]):
+    """A request that was received earlier.
+
+    Args:
+        header: Its header.
+        tensors: The bytes of its tensors, one after the other.
+    """
+
+    def __init__(self, header: Header, tensors: memoryview) -> None:
+        super().__init__(_nothing(), type(header), None)
+        self._tensors = tensors
+        self.text = encode_header(header.SerializeToString())
+
+    def tensors(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """Return copies of its tensors."""
+        tensors, rest = list(map(allocate, specs)), self._tensors
+        for tensor in tensors:
+            as_bytes(tensor)[:] = rest[: tensor.nbytes]
+            rest = rest[tensor.nbytes :]
+        return tensors
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
 
 
 # The allocator keeps smaller buffers. It returns larger ones to the system, and getting those again

@@ -32,6 +32,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesResponse,
 )
 from stratagem_proto.wire.channel import open_channel
+from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings
@@ -215,12 +216,12 @@ def test_reflection_names_the_service(server: ParameterServer) -> None:
 
 
 def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
-    async def failing(request: session_pb2.HeartbeatRequest) -> bytes:
+    async def failing(request: session_pb2.HeartbeatRequest) -> session_pb2.HeartbeatResponse:
         raise RuntimeError("/home/somebody/secret")
 
     async def call() -> grpc.aio.AioRpcError:
         server = grpc.aio.server()
-        methods = Methods(RpcBoundary("ps", Figures()))
+        methods = Methods(RpcBoundary("ps", Figures()), Changes())
         fail = methods.unary(session_pb2.HeartbeatRequest, failing)
         handler = grpc.method_handlers_generic_handler("service", {"fail": fail})
         server.add_generic_rpc_handlers((handler,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
 
 
 def dump(state: ServerState) -> str:
+    """Return the state of a server except variables, as the text of JSON."""
+    return json.dumps(facts_of(state))
+
+
+def facts_of(state: ServerState) -> dict[str, Any]:
     """Return the state of a server except variables, as JSON."""
-    facts = {
+    return {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
@@ -35,7 +41,6 @@ def dump(state: ServerState) -> str:
         "barriers": state.barriers.facts(one.id for one in state.ledger.sessions()),
         "restored": state.restored.facts(),
     }
-    return json.dumps(facts)
 
 
 def _session_to_json(session: Session) -> dict[str, Any]:
@@ -90,7 +95,14 @@ def resume(state: ServerState, path: str) -> bool:
             f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
             "the program restore it by strategy.restore()"
         )
-    _resume_variables(state, checkpoint, part)
+    state.store.first_version = first_of_another_run(state.environment.random_bytes)
+    resume_variables(state, checkpoint, part)
+    resume_facts(state, facts)
+    return True
+
+
+def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
+    """Restore what `facts_of` returned."""
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
@@ -100,18 +112,26 @@ def resume(state: ServerState, path: str) -> bool:
     state.data.restore(facts.get("data", {}))
     state.barriers.restore(facts.get("barriers", {}))
     state.restored.restore(facts.get("restored", ()))
-    return True
 
 
-def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> None:
+def resume_variables(
+    state: ServerState, checkpoint: Checkpoint, part: str, has_all: bool = True
+) -> None:
+    """Create the variables of a part of a checkpoint.
+
+    Args:
+        state: The state of the server.
+        checkpoint: The checkpoint.
+        part: The name of the part.
+        has_all: Whether the checkpoint must have the parts of all servers.
+    """
     tensors, store = checkpoint.index.tensors, state.store
-    store.first_version = first_of_another_run(state.environment.random_bytes)
     mine = [
         entry
         for name, entry in tensors.items()
         if entry.file == part and not is_companion(name, tensors)
     ]
-    wholes = wholes_of(checkpoint.index)
+    wholes = wholes_of(checkpoint.index, has_all)
     for entry in mine:
         if entry.rows is None:
             store.create([entry.spec], [checkpoint.tensor(entry)])

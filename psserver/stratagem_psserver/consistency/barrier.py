@@ -154,6 +154,13 @@ class Barriers:
                 if session_id in known
             ],
             "tasks": {task: one.hex() for task, one in self._sessions.items()},
+            "gatherings": {
+                name: [
+                    one.num_tasks,
+                    {task: [id_.hex(), number] for task, (id_, number) in one.arrived.items()},
+                ]
+                for name, one in self._gatherings.items()
+            },
         }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
@@ -163,6 +170,15 @@ class Barriers:
             self._passed[key] = _Passage(generation, number)
         tasks = facts.get("tasks", {})
         self._awaited = {bytes.fromhex(one): task for task, one in tasks.items()}
+
+    def restore_gatherings(self, facts: Mapping[str, Any]) -> None:
+        """Restore who waits, where the sessions of those who wait go on."""
+        for name, (num_tasks, arrived) in facts["gatherings"].items():
+            arrivals = {
+                task: (bytes.fromhex(session), generation)
+                for task, (session, generation) in arrived.items()
+            }
+            self._gatherings[name] = _Gathering(num_tasks, arrivals)
 
     def arrived(self, name: str) -> list[str]:
         """Return the tasks that wait at a barrier."""

@@ -160,7 +160,15 @@ class ClockGroup:
     def facts(self) -> dict[str, Any]:
         """Return the group as JSON."""
         workers = {
-            number: [worker.task, worker.finished, worker.dropped, worker.staleness]
+            number: [
+                worker.task,
+                worker.finished,
+                worker.dropped,
+                worker.staleness,
+                worker.session_id.hex(),
+                worker.taken_before,
+                worker.gone,
+            ]
             for number, worker in self.workers.items()
         }
         return {
@@ -174,14 +182,21 @@ class ClockGroup:
         }
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> ClockGroup:
-        """Return a group from the facts of a server that was restarted."""
+    def of_facts(cls, facts: Mapping[str, Any], are_there: bool = False) -> ClockGroup:
+        """Return a group from the facts of a server that was restarted.
+
+        Args:
+            facts: The facts.
+            are_there: Whether its workers are as present as they were; otherwise all are gone.
+        """
         schedule = Schedule.of_facts(facts["phases"])
         group = cls(from_json(facts["declared"]), schedule, facts["num_workers"])
-        for number, (task, finished, dropped, staleness) in facts["workers"].items():
-            group.workers[int(number)] = Clock(
-                b"", task, finished, None, dropped, staleness, "its server was restarted"
-            )
+        for number, (task, finished, dropped, staleness, *presence) in facts["workers"].items():
+            clock = Clock(b"", task, finished, None, dropped, staleness, "its server was restarted")
+            if are_there:
+                session, clock.taken_before, clock.gone = presence
+                clock.session_id = bytes.fromhex(session)
+            group.workers[int(number)] = clock
         group.begun, group.taken = facts["begun"], facts["taken"]
         group.slowest = facts["slowest"]
         return group

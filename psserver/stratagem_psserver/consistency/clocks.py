@@ -162,9 +162,15 @@ class Clocks:
         """Return all clocks as JSON."""
         return {name: group.facts() for name, group in self._groups.items()}
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        """Restore the clocks of an earlier run; all workers are gone until they come back."""
-        self._groups = {name: ClockGroup.of_facts(item) for name, item in facts.items()}
+    def restore(self, facts: Mapping[str, Any], are_there: bool = False) -> None:
+        """Restore the clocks of an earlier run.
+
+        Args:
+            facts: What `facts` returned.
+            are_there: Whether workers are as present as they were; otherwise all of them are gone
+                until they come back.
+        """
+        self._groups = {name: ClockGroup.of_facts(one, are_there) for name, one in facts.items()}
 
     def report(self) -> Iterable[GroupConsistency]:
         """Return messages that describe all groups."""

@@ -116,6 +116,9 @@ class ClosureLedger:
     """The exactly-once rule for scheduled functions.
 
     For each arrival of a mutation call `admit`; on `Apply` do its work and call `finish`.
+
+    Attributes:
+        adopted: The coordinators whose functions the last restoration brought.
     """
 
     def __init__(self) -> None:
@@ -123,7 +126,7 @@ class ClosureLedger:
         self._applying: set[tuple[bytes, int, int]] = set()
         self._count = 0
         self._nbytes = 0
-        self._adopted: Collection[bytes] = ()
+        self.adopted: Collection[bytes] = ()
 
     @property
     def count(self) -> int:
@@ -196,9 +199,9 @@ class ClosureLedger:
         Args:
             spaces: The functions, by coordinator names that nobody uses yet.
         """
-        for name in self._adopted:
+        for name in self.adopted:
             self.end(name, EndedClosures.all())
-        self._adopted = spaces.keys()
+        self.adopted = spaces.keys()
         for name, space in spaces.items():
             self.restore(name, space)
 

@@ -31,6 +31,9 @@ class Mutation(Protocol):
     def key(self) -> RequestKey:
         """The identity of the request."""
 
+    def SerializeToString(self) -> bytes:
+        """Return the request as bytes."""
+
 
 @dataclass(frozen=True)
 class Intent:

@@ -134,6 +134,17 @@ class Numbering:
         if sequence > self.acknowledged:
             self._keep(reply)
 
+    @property
+    def is_applying(self) -> bool:
+        """Whether a request is being applied."""
+        return self._applying is not None
+
+    def repeat(self, key: RequestKey, reply: RecordedReply) -> None:
+        """Note a request that a log says was finished, in the order of the log."""
+        self._acknowledge(key.acknowledged)
+        self._applying = key.sequence
+        self.finish(reply)
+
     def replies(self) -> Sequence[RecordedReply]:
         """Return the replies that the client has not acknowledged."""
         return list(self._replies.values())
@@ -301,6 +312,15 @@ class SessionLedger:
         """Yield the open sessions."""
         yield from self._open.values()
 
+    def known(self, session_id: bytes) -> Session | None:
+        """Return a session that is open or can be resumed, without renewing its lease."""
+        return self._open.get(session_id) or self._ended.get(session_id)
+
+    def renew_all(self, now: float) -> None:
+        """Renew all leases, after nobody could renew them for a while."""
+        for session in self._open.values():
+            session.expires, session.heard, session.requested = now + self._lease, now, now
+
     def sessions(self) -> Iterator[Session]:
         """Yield all sessions that can be resumed: those that have ended, and the open ones."""
         yield from self._ended.values()
@@ -320,8 +340,15 @@ class SessionLedger:
         return session
 
     def expire(self, now: float) -> list[Session]:
-        """End the sessions whose leases have run out, and return them."""
-        ended = [session for session in self._open.values() if session.expires <= now]
+        """End the sessions whose leases have run out, and return them.
+
+        A session does not end while a request of it is being applied.
+        """
+        ended = [
+            session
+            for session in self._open.values()
+            if session.expires <= now and not session.numbering.is_applying
+        ]
         for session in ended:
             self.close(session.id)
         return ended

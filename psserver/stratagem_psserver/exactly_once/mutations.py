@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
-
-import torch
+from typing import Any, NoReturn
 
 from stratagem_proto import tracing
 from stratagem_proto.eager import begin
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    MalformedStreamError,
-    ResourceExhaustedError,
-    StratagemError,
-    UnavailableError,
-)
-from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.rpc_boundary import is_over
+from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.wire.codec import Assembler, whole
-from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import (
@@ -37,6 +24,7 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.manifest import Manifest
+from stratagem_psserver.exactly_once.receiving import Chunks, Receiver, StagedTensors
 from stratagem_psserver.exactly_once.recording import (
     PASSING,
     ClosureTurns,
@@ -45,57 +33,37 @@ from stratagem_psserver.exactly_once.recording import (
     apply_and_record,
     recorded_response,
 )
-from stratagem_psserver.limits.allocation import is_out_of_memory
-from stratagem_psserver.limits.budget import Budget, Reservation
-from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
+from stratagem_psserver.log.changes import Changes, LoggedRequest
 from stratagem_psserver.waiting import Awaited, Waiter, Waits, unfinished_steps
 
 # Only the network's delays make requests of a session overtake each other.
 _TURN_SECONDS = 20.0
 
 
-@dataclass(frozen=True)
-class StagedTensors:
-    """The tensors of one request and the bytes of the budget that they occupy.
+# A pause ends by itself after this time, so that no fault of a request can stop all others.
+_PAUSE_SECONDS = 5.0
 
-    Attributes:
-        session: The session of the client that sent them.
-        tensors: The tensors, in the order of the request.
-        reservation: Their bytes of the budget.
-        segment: The shared memory that contains them, laid out as the manifest says; None if they
-            were sent.
-    """
-
-    session: Session
-    tensors: list[torch.Tensor]
-    reservation: Reservation
-    segment: Segment | None = None
-
-
-Chunks: TypeAlias = RequestStream[Any]
+_PAUSE = "image"
 
 
 class Mutations:
-    """Applies each request of each session once.
-
-    Attributes:
-        uploads: Memory of answered requests, which later requests reuse.
-    """
+    """Applies each request of each session once."""
 
     def __init__(
         self,
         ledger: SessionLedger,
         closures: ClosureTurns,
-        budget: Budget,
+        receiver: Receiver,
         waits: Waits,
         gate: CheckpointGate,
-        figures: Figures,
+        changes: Changes,
     ) -> None:
-        self._figures = figures
-        self._ledger, self._closures = ledger, closures
-        self._budget, self._waits, self._gate = budget, waits, gate
+        self._ledger, self._closures, self._receiver = ledger, closures, receiver
+        self._waits, self._gate, self._changes = waits, gate, changes
         self._clock = waits.clock
-        self.uploads = UploadMemory()
+        self._applying = 0
+        # The sessions whose requests wait for the end of a pause; None while there is none.
+        self._paused: set[bytes] | None = None
 
     async def once(
         self,
@@ -105,7 +73,8 @@ class Mutations:
     ) -> Response:
         """Apply a request that has no tensors, or repeat its reply."""
         session = self._ledger.session(request.key.session_id, self._clock())
-        work = Work(partial(_traced, partial(apply, session)), response_type)
+        logged = self._changes.request(response_type, request)
+        work = Work(_begun(partial(apply, session), logged), response_type, logged)
         return await self._in_step(session, request, work)
 
     async def apply_once(
@@ -130,36 +99,52 @@ class Mutations:
         session = self._ledger.session(key.session_id, self._clock())
         if known := session.numbering.outcome(key):
             return recorded_response(known, response_type)
-        with Reservation(self._budget, 0) as reservation:
+        with self._receiver.reservation() as reservation:
             try:
-                upload = self.uploads.take(manifest.specs, manifest.nbytes)
-                purpose = f"request {key.sequence} of {session.label}"
-                staging = self._budget.reserve(manifest.staged_nbytes, purpose)
-                reservation.absorb(staging)
-                tensors, segment = await _receive(manifest, upload, chunks)
+                staged, upload = await self._receiver.receive(
+                    header, session, manifest, chunks, reservation
+                )
             except PASSING:
                 raise
             except StratagemError as error:
                 # The request can never succeed, so the error is recorded as its outcome.
-                work = Work(partial(_refuse, error), response_type)
+                logged = self._changes.request(response_type, header)
+                work = Work(partial(_refuse, error), response_type, logged)
             else:
-                self._received(header, manifest.nbytes)
-                staged = StagedTensors(session, tensors, reservation, segment)
-                work = Work(partial(_traced, partial(apply, staged)), response_type)
+                if self._changes.log is not None:
+                    staged = staged.owned(manifest)
+                logged = self._changes.request(response_type, header, staged.tensors)
+                work = Work(_begun(partial(apply, staged), logged), response_type, logged)
             response = await self._in_step(session, header, work)
             # A refused request has raised an error before this.
             if manifest.borrows and manifest.is_final:
-                self.uploads.keep(upload, reservation)
+                self._receiver.uploads.keep(upload, reservation)
             return response
 
-    def _received(self, header: Mutation, nbytes: int) -> None:
-        if nbytes:
-            self._figures.calls(type(header).__name__).received.observe(nbytes)
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[bool]:
+        """Return a context in which no request is being applied.
+
+        It yields False if the requests under way did not end in time.
+        """
+        self._paused = set()
+        idle = partial(self._is_idle)
+        try:
+            waiter = Waiter("the server", "the end of all requests under way", list)
+            yield bool(await self._waits.until(_PAUSE, idle, _PAUSE_SECONDS, waiter))
+        finally:
+            held, self._paused = self._paused, None
+            for session_id in held:
+                self._waits.changed(session_id)
+
+    def _is_idle(self) -> bool | None:
+        return not self._applying or None
 
     async def _in_step(self, session: Session, request: Mutation, work: Work[Response]) -> Response:
         """Apply a request once its step may go on; a cut for a checkpoint holds new steps back."""
         gate, key = self._gate, request.key
         self._require_open(session)
+        await self._changes.caught_up()
         gate.finish(session.client, session.label, key.finished, key.report)
         admitted = partial(self._admitted, session, key.step)
         while not admitted():
@@ -171,7 +156,7 @@ class Mutations:
             if key.HasField("closure"):
                 # The scheduled function may run again on another worker, in another session.
                 once = partial(self._closures.once, request, work, session.label)
-                work = Work(once, work.response_type)
+                work = Work(once, work.response_type, work.logged)
             return await self._in_turn(session, key, work)
         finally:
             gate.end_request()
@@ -191,6 +176,9 @@ class Mutations:
         def admission() -> Admission | None:
             # Nobody would release what it stages after the end of its session.
             self._require_open(session)
+            if self._paused is not None:
+                self._paused.add(session.id)
+                return None
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 
@@ -204,13 +192,21 @@ class Mutations:
             )
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
-        record = partial(self._record, session)
+        self._applying += 1
+        record = partial(self._record, session, work.logged)
         applying = apply_and_record(key.sequence, work, PASSING, record)
         return await _to_its_end(applying)
 
-    def _record(self, session: Session, reply: RecordedReply | None) -> None:
+    def _record(
+        self, session: Session, logged: LoggedRequest | None, reply: RecordedReply | None
+    ) -> None:
         session.numbering.finish(reply)
+        if logged is not None:
+            self._changes.mutated(logged, reply)
+        self._applying -= 1
         self._waits.changed(session.id)
+        if self._paused is not None:
+            self._waits.changed(_PAUSE)
 
 
 def _in_line(session: Session, key: RequestKey) -> Waiter:
@@ -218,61 +214,22 @@ def _in_line(session: Session, key: RequestKey) -> Waiter:
     return Waiter(session.label, f"the turn of its request {key.sequence}", lambda: [earlier])
 
 
-async def _receive(
-    manifest: Manifest, upload: Upload, chunks: Chunks
-) -> tuple[list[torch.Tensor], Segment | None]:
-    """Receive all tensors; return them and the segment that contains them, if any.
-
-    Raises:
-        MalformedStreamError: Bytes are missing, as when the connection was cut, or too many came.
-            The request keeps its number, since it may be sent again whole.
-    """
-    if manifest.borrows and chunks.segment is not None:
-        with _allocating():
-            tensors = chunks.found(manifest.layout)
-        if tensors is not None:
-            return tensors, chunks.segment
-    specs, first = manifest.specs, await anext(chunks)
-    if manifest.borrows and (tensors := whole(specs, first)) is not None:
-        if not is_over(chunks):
-            await _end(chunks)
-        return tensors, None
-    with _allocating():
-        assembler = Assembler(specs, upload.tensors())
-    assembler.add(first)
-    async for some in chunks:
-        assembler.add(some)
-    return assembler.finish(), None
-
-
-async def _end(chunks: Chunks) -> None:
-    async for some in chunks:
-        if some:
-            raise MalformedStreamError("the stream continues after the last byte of its tensors")
-
-
-@contextmanager
-def _allocating() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise InvalidArgumentError(
-                f"a tensor cannot be made as described: {str(error).splitlines()[0]}"
-            ) from error
-        raise ResourceExhaustedError(
-            "the machine of the server is out of memory; repeat the request in a "
-            "moment, or start the server with a smaller --staged-bytes"
-        ) from error
-
-
 async def _refuse(error: StratagemError) -> NoReturn:
     raise error
 
 
-async def _traced(apply: Callable[[], Awaitable[Response]]) -> Response:
-    with tracing.within("apply"):
-        return await apply()
+def _begun(
+    apply: Callable[[], Awaitable[Response]], logged: LoggedRequest | None
+) -> Callable[[], Awaitable[Response]]:
+    """Return a function that applies a request, and notes before that its change has begun."""
+
+    async def traced() -> Response:
+        if logged is not None:
+            logged.applied = True
+        with tracing.within("apply"):
+            return await apply()
+
+    return traced
 
 
 async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:

@@ -30,6 +30,7 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.limits.allocation import allocating
+from stratagem_psserver.log.changes import LoggedRequest
 from stratagem_psserver.waiting import Awaited, Waiter, Waits
 
 # These errors are temporary: a repetition may succeed, so they are not recorded. A stream that was
@@ -51,14 +52,18 @@ class Work(Generic[Response]):
     Args:
         apply: Applies it.
         response_type: The class of the response, by which a recorded one is parsed.
+        logged: The request for the log; None if the server keeps none.
     """
 
-    __slots__ = ("apply", "response_type")
+    __slots__ = ("apply", "logged", "response_type")
 
     def __init__(
-        self, apply: Callable[[], Awaitable[Response]], response_type: type[Response]
+        self,
+        apply: Callable[[], Awaitable[Response]],
+        response_type: type[Response],
+        logged: LoggedRequest | None = None,
     ) -> None:
-        self.apply, self.response_type = apply, response_type
+        self.apply, self.response_type, self.logged = apply, response_type, logged
 
 
 async def apply_and_record(
@@ -108,7 +113,7 @@ def recorded_response(known: Outcome, response_type: type[Response]) -> Response
 _TURN_SECONDS = 20.0
 
 # A request may be aborted for its session, and succeed in that of another worker.
-_NOT_RECORDED = (*PASSING, AbortedError)
+NOT_RECORDED = (*PASSING, AbortedError)
 
 
 class ClosureTurns:
@@ -145,7 +150,7 @@ class ClosureTurns:
             return recorded_response(decided, work.response_type)
         self._applying[subject] = client
         record = partial(self._record, request, intent)
-        return await apply_and_record(key.ordinal, work, _NOT_RECORDED, record)
+        return await apply_and_record(key.ordinal, work, NOT_RECORDED, record)
 
     def _waiter(self, key: ClosureKey, client: str) -> Waiter:
         def applying() -> list[Awaited]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.mutations import StagedTensors
+from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.fast.repeatable_updates import (
     common_part,
     is_repeatable,

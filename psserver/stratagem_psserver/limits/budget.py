@@ -20,7 +20,7 @@ class Budget:
         reclaim: Releases dispensable reservations; called when there are not enough bytes.
     """
 
-    def __init__(self, limit: int, reclaim: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, limit: int, reclaim: Callable[[], object] = lambda: None) -> None:
         self.limit = limit
         self.used = 0
         self._reclaim = reclaim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
@@ -23,11 +23,13 @@ class Kept:
         number: The client's number of the pass.
         reservation: The bytes of the budget that the gradients occupy.
         gradients: The gradients by variable, in the order of their arrival.
+        records: The positions in the log of the requests that brought them.
     """
 
     number: int
     reservation: Reservation
     gradients: dict[str, Gradient] = field(default_factory=dict)
+    records: list[int] = field(default_factory=list)
 
 
 class KeptGradients:
@@ -42,8 +44,16 @@ class KeptGradients:
         backward: BackwardPass,
         gradients: Sequence[Gradient],
         reservation: Reservation,
+        record: int = 0,
     ) -> None:
         """Add gradients to those of a pass; drop those of an earlier pass.
+
+        Args:
+            session_id: The session.
+            backward: The pass.
+            gradients: The gradients.
+            reservation: Their bytes of the budget.
+            record: The position in the log of the request that brought them.
 
         Raises:
             InvalidArgumentError: A variable has a gradient already, or there are too many passes.
@@ -62,6 +72,7 @@ class KeptGradients:
         else:
             require_distinct(gradients, kept.gradients)
             kept.reservation.absorb(reservation)
+        kept.records.append(record)
         kept.gradients |= {gradient.variable: gradient for gradient in gradients}
 
     def of(self, session_id: bytes, backward: BackwardPass) -> Kept:
@@ -84,6 +95,11 @@ class KeptGradients:
         kept = self._kept.pop((session_id, backward.optimizer), None)
         if kept is not None:
             kept.reservation.release()
+
+    def records(self) -> Iterator[int]:
+        """Yield the positions in the log of the requests that brought what is kept."""
+        for kept in self._kept.values():
+            yield from kept.records
 
     def session_ended(self, session_id: bytes) -> None:
         """Drop the gradients that a session has sent."""

@@ -133,6 +133,7 @@ class CheckpointRpcs:
             async with state.locked([each.name for each in restored]):
                 state.optimizers.forget(replace(state.store, restored))
                 accounts.replace(state.data, state.closures)
+                state.changes.leapt()
         if request.identity:
             state.restored.add(request.identity, session.id)
         return pb.RestoreVariablesResponse()

@@ -57,6 +57,16 @@ class DrawRpcs:
         return pb.DrawBatchResponse(batch=batch)
 
 
+def end_closures(
+    state: ServerState, request: closure_pb2.EndClosuresRequest
+) -> tuple[EndedClosures, EndedClosures]:
+    """Note that functions have ended; return those of the request, and all that have ended."""
+    ended = EndedClosures(request.through, frozenset(request.unended))
+    known = state.closures.end(request.space, ended)
+    state.data.release_ended(lambda one: one.space == request.space and one.number in known)
+    return ended, known
+
+
 def _left(space: bytes, functions: Mapping[int, int]) -> pb.EarlierCoordinator:
     unfinished = [
         pb.UnfinishedFunction(number=number, batches=batches)
@@ -72,9 +82,7 @@ class ClosureRpcs:
         self._state = state
 
     async def end(self, request: closure_pb2.EndClosuresRequest) -> closure_pb2.EndClosuresResponse:
-        state = self._state
-        state.session(request.session_id)
-        ended = EndedClosures(request.through, frozenset(request.unended))
-        known = state.closures.end(request.space, ended)
-        state.data.release_ended(lambda one: one.space == request.space and one.number in known)
+        self._state.session(request.session_id)
+        self._state.changes.closures_ended(request)
+        ended, known = end_closures(self._state, request)
         return closure_pb2.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

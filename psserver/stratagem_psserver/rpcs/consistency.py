@@ -80,6 +80,7 @@ def _arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin])
     """Note the steps that a worker wants to begin."""
     for step in steps:
         closed = state.rounds.closed(step.group)
+        state.changes.arrived(session.id, step, closed)
         if state.clocks.arrive(step, session.id, session.label, closed):
             state.clocks_changed([step.group])
 
@@ -89,5 +90,6 @@ def _granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
     closed = state.rounds.closed(step.group)
     granted = state.clocks.grant(step.group, step.worker, closed)
     if granted is not None:
+        state.changes.permitted(step, closed, granted.step)
         granted.closed = state.rounds.awaited(step.group)
     return granted

@@ -7,7 +7,7 @@ from functools import partial
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.ledger import Session
-from stratagem_psserver.exactly_once.mutations import StagedTensors
+from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.rpcs.closing import close, finish
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
@@ -15,16 +15,24 @@ from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import limits_of
 
 
-def stage_contribution(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -> None:
+async def stage_contribution(
+    state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
+) -> None:
     """Keep a worker's contribution to a step; no variable changes yet."""
+    async with state.deciding(header.contribution.step.group):
+        _stage(state, header, staged)
+
+
+def _stage(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -> None:
     program, limits = header.program.optimizer, limits_of(header)
     gradients = all_gradients(state, header, staged)
     # A step that cannot be taken is this worker's mistake, so the error goes to this worker.
     state.optimizers.prepare(program, gradients)
-    reservation = staged.reservation.hand_over()
+    reservation, records = staged.reservation.hand_over(), [state.changes.present]
     if header.HasField("backward"):
         kept = state.kept.of(staged.session.id, header.backward)
         reservation.absorb(kept.reservation)
+        records = [*kept.records, *records]
     part = Part(
         session_id=staged.session.id,
         task=staged.session.label,
@@ -32,6 +40,7 @@ def stage_contribution(state: ServerState, header: pb.UpdateHeader, staged: Stag
         program=program,
         gradients={gradient.variable: gradient for gradient in gradients},
         reservation=reservation,
+        records=records,
         limits=limits,
         nonfinite_variable=header.nonfinite_variable,
     )
@@ -53,12 +62,13 @@ class ContributionRpcs:
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
-        if self._state.rounds.is_late(session.id, mark):
-            self._state.clocks.count_dropped(mark.group, session.id)
-            return pb.CommitContributionResponse(dropped=True)
-        parts = self._state.rounds.commit(session.id, session.label, mark)
-        if parts:
-            await close(self._state, mark, parts)
+        async with self._state.deciding(mark.group):
+            if self._state.rounds.is_late(session.id, mark):
+                self._state.clocks.count_dropped(mark.group, session.id)
+                return pb.CommitContributionResponse(dropped=True)
+            parts = self._state.rounds.commit(session.id, session.label, mark)
+            if parts:
+                await close(self._state, mark, parts)
         return pb.CommitContributionResponse()
 
     async def list_closed(
@@ -86,5 +96,6 @@ class ContributionRpcs:
         self, request: closed_step_pb2.FinishStepRequest, session: Session
     ) -> closed_step_pb2.FinishStepResponse:
         mark = pb.StepMark(group=request.group, step=request.step)
-        await finish(self._state, mark, request.norm)
+        async with self._state.deciding(request.group):
+            await finish(self._state, mark, request.norm)
         return closed_step_pb2.FinishStepResponse()

@@ -13,6 +13,9 @@ from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Awaited, Waiter, listed
 
+# A session does not end while a request of it is being applied.
+_CLOSING_SECONDS = 20.0
+
 
 class SessionRpcs:
     """OpenSession, Heartbeat, AttendSession and CloseSession."""
@@ -68,7 +71,15 @@ class SessionRpcs:
         return pb.AttendSessionResponse()
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
-        self._state.close_session(request.session_id)
+        state, session_id = self._state, request.session_id
+        if session := state.ledger.known(session_id):
+
+            def idle() -> bool | None:
+                return not session.numbering.is_applying or None
+
+            waiter = Waiter(session.label, "the end of its own request", list)
+            await state.waits.until(session_id, idle, _CLOSING_SECONDS, waiter)
+        state.close_session(session_id)
         return pb.CloseSessionResponse()
 
 
@@ -81,6 +92,7 @@ class BarrierRpcs:
     async def wait(self, request: BarrierRequest) -> BarrierResponse:
         state, name, generation = self._state, request.name, request.generation
         session = state.finished(request.session_id, request.finished, request.report)
+        state.changes.met(request)
         state.barriers.arrive(name, generation, request.num_tasks, session.label, session.id)
         subject = ("barrier", name)
         state.waits.changed(subject)

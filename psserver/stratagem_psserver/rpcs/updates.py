@@ -10,7 +10,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import total_nbytes
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
+from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.fast.plans import Recognised, StepPlan
 from stratagem_psserver.optimization.gradients import (
     Gradient,
@@ -95,11 +95,11 @@ class UpdateRpcs:
         state = self._state
         if header.backward.keep:
             gradients = gather(state.store, header.gradients, staged.tensors)
-            session, reservation = staged.session.id, staged.reservation
-            state.kept.keep(session, header.backward, gradients, reservation)
+            session, record = staged.session.id, state.changes.present
+            state.kept.keep(session, header.backward, gradients, staged.reservation, record)
             return pb.UpdateResponse()
         if header.HasField("contribution"):
-            stage_contribution(state, header, staged)
+            await stage_contribution(state, header, staged)
             return pb.UpdateResponse()
         return await self._step(header, staged)
 

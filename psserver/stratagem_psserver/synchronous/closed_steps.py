@@ -55,6 +55,11 @@ class ClosedSteps:
     def add(self, closed: ClosedStep) -> None:
         self._waiting[closed.share.step] = closed
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a step waits to be finished."""
+        return bool(self._waiting)
+
     def find(self, step: int) -> ClosedStep | None:
         """Return a step that waits to be finished, or None."""
         return self._waiting.get(step)

@@ -25,6 +25,7 @@ class Part:
         program: The optimizer program that runs on the sum.
         gradients: Sums over the worker's replicas, by variable. This object owns their tensors.
         reservation: The bytes of the budget that they occupy.
+        records: The positions in the log of the requests that brought the gradients.
         limits: The limits of the reduced gradients.
         nonfinite_variable: A variable whose gradient is not finite, for which the step is dropped
             or fails; "" if there is none.
@@ -38,6 +39,7 @@ class Part:
     program: OptimizerProgram
     gradients: Mapping[str, Gradient]
     reservation: Reservation
+    records: Sequence[int] = ()
     limits: GradientLimits = field(default_factory=GradientLimits)
     nonfinite_variable: str = ""
     committed: bool = False

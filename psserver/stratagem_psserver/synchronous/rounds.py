@@ -18,7 +18,8 @@ dropped, and their workers are told so when they commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from stratagem_proto.errors import (
     AbortedError,
@@ -35,6 +36,7 @@ from stratagem_psserver.synchronous.contribution_checks import (
     check_replaceable,
 )
 from stratagem_psserver.synchronous.contributions import Part
+from stratagem_psserver.synchronous.group_facts import complete, group_from_json, group_to_json
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
 from stratagem_psserver.waiting import Awaited, listed
 
@@ -263,6 +265,30 @@ class Rounds:
         for name, step in applied.items():
             self._groups[name] = StepGroup(closed=step, applied=step)
 
+    def records(self) -> Iterator[int]:
+        """Yield the positions in the log of requests whose gradients a step still needs."""
+        for group in self._groups.values():
+            for parts in group.parts.values():
+                for part in parts.values():
+                    yield from part.records
+
+    def awaits_norms(self) -> bool:
+        """Return whether closed steps wait for the norm of all servers' gradients."""
+        return any(group.unfinished.has_waiting for group in self._groups.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Return all groups without their gradients, as JSON; see `awaits_norms`."""
+        return {name: group_to_json(group) for name, group in self._groups.items()}
+
+    def restore_groups(self, facts: Mapping[str, Any]) -> None:
+        """Restore the groups of `facts`; then stage their contributions, and call `complete`."""
+        self._groups = {name: group_from_json(one) for name, one in facts.items()}
+
+    def complete_groups(self, facts: Mapping[str, Any]) -> None:
+        """Restore who had committed what was staged again, and who was there."""
+        for name, one in facts.items():
+            complete(self._groups[name], one)
+
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
         """Note that a worker has come or come back; return the groups of which it is a member."""
         return self._set_gone(session_id, task, "")
@@ -284,14 +310,20 @@ class Rounds:
         self._drop_abandoned(for_good=True)
         return touched
 
-    def reclaim(self) -> None:
-        """Drop the contributions to open steps of groups whose workers are all gone."""
-        self._drop_abandoned(for_good=False)
+    def reclaim(self) -> bool:
+        """Drop the contributions to open steps of groups whose workers are all gone.
 
-    def _drop_abandoned(self, for_good: bool) -> None:
-        for group in self._groups.values():
-            if group.is_abandoned(for_good):
-                group.abandon(for_good)
+        Returns:
+            Whether there were any.
+        """
+        return self._drop_abandoned(for_good=False)
+
+    def _drop_abandoned(self, for_good: bool) -> bool:
+        abandoned = [one for one in self._groups.values() if one.is_abandoned(for_good)]
+        had_parts = any(group.parts for group in abandoned)
+        for group in abandoned:
+            group.abandon(for_good)
+        return had_parts
 
     def _set_gone(
         self, session_id: bytes, task: str | None, gone: str, left: bool = False

@@ -216,6 +216,7 @@ class VariableStore:
             self._check_new(spec, value, known)
             known[spec.name] = spec
         added: list[Variable] = []
+        first_version = self.first_version
         try:
             for spec, value in zip(specs, values, strict=True):
                 self.memory_limit.take(spec.slot_of or spec.name, self._first_nbytes(spec))
@@ -223,6 +224,8 @@ class VariableStore:
         except ResourceExhaustedError:
             for variable in reversed(added):
                 self._remove(variable.name)
+            # Nobody has seen a version of them.
+            self.first_version = first_version
             raise
         finally:
             self.recount([spec.name for spec in specs])

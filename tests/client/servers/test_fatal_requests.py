@@ -66,6 +66,7 @@ class Successors(MovingServers):
             self.move(task)
 
 
+@pytest.mark.unlogged
 def test_what_was_under_way_when_a_server_ended_twice_is_not_sent_again(
     tmp_path: Path,
 ) -> None:

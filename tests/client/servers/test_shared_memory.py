@@ -155,6 +155,7 @@ def test_a_system_without_memory_for_it_has_the_bytes_sent() -> None:
         assert shared_bytes(server) == 0
 
 
+@pytest.mark.unlogged
 def test_a_segment_that_cannot_grow_is_given_back_like_any_other() -> None:
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     with served() as (server, connection):

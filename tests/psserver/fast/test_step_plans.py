@@ -134,7 +134,7 @@ EVENTS = [
     recreated,
     recreated_in_another_shape,
     created_beside,
-    restored,
+    pytest.param(restored, marks=pytest.mark.unlogged),
     stepped_rows,
 ]
 
@@ -203,6 +203,7 @@ def test_a_repeated_request_is_applied_once() -> None:
         assert one.client.listing()["w"] == 6
 
 
+@pytest.mark.unlogged
 def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
     with training() as one:
         store, plans = one.server._state.store, one.server._state.plans

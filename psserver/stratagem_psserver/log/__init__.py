@@ -1,0 +1,1 @@
+"""The log of a server: what changes its state is on disk before anybody hears of it."""

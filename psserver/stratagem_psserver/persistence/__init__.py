@@ -1,0 +1,1 @@
+"""Coming back to the state that a server had before its process ended."""

@@ -1,0 +1,131 @@
+"""The folder in which one server keeps its log and its images."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+from stratagem_proto.checkpoint.blocks import sync_folder
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.log.segments import TornTail, first_of, segments_in
+
+_LOCK = "lock"
+_IMAGES = "images"
+
+# What these file systems have is gone with the machine, whatever is synced.
+_VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
+
+
+class LogFolder:
+    """The folder of one server, which no other process uses meanwhile.
+
+    ```
+    ps-0/
+    ├── lock              which process uses the folder
+    ├── images/           the last image, as a folder of checkpoints
+    └── segment-….log     the changes since, in the order of the numbers
+    ```
+
+    Args:
+        root: The folder of the folders of all servers, which must exist.
+        name: The name of this server's folder, for instance "ps-0".
+        label: The server's name, for messages.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        InvalidArgumentError: `root` is not a folder, or is in memory only.
+        FailedPreconditionError: Another process uses it.
+    """
+
+    def __init__(self, root: Path, name: str, label: str) -> None:
+        if not root.is_dir():
+            raise InvalidArgumentError(
+                f"there is no folder {str(root)!r} for the log of {label}; make it, on a disk "
+                "that stays when the server is replaced"
+            )
+        _require_disk(root)
+        self.path = root / name
+        self._lock = self._locked(label)
+
+    def _locked(self, label: str) -> int:
+        try:
+            self.path.mkdir(exist_ok=True)
+            self.images.mkdir(exist_ok=True)
+            sync_folder(self.path)
+            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"the log of {label} cannot be kept in {str(self.path)!r}: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(lock, 1000).decode(errors="replace").strip()
+            os.close(lock)
+            raise FailedPreconditionError(
+                f"{holder or 'another process'} uses {str(self.path)!r}; stop it first, or give "
+                f"{label} another folder"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{label}, process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
+        return lock
+
+    @property
+    def images(self) -> Path:
+        """The folder of images."""
+        return self.path / _IMAGES
+
+    def segments(self) -> list[Path]:
+        """Return the segments, in their order."""
+        return segments_in(self.path)
+
+    def cut(self, torn: TornTail) -> None:
+        """Remove an end that was not written in full, of which nobody has heard."""
+        if torn.offset:
+            with torn.path.open("r+b") as file:
+                file.truncate(torn.offset)
+                os.fsync(file.fileno())
+        else:
+            torn.path.unlink()
+        sync_folder(self.path)
+
+    def remove_before(self, position: int) -> None:
+        """Remove the segments of which no record has that position or a later one."""
+        segments = self.segments()
+        for path, following in pairwise(segments):
+            if first_of(following) > position:
+                break
+            path.unlink()
+
+    def release(self) -> None:
+        """Let other processes use the folder; a repetition does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _require_disk(root: Path) -> None:
+    kind = _file_system(root.resolve())
+    if kind in _VOLATILE:
+        raise InvalidArgumentError(
+            f"{str(root)!r} is in memory ({kind}), where nothing outlives the machine; choose a "
+            "folder on a disk"
+        )
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of the file system of a folder; "" where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    kinds = {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        kinds[Path(before.split()[4])] = after.split()[0]
+    return next((kinds[each] for each in (path, *path.parents) if each in kinds), "")

@@ -1,0 +1,158 @@
+"""Images: all of a server's state at a position of its log, in the format of checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.index import Index
+from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.errors import NotFoundError, StratagemError
+from stratagem_proto.server_log import LOG
+from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
+from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.variables.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an image is made of.
+
+    Attributes:
+        position: The position of the last change that it contains.
+        needed: The position of the first record that is needed beside it.
+        snapshot: The values of all variables.
+        facts: The rest of the state, as JSON.
+    """
+
+    position: int
+    needed: int
+    snapshot: Snapshot
+    facts: Mapping[str, Any]
+
+
+async def moment_of(state: ServerState) -> Moment | None:
+    """Return the present state, between two changes; None if some do not end."""
+    assert isinstance(state.mutations, Mutations)
+    async with state.mutations.paused() as is_quiet:
+        if not is_quiet or state.rounds.awaits_norms():
+            return None
+        log = state.changes.log
+        position = log.position if log else 0
+        records = sorted({*state.rounds.records(), *state.kept.records()})
+        exact = {
+            "position": position,
+            "records": records,
+            "incarnation": state.incarnation.hex(),
+            "first_version": state.store.first_version,
+            "open": [session.id.hex() for session in state.ledger.opened()],
+            "groups": state.rounds.facts(),
+            "gate": state.gate.facts(),
+            "adopted": [name.hex() for name in state.closures.adopted],
+        }
+        facts = {**facts_of(state), "exact": exact}
+        snapshot = state.snapshots.take(state.store)
+        return Moment(position, min([position + 1, *records]), snapshot, facts)
+
+
+def write_image(root: Path, moment: Moment, task: int) -> None:
+    """Write an image, which replaces the one before once it is on disk.
+
+    Raises:
+        OSError: The disk does not take it.
+        InvalidArgumentError: Checkpoints cannot contain a variable.
+    """
+    new = NewCheckpoint(root)
+    try:
+        name, snapshot = part_name(task), moment.snapshot
+        part = write_part(new.folder / name, snapshot.contents, snapshot.values())
+        new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
+    except BaseException:
+        new.abandon()
+        raise
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that was read.
+
+    Attributes:
+        checkpoint: Its files.
+        facts: The state besides variables.
+    """
+
+    checkpoint: Checkpoint
+    facts: Mapping[str, Any]
+
+    @property
+    def exact(self) -> Mapping[str, Any]:
+        """The part of the facts that checkpoints of a cluster lack."""
+        exact: Mapping[str, Any] = self.facts["exact"]
+        return exact
+
+    def restore(self, state: ServerState) -> None:
+        """Restore the state of an empty server, but for the steps that are not complete.
+
+        Raises:
+            DataLossError: The image is damaged.
+        """
+        part = part_name(state.settings.task)
+        resume_variables(state, self.checkpoint, part, has_all=False)
+        for entry in self.checkpoint.index.tensors.values():
+            if variable := state.store.find(entry.name):
+                variable.version = entry.version
+        state.store.first_version = self.exact["first_version"]
+        resume_facts(state, self.facts)
+        for session_id in map(bytes.fromhex, self.exact["open"]):
+            session = state.ledger.known(session_id)
+            assert session is not None
+            state.open_session(session_id, session.role, session.task, session.client)
+        state.clocks.restore(self.facts["clocks"], are_there=True)
+        state.barriers.restore_gatherings(self.facts["barriers"])
+        state.gate.restore(self.exact["gate"])
+        state.closures.adopted = tuple(map(bytes.fromhex, self.exact["adopted"]))
+        state.rounds.restore_groups(self.exact["groups"])
+
+
+def read_image(root: Path, task: int) -> Image | None:
+    """Return the last image in a folder; None if there is none.
+
+    Raises:
+        DataLossError: It is damaged.
+    """
+    try:
+        checkpoint = open_checkpoint(root)
+    except NotFoundError:
+        return None
+    return Image(checkpoint, checkpoint.index.servers[part_name(task)])
+
+
+async def take_image(state: ServerState, root: Path) -> Moment | None:
+    """Write an image, and return what it contains; None if requests or the disk prevent it.
+
+    Args:
+        state: The state of the server.
+        root: The folder of images.
+    """
+    moment = await moment_of(state)
+    if moment is None:
+        return None
+    try:
+        if log := state.changes.log:
+            # An image must not contain what the log may lose.
+            await log.on_disk(moment.position)
+        writing = partial(write_image, root, moment, state.settings.task)
+        # Not in the threads of `Compute`, which it would block.
+        await asyncio.get_running_loop().run_in_executor(None, writing)
+    except (OSError, StratagemError) as error:
+        LOG.warning("cannot write an image", task=state.settings.label, why=str(error))
+        return None
+    finally:
+        state.snapshots.close(moment.snapshot)
+    return moment

@@ -1,0 +1,223 @@
+"""What a server keeps on disk, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.log.segments import LogReader
+from stratagem_proto.server_log import LOG
+from stratagem_proto.v1.log_pb2 import Kernels
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_psserver.log.log import Log
+from stratagem_psserver.log.segment_writer import SegmentWriter
+from stratagem_psserver.persistence.folder import LogFolder
+from stratagem_psserver.persistence.images import Moment, read_image, take_image
+from stratagem_psserver.persistence.replay import Replay
+from stratagem_psserver.state import ServerState
+
+_SEGMENT_BYTES = 64 << 20
+_RETRY_SECONDS = 1.0
+
+# The longest time for the last image; without it the next start replays the log.
+_LEAVING_SECONDS = 60.0
+
+
+class Persistence:
+    """The log and the images of a server.
+
+    The incarnation of the server is that of the log: to clients a server that has replayed its log
+    is the same as before, and was only not reachable for a while.
+
+    Args:
+        state: The state of the server, which is empty.
+
+    Raises:
+        InvalidArgumentError: The folder cannot be used.
+        FailedPreconditionError: Another process uses it, or another server has written it.
+        DataLossError: What is there is damaged.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        settings = state.settings
+        if not settings.durability_folder:
+            raise InvalidArgumentError(
+                f"{settings.label} is to keep a log, but has no folder for it; name one on a disk "
+                "by --durability-folder"
+            )
+        self._state, self._label = state, settings.label
+        self._task = Task(job=settings.job, index=settings.task)
+        root, name = Path(settings.durability_folder), f"{settings.job}-{settings.task}"
+        self._folder = LogFolder(root, name, settings.label)
+        try:
+            self._image = read_image(self._folder.images, settings.task)
+            self._reader = LogReader(self._folder.segments())
+            self._heads = [head for _, head in self._reader.heads()]
+            state.incarnation = self._known_incarnation() or state.incarnation
+        except BaseException:
+            self._folder.release()
+            raise
+        self._imaging: asyncio.Task[None] | None = None
+        self._imaged = self._image_position
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
+        self._writer = SegmentWriter(
+            self._folder.path, state.incarnation, self._task, _kernels(), _SEGMENT_BYTES
+        )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the folder has the state of an earlier process."""
+        return self._image is not None or bool(self._heads)
+
+    def _known_incarnation(self) -> bytes:
+        known = {head.incarnation for head in self._heads}
+        if self._image is not None:
+            known.add(bytes.fromhex(self._image.exact["incarnation"]))
+        if len(known) > 1:
+            raise FailedPreconditionError(
+                f"{str(self._folder.path)!r} has files of {len(known)} servers; move those away "
+                f"that are not of {self._label}"
+            )
+        return known.pop() if known else b""
+
+    async def recover(self) -> None:
+        """Come to the state of the last change that is on disk, and record further changes.
+
+        Raises:
+            DataLossError: The log or the image is damaged, or a change does not repeat.
+            FailedPreconditionError: The log was written with other kernels.
+        """
+        began = self._state.clock()
+        if self._image is not None:
+            self._image.restore(self._state)
+        replayed, leapt = await self._replay()
+        if self._reader.torn is not None:
+            self._folder.cut(self._reader.torn)
+        self._state.ledger.renew_all(self._state.clock())
+        position = max(self._reader.position, self._image_position)
+        log = Log(self._writer, self._run_on_disk, self._label, position)
+        log.on_leap = self._begin_image
+        self._state.changes.log = log
+        if leapt or self._state.resumed:
+            await self._take_image()
+        seconds = round(self._state.clock() - began, 3)
+        LOG.info("recovered", task=self._label, records=replayed, seconds=seconds)
+
+    @property
+    def _image_position(self) -> int:
+        return self._image.exact["position"] if self._image else 0
+
+    async def _replay(self) -> tuple[int, bool]:
+        """Apply the records that the image lacks; return their number, and whether some remain."""
+        count, last = 0, self._image_position
+        needed = {*self._image.exact["records"]} if self._image else set()
+        self._require_start(min(needed, default=last + 1))
+        is_complete = False
+        async with Replay(self._state) as replay:
+            for record in self._reader.records():
+                self._state.changes.replayed = record.position
+                if record.position <= last:
+                    if record.position in needed:
+                        await replay.apply_part(record)
+                    continue
+                if not is_complete:
+                    self._complete()
+                    is_complete = True
+                if record.message.leap:
+                    return count, True
+                self._require_kernels()
+                await replay.apply(record)
+                count += 1
+        if not is_complete:
+            self._complete()
+        return count, False
+
+    def _require_start(self, needed: int) -> None:
+        if self._reader.position >= needed:
+            raise DataLossError(
+                f"the log in {str(self._folder.path)!r} begins with record "
+                f"{self._reader.position + 1}, but record {needed} is needed; restore the "
+                "segments before from a backup, or move the folder away and restore a checkpoint"
+            )
+
+    def _complete(self) -> None:
+        if self._image is not None:
+            self._state.rounds.complete_groups(self._image.exact["groups"])
+
+    def _require_kernels(self) -> None:
+        if not self._heads:
+            return
+        was, now = self._heads[-1].kernels, _kernels()
+        if was != now:
+            raise FailedPreconditionError(
+                f"the log of {self._label} was written with {_described(was)}, but this process "
+                f"has {_described(now)}, which may compute other bits. Start the server as it was "
+                "and stop it by SIGTERM, so that it leaves an image; then change it"
+            )
+
+    async def _run_on_disk(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def tend(self) -> None:
+        """Begin an image if the log has grown enough since the last one; called now and then."""
+        settings, log = self._state.settings, self._state.changes.log
+        records = (log.position if log else 0) - self._imaged
+        if self._writer.written >= settings.log_bytes or records >= settings.log_records:
+            self._begin_image()
+
+    def _begin_image(self) -> None:
+        if self._imaging is None or self._imaging.done():
+            self._imaging = asyncio.ensure_future(self._take_image())
+
+    async def _take_image(self) -> None:
+        log = self._state.changes.log
+        assert log is not None
+        while True:
+            self._writer.rotate()
+            moment = await take_image(self._state, self._folder.images)
+            if moment is not None:
+                await self._rely_on(moment, log)
+            if not log.awaits_image:
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _rely_on(self, moment: Moment, log: Log) -> None:
+        """Remove what an image has replaced."""
+        self._imaged, self._writer.written = moment.position, 0
+        log.covered(moment.position)
+        await self._run_on_disk(partial(self._folder.remove_before, moment.needed))
+
+    async def close(self) -> None:
+        """Leave an image, so that the next start replays nothing, and release the folder."""
+        if self._imaging is not None:
+            await asyncio.wait([self._imaging])
+        log = self._state.changes.log
+        if log is not None and log.position > self._imaged:
+            leaving = asyncio.ensure_future(self._take_image())
+            await asyncio.wait([leaving], timeout=_LEAVING_SECONDS)
+            await log.close()
+        self.release()
+
+    def release(self) -> None:
+        """Release the folder as it is; a repetition does nothing."""
+        self._disk.shutdown()
+        self._writer.close()
+        self._folder.release()
+
+
+def _kernels() -> Kernels:
+    return Kernels(
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+    )
+
+
+def _described(kernels: Kernels) -> str:
+    return f"torch {kernels.torch}, {kernels.threads} threads and {kernels.capability}"

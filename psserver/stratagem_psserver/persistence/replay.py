@@ -1,0 +1,235 @@
+"""Replaying a log: the same code applies its records once more, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from stratagem_proto.errors import DataLossError, StratagemError
+from stratagem_proto.log.segments import Record
+from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2
+from stratagem_proto.v1 import log_pb2 as logged
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest
+from stratagem_proto.v1.checkpoint_pb2 import RestoreVariablesRequest
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
+from stratagem_proto.wire.status import from_record
+from stratagem_psserver.checkpoints.saving import Saves
+from stratagem_psserver.exactly_once.intents import intent_of
+from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.recording import NOT_RECORDED
+from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
+from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
+from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
+from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
+from stratagem_psserver.rpcs.contributions import ContributionRpcs
+from stratagem_psserver.rpcs.updates import UpdateRpcs
+from stratagem_psserver.rpcs.values import ValueRpcs
+from stratagem_psserver.rpcs.variables import VariableRpcs
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.uploads import StoredRequest
+
+# The event loop may have other servers of the process to serve.
+_AT_ONCE = 100
+
+# Requests that can change something although they fail: a step that could not be applied is over.
+_STEPS = {"CommitContribution", "FinishStep"}
+
+
+class _Method(NamedTuple):
+    """An RPC that changes something.
+
+    Attributes:
+        request: The class of its request, or of its header.
+        call: Answers a request.
+        has_tensors: Whether tensors come with the header.
+    """
+
+    request: type[Message]
+    call: Callable[..., Awaitable[Message]]
+    has_tensors: bool = False
+
+
+class Replay:
+    """Applies the records of a log to a server that nobody uses yet.
+
+    Args:
+        state: The state of the server.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._mutations = ReplayedMutations(state.ledger, state.budget)
+        self._methods = _methods(state)
+        self._count = 0
+
+    async def __aenter__(self) -> Replay:
+        self._live, self._state.mutations = self._state.mutations, self._mutations
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._state.mutations = self._live
+
+    async def apply(self, record: Record) -> None:
+        """Apply a record.
+
+        Raises:
+            DataLossError: It does not have the effect that it had before.
+        """
+        self._count += 1
+        if not self._count % _AT_ONCE:
+            await asyncio.sleep(0)
+        kind = record.message.WhichOneof("change")
+        if kind == "mutation":
+            await self._mutate(record)
+        elif kind is not None:
+            _CHANGES[kind](self._state, getattr(record.message, kind))
+
+    async def apply_part(self, record: Record) -> None:
+        """Apply only the effect of a request on a step that is not complete.
+
+        The state has all its other effects already.
+        """
+        method = self._methods[record.message.mutation.method]
+        request: Any = method.request.FromString(record.message.mutation.request)
+        await method.call(request, StoredRequest(request, record.tensors))
+
+    async def _mutate(self, record: Record) -> None:
+        mutation = record.message.mutation
+        method = self._methods[mutation.method]
+        request: Any = method.request.FromString(mutation.request)
+        session = self._mutations.session(request)
+        self._note_step(session, request.key)
+        if _changes_something(mutation, request):
+            await self._repeat(record, method, request)
+        if mutation.applied and request.key.HasField("closure"):
+            self._note_closure(request, mutation.reply)
+        session.numbering.repeat(request.key, mutation.reply)
+
+    def _note_step(self, session: Session, key: RequestKey) -> None:
+        gate = self._state.gate
+        gate.finish(session.client, session.label, key.finished, key.report)
+        gate.admits(session.client, session.label, key.step, 0.0)
+        gate.end_request()
+
+    async def _repeat(self, record: Record, method: _Method, request: Any) -> None:
+        chunks = (StoredRequest(request, record.tensors),) if method.has_tensors else ()
+        with suppress(StratagemError):
+            await method.call(request, *chunks)
+        _require_same(record, self._mutations.reply)
+
+    def _note_closure(self, request: Any, reply: RecordedReply) -> None:
+        key = request.key.closure
+        kept = RecordedReply()
+        kept.CopyFrom(reply)
+        kept.sequence = key.ordinal
+        passes = reply.status.code and isinstance(from_record(reply.status), NOT_RECORDED)
+        self._state.closures.finish(key, intent_of(request), None if passes else kept)
+
+
+def _changes_something(mutation: logged.LoggedMutation, request: Any) -> bool:
+    if not mutation.applied or not mutation.reply.status.code:
+        return mutation.applied
+    # Whose contribution was refused is a member of the group all the same. Others that failed have
+    # changed nothing.
+    stages = mutation.method == "Update" and request.HasField("contribution")
+    return stages or mutation.method in _STEPS
+
+
+def _require_same(record: Record, reply: RecordedReply | None) -> None:
+    mutation = record.message.mutation
+    was, status = mutation.reply, mutation.reply.status
+    if reply and (reply.response, reply.status.code) == (was.response, status.code):
+        return
+    now = from_record(reply.status).message if reply and reply.status.code else "another reply"
+    raise DataLossError(
+        f"record {record.position} of the log, {mutation.method}, does not have the effect that it "
+        f"had before: {now}. Start the server with the settings and the release that wrote the "
+        "log, or move its folder away and restore a checkpoint"
+    )
+
+
+def _methods(state: ServerState) -> Mapping[str, _Method]:
+    updates, variables = UpdateRpcs(state), VariableRpcs(state)
+    contributions, draws = ContributionRpcs(state), DrawRpcs(state)
+    return {
+        "CreateVariables": _Method(CreateVariablesHeader, variables.create, True),
+        "DeleteVariables": _Method(DeleteVariablesRequest, variables.delete),
+        "Assign": _Method(pb.AssignHeader, ValueRpcs(state).assign, True),
+        "Update": _Method(pb.UpdateHeader, updates.update, True),
+        "UpdateNonSlot": _Method(pb.UpdateHeader, updates.update_non_slot, True),
+        "CommitContribution": _Method(pb.CommitContributionRequest, contributions.commit),
+        "FinishStep": _Method(closed_step_pb2.FinishStepRequest, contributions.finish),
+        "SetConsistency": _Method(
+            consistency_pb2.SetConsistencyRequest, ConsistencyRpcs(state).change
+        ),
+        "OpenPass": _Method(draws_pb2.OpenPassRequest, draws.open),
+        "DrawBatch": _Method(draws_pb2.DrawBatchRequest, draws.draw),
+        "RestoreVariables": _Method(
+            RestoreVariablesRequest, CheckpointRpcs(state, Saves(state)).restore
+        ),
+    }
+
+
+def _open(state: ServerState, opened: logged.OpenedSession) -> None:
+    state.open_session(opened.session_id, opened.role, opened.task, opened.client)
+
+
+def _end(state: ServerState, ended: logged.EndedSession) -> None:
+    session = state.ledger.close(ended.session_id)
+    if session is not None:
+        state.session_ended(session, ended.why, ended.left)
+
+
+def _finish(state: ServerState, steps: logged.FinishedSteps) -> None:
+    session = state.ledger.known(steps.session_id)
+    if session is not None:
+        state.gate.finish(session.client, session.label, steps.finished, steps.report)
+
+
+def _meet(state: ServerState, request: BarrierRequest) -> None:
+    session = state.ledger.known(request.session_id)
+    # A request that was refused is refused again.
+    with suppress(StratagemError):
+        label = session.label if session else ""
+        state.barriers.arrive(
+            request.name, request.generation, request.num_tasks, label, request.session_id
+        )
+
+
+def _arrive(state: ServerState, arrival: logged.StepArrival) -> None:
+    session = state.ledger.known(arrival.session_id)
+    with suppress(StratagemError):
+        label = session.label if session else ""
+        state.clocks.arrive(arrival.begin, arrival.session_id, label, arrival.closed)
+
+
+def _permit(state: ServerState, permit: logged.StepPermit) -> None:
+    granted = state.clocks.grant(permit.group, permit.worker, permit.closed)
+    if granted is None or granted.step != permit.step:
+        raise DataLossError(
+            f"the log has a permit for step {permit.step} of {permit.group!r} that worker "
+            f"{permit.worker} does not get again; start the server with the release that wrote it"
+        )
+
+
+def _reclaim(state: ServerState, _: bool) -> None:
+    state.rounds.reclaim()
+
+
+_CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
+    "opened": _open,
+    "ended": _end,
+    "finished": _finish,
+    "barrier": _meet,
+    "arrival": _arrive,
+    "permit": _permit,
+    "closures": end_closures,
+    "reclaimed": _reclaim,
+}

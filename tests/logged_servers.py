@@ -1,0 +1,113 @@
+"""Whether logs of servers repeat whatever tests do: `pytest --logged-servers`.
+
+Every parameter server of this process then keeps a log. When it ends, another one is made of the
+log alone, and has to be in the same state. Tests that are marked `unlogged` are left out, which
+change a server past its requests.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem_psserver.checkpoints.continuation import facts_of
+from stratagem_psserver.environment import Environment
+from stratagem_psserver.persistence.persistence import Persistence
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.state import ServerState
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--logged-servers",
+        action="store_true",
+        help="run tests with servers that keep a log, and repeat each log afterwards",
+    )
+
+
+@pytest.fixture(autouse=True)
+def way_to_end(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[None]:
+    """What becomes of a server's changes when it ends."""
+    if not request.config.getoption("--logged-servers"):
+        yield
+        return
+    if request.node.get_closest_marker("unlogged"):
+        pytest.skip("it changes a server past its requests")
+    with pytest.MonkeyPatch.context() as patch:
+        _log_all(patch, tmp_path_factory.mktemp("logs"))
+        yield
+
+
+def _log_all(patch: pytest.MonkeyPatch, root: Path) -> None:
+    make, end = ParameterServer._handlers, ParameterServer._end
+    folders: list[Path] = []
+
+    def logged(server: ParameterServer) -> Any:
+        if server.settings.durability == "none":
+            folders.append(root / str(len(folders)))
+            folders[-1].mkdir()
+            server.settings = replace(
+                server.settings, durability="log", durability_folder=str(folders[-1])
+            )
+        return make(server)
+
+    async def checked(server: ParameterServer) -> None:
+        log = server._state.changes.log
+        assert log is not None
+        await log.on_disk(log.position)
+        await assert_log_repeats(server._state, root)
+        await end(server)
+
+    patch.setattr(ParameterServer, "_handlers", logged)
+    patch.setattr(ParameterServer, "_end", checked)
+
+
+async def assert_log_repeats(state: ServerState, root: Path) -> None:
+    """Check that the log of a server leads to the same state."""
+    copy = root / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(state.settings.durability_folder, copy)
+    settings = replace(state.settings, durability_folder=str(copy))
+    twin = ServerState(settings, Environment())
+    persistence = Persistence(twin)
+    try:
+        await persistence.recover()
+        again, before = _described(twin), _described(state)
+        assert again.keys() == before.keys()
+        # One by one, so that a difference is seen among the many.
+        for name, value in before.items():
+            assert (name, again[name]) == (name, value)
+    finally:
+        persistence.release()
+        twin.compute.close()
+
+
+def _described(state: ServerState) -> dict[str, Any]:
+    facts = facts_of(state)
+    # What a client has acknowledged by requests that were not applied is not in the log.
+    facts["sessions"] = {one["id"]: (one["last"], one["task"]) for one in facts["sessions"]}
+    return {
+        **json.loads(json.dumps(facts)),
+        "open": {session.id for session in state.ledger.opened()},
+        "gate": state.gate.facts(),
+        "contributions": None if state.rounds.awaits_norms() else state.rounds.facts(),
+        "kept": sorted(state.kept.records()),
+        "first": state.store.first_version,
+        "values": {one.name: (one.version, _bytes(one)) for one in state.store.variables()},
+    }
+
+
+def _bytes(variable: Any) -> Any:
+    if variable.arena is None:
+        return variable.value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    table = variable.arena.table
+    keys = variable.keys()
+    order = keys.argsort()
+    return keys[order].tolist(), variable.rows(keys[order]).tolist(), len(table.arenas)
