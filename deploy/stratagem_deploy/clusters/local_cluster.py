@@ -15,10 +15,12 @@ from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
 from stratagem_deploy.clusters.plan import planned
 from stratagem_deploy.clusters.servers import RestartableServer, serving
+from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.clusters.workers import LocalWorker, Worker
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_psserver.settings import Durability
 
 
 class LocalCluster(Cluster):
@@ -43,6 +45,8 @@ class LocalCluster(Cluster):
         start_timeout: float = 60.0,
         show_output: bool = False,
         restore: str | os.PathLike[str] | None = None,
+        durability: Durability = "none",
+        durability_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -63,12 +67,18 @@ class LocalCluster(Cluster):
                 lines.
             restore: Folder of checkpoints. Whenever a server starts, it restores its part of the
                 latest checkpoint, if there is any.
+            durability: What the end of a server may lose: with "none" all that no checkpoint has,
+                with "log" nothing that was acknowledged: started again, it goes on where it was.
+            durability_folder: Folder on a disk for what durability needs, a subfolder for each
+                server. It is not removed.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
-                well as worker servers, or `restore` is given without parameter servers.
+                well as worker servers, a folder is given without parameter servers, or durability
+                and its folder do not go together.
         """
-        super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
+        folders = storage(restore, durability, durability_folder)
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
         self._processes = processes
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None

@@ -90,5 +90,4 @@ def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:
     """Return the further options of a server's command line, by job."""
     lease = plan.lease_seconds
     both = () if lease is None else ("--lease-seconds", str(lease))
-    restore = ("--restore", plan.restore) if plan.restore else ()
-    return {"ps": (*both, *restore), "worker": both}
+    return {"ps": (*both, *plan.storage.options), "worker": both}

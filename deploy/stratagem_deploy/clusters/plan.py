@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stratagem_deploy.clusters.storage import Storage
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -26,11 +26,11 @@ class Plan:
         token: The cluster's secret.
         lease_seconds: Silence after which a server takes a client for dead; None for what is usual
             for its kind.
-        restore: Folder of checkpoints that parameter servers begin with, or "".
+        storage: The folders of parameter servers.
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
-            kinds, or `restore` is given without parameter servers.
+            kinds, or folders are given without parameter servers.
     """
 
     ps: int
@@ -38,7 +38,7 @@ class Plan:
     worker_servers: int
     token: str = field(repr=False)
     lease_seconds: float | None
-    restore: str
+    storage: Storage
 
     def __post_init__(self) -> None:
         numbers = self.ps, self.workers, self.worker_servers
@@ -53,10 +53,11 @@ class Plan:
                 "the workers of a cluster either run the program or serve a "
                 "coordinator; ask for workers or for worker_servers, not for both"
             )
-        if self.restore and not self.ps:
+        folder = self.storage.restore or self.storage.durability_folder
+        if folder and not self.ps:
             raise InvalidArgumentError(
-                f"a cluster without parameter servers cannot restore {self.restore!r}; "
-                "ask for servers, or restore it by strategy.restore()"
+                f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "
+                "or restore a checkpoint by strategy.restore()"
             )
 
     @property
@@ -85,8 +86,7 @@ class Plan:
             options["lease_seconds"] = self.lease_seconds
         if job == "worker":
             return WorkerServer(WorkerSettings(**options, insecure=insecure))
-        settings = ServerSettings(**options, insecure=insecure, restore=self.restore)
-        return ParameterServer(settings)
+        return ParameterServer(ServerSettings(**options, **asdict(self.storage), insecure=insecure))
 
 
 def planned(
@@ -94,7 +94,7 @@ def planned(
     workers: int | None,
     worker_servers: int,
     lease_seconds: float | None,
-    restore: str | os.PathLike[str] | None,
+    storage: Storage,
 ) -> Plan:
     """Return the plan of a cluster, with a secret made for it.
 
@@ -104,7 +104,7 @@ def planned(
             servers.
         worker_servers: Number of workers that serve a coordinator.
         lease_seconds: As for `Plan`.
-        restore: Folder of checkpoints, if there is one.
+        storage: As for `Plan`.
 
     Raises:
         InvalidArgumentError: As for `Plan`.
@@ -115,5 +115,5 @@ def planned(
         worker_servers,
         token=secrets.token_urlsafe(32),
         lease_seconds=lease_seconds,
-        restore="" if restore is None else os.path.abspath(restore),
+        storage=storage,
     )

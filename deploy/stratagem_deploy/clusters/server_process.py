@@ -78,6 +78,11 @@ class ServerProcess(RestartableServer):
         self._on_end = on_end
         self.process: Process | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of its process."""
+        return self._command.name
+
     def start(self) -> None:
         if self.process and self.process.exit_code is None:
             return

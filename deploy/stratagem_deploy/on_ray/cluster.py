@@ -11,12 +11,14 @@ from typing import Any
 from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.plan import planned
 from stratagem_deploy.clusters.servers import serving
+from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.on_ray.directory import Directory
 from stratagem_deploy.on_ray.library import connected, load
 from stratagem_deploy.on_ray.reservation import RayReservation, Resources, reserved
 from stratagem_deploy.on_ray.resolver import RayClusterResolver
 from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
 from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_psserver.settings import Durability
 
 _ONE_CPU: Resources = {"CPU": 1}
 
@@ -50,6 +52,8 @@ class RayCluster(Cluster):
         lease_seconds: float | None = None,
         start_timeout: float = 60.0,
         restore: str | os.PathLike[str] | None = None,
+        durability: Durability = "none",
+        durability_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -71,16 +75,22 @@ class RayCluster(Cluster):
                 to start, in seconds.
             restore: Folder of checkpoints on a file system of all nodes. Whenever a server starts,
                 it restores its part of the latest checkpoint, if there is any.
+            durability: What the end of a server may lose: with "none" all that no checkpoint has,
+                with "log" nothing that was acknowledged: started again, it goes on where it was.
+            durability_folder: Folder on a file system of all nodes for what durability needs, a
+                subfolder for each server. It is not removed.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
-                well as worker servers, or `restore` is given without parameter servers.
+                well as worker servers, a folder is given without parameter servers, or durability
+                and its folder do not go together.
 
         Entering the block raises `ImportError` if Ray is not installed, `ResourceExhaustedError` if
         it has not enough resources, `UnavailableError` if a server ends instead of serving, and
         `DeadlineExceededError` if a server does not start in time.
         """
-        super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
+        folders = storage(restore, durability, durability_folder)
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
         self._bundles = {"ps": ps_resources, "worker": worker_resources}
         self._placement_strategy = placement_strategy
         self._restarts = restarts

@@ -70,6 +70,11 @@ class Restarts:
 class Supervision:
     """Takes events and answers with the signal to send to what still runs, or 0.
 
+    Args:
+        workers: The names of the workers.
+        restarts: Decides which processes are started again.
+        servers_go_on: Whether a server that is started again goes on where it was.
+
     Attributes:
         running: Names of the workers that have not ended, or are to be started again.
         restarts: Those that are. When the run ends, nobody is.
@@ -77,7 +82,10 @@ class Supervision:
         interrupted: The signal that ended the run from outside, or 0.
     """
 
-    def __init__(self, workers: Iterable[str], restarts: Restarts) -> None:
+    def __init__(
+        self, workers: Iterable[str], restarts: Restarts, servers_go_on: bool = False
+    ) -> None:
+        self._servers_go_on = servers_go_on
         self.running = set(workers)
         self.restarts = restarts
         self.failure = ""
@@ -92,10 +100,10 @@ class Supervision:
             code: As `Popen.returncode`.
             now: Seconds of a monotonic clock.
         """
-        # A server that ends before the script does has failed, whatever its code. What it held has
-        # ended with it, so that no other can take its place.
+        # A server that ends before the script does has failed, whatever its code. Unless it has a
+        # log, what it held has ended with it, so that no other can take its place.
         is_server = name not in self.running
-        if not is_server and self.restarts.grant(name, code, now):
+        if (self._servers_go_on or not is_server) and self.restarts.grant(name, code, now):
             return 0
         self.running.discard(name)
         if self.failure or (code == 0 and not is_server):

@@ -9,13 +9,15 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
+from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.json_lines import JsonLines
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.running.run import ScriptRun, ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_psserver.settings import Durability
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -35,10 +37,22 @@ class RunCommandOptions(ProcessSettings):
         10.0, ge=0, description="Seconds that processes get to end after a failure or Ctrl-C."
     )
     max_restarts: int = Field(
-        0, ge=0, description="How often failed workers are restarted, in the whole run."
+        0,
+        ge=0,
+        description="How often failed workers are restarted, and servers that have a log, in the "
+        "whole run.",
     )
     restore: Path | None = Field(
         None, description="Folder of checkpoints; servers start from the latest, if there is one."
+    )
+    durability: Durability = Field(
+        "none",
+        description="What the end of a server may lose: all since the last checkpoint (none), or "
+        "nothing that was acknowledged (log).",
+    )
+    durability_folder: Path | None = Field(
+        None,
+        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
     )
     full_tracebacks: bool = Field(
         False, description="Print all frames of tracebacks, including those of libraries."
@@ -75,7 +89,10 @@ def run(
     half a second at first and twice as long each time, at most 30 s. The others go on meanwhile.
     Servers keep the variables: the script of a restarted worker begins at its first line and goes
     on with their values. Exit code 2 stands for invalid arguments, and is final. So is the end of a
-    server, since its variables are lost with it: run again, with --restore.
+    server without a log, since its variables are lost with it: run again, with --restore.
+
+    With --durability log and a folder, servers keep a log of all changes. A server that ends is
+    restarted like a worker, and goes on where it was.
 
     If a script that imports stratagem ends with a traceback, frames of Stratagem, PyTorch and gRPC
     are folded into one line, unless --full-tracebacks is given.
@@ -90,6 +107,10 @@ def run(
             "--max-restarts needs servers: without them the workers form one group, "
             "which none of them can join again. `torchrun --max-restarts` restarts all"
         )
+    try:
+        folders = storage(options.restore, options.durability, options.durability_folder)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
         ps=options.ps,
@@ -98,7 +119,7 @@ def run(
         verbose=options.verbose,
         max_restarts=options.max_restarts,
         full_tracebacks=options.full_tracebacks,
-        restore=str(options.restore.absolute()) if options.restore else "",
+        storage=folders,
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:

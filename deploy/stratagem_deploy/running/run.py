@@ -10,13 +10,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.clusters.servers import RestartableServer, serving
+from stratagem_deploy.clusters.servers import serving
+from stratagem_deploy.clusters.storage import Storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -51,9 +52,9 @@ class ScriptSettings:
         workers: Number of workers; worker 0 is the chief.
         grace: Seconds that processes get to end when they are told to.
         verbose: Whether servers may tell what they do, and not only what is wrong.
-        restore: Absolute path of the folder of checkpoints that servers begin with; "" to begin
-            with nothing.
-        max_restarts: How often a worker that failed is started again, in all.
+        storage: The folders of the servers.
+        max_restarts: How often a worker that failed, or a server that outlives its process, is
+            started again, in all.
         full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
     """
 
@@ -62,7 +63,7 @@ class ScriptSettings:
     workers: int = 1
     grace: float = 10.0
     verbose: bool = False
-    restore: str = ""
+    storage: Storage = field(default_factory=Storage)
     max_restarts: int = 0
     full_tracebacks: bool = False
 
@@ -86,6 +87,7 @@ class ScriptRun:
         self._settings = settings
         self._display = display
         self._events: SimpleQueue[Process | int] = SimpleQueue()
+        self._servers: list[ServerProcess] = []
         self._workers: list[Process] = []
 
     def exit_code(self) -> int:
@@ -115,8 +117,8 @@ class ScriptRun:
         directory = PrivateDirectory()
         resources.callback(directory.close)
         token_file = directory.write_secret("token", secrets.token_urlsafe(32))
-        servers = self._servers(cluster["ps"], token_file)
-        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
+        self._servers = self._new_servers(cluster["ps"], token_file)
+        resources.enter_context(serving(self._servers, _SERVER_START_SECONDS))
         self._display.started(cluster, token_file)
         if cluster["ps"]:
             record = self._record(cluster, token_file)
@@ -142,9 +144,8 @@ class ScriptRun:
     def _counts(self) -> Mapping[str, int]:
         return {"ps": self._settings.ps, "worker": self._settings.workers}
 
-    def _servers(self, addresses: Sequence[str], token_file: Path) -> list[RestartableServer]:
-        restore = self._settings.restore
-        options = ("--restore", restore) if restore else ()
+    def _new_servers(self, addresses: Sequence[str], token_file: Path) -> list[ServerProcess]:
+        options = self._settings.storage.options
         return [
             ServerProcess(
                 ServerCommand("ps", index, address, token_file, options),
@@ -174,7 +175,8 @@ class ScriptRun:
 
     def _supervise(self, starter: ScriptWorkers) -> int:
         restarts = Restarts(self._settings.max_restarts)
-        supervision = Supervision((one.name for one in self._workers), restarts)
+        workers = (one.name for one in self._workers)
+        supervision = Supervision(workers, restarts, self._settings.storage.outlives_servers)
         deadline = math.inf
         while supervision.running:
             self._restart(starter, restarts.take_due(time.monotonic()))
@@ -190,6 +192,9 @@ class ScriptRun:
             if worker.name in names:
                 again = starter.start(index, self._display, self._events.put)
                 self._workers[index] = again
+        for server in self._servers:
+            if server.name in names:
+                server.start()
 
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Wait for the next event; return the signal that it calls for, or 0."""
