@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    StratagemError,
+)
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.psserver.wire import RawClient, optimizer_program
-
-
-def settings(folder: Path, **others: object) -> ServerSettings:
-    return ServerSettings(durability="log", durability_folder=str(folder), **others)  # type: ignore[arg-type]
-
-
-@contextmanager
-def client_of(server: ParameterServer, before: RawClient | None = None) -> Iterator[RawClient]:
-    """Opens a session, or resumes that of another client."""
-    with RawClient(server.address, "") as client:
-        if before is not None:
-            client.session_id, client.sequence = before.session_id, before.sequence
-        client.open()
-        yield client
-
-
-def killed(folder: Path) -> Path:
-    """What the disk has when the process is killed now."""
-    return Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-killed")))
+from tests.psserver.persistence.servers import client_of, killed, logged, segments
+from tests.psserver.wire import RawClient, encoded, optimizer_program, update_header
 
 
 @pytest.fixture
@@ -41,17 +28,118 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_that_was_answered_is_there_after_a_kill(folder: Path) -> None:
+def trained(client: RawClient, steps: int = 20) -> None:
+    """Creates two variables and steps one of them."""
     parameter = torch.nn.Parameter(torch.zeros(5))
     program = optimizer_program(torch.optim.Adam([parameter], lr=0.1), "adam")
-    with ParameterServer(settings(folder)) as server, client_of(server) as client:
-        client.create(w=torch.zeros(5), v=torch.ones(2, 2))
-        for number in range(20):
-            client.update(program, {"w": torch.full((5,), float(number))})
-        client.assign("v", torch.full((2, 2), 7.0))
+    client.create(w=torch.zeros(5), v=torch.ones(2, 2))
+    for number in range(steps):
+        client.update(program, {"w": torch.full((5,), float(number))})
+    client.assign("v", torch.full((2, 2), 7.0))
+
+
+def test_all_that_was_answered_is_there_after_a_kill(folder: Path) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client)
         before = client.everything()
-        with (
-            ParameterServer(settings(killed(folder))) as other,
-            client_of(other, client) as again,
-        ):
+        with logged(killed(folder)) as other, client_of(other, client) as again:
             assert again.everything() == before
+
+
+def test_a_request_that_is_repeated_after_a_kill_is_applied_once(folder: Path) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        client.create(w=torch.zeros(5))
+        parameter = torch.nn.Parameter(torch.zeros(5))
+        program = optimizer_program(torch.optim.SGD([parameter], lr=1.0), "sgd")
+        gradients = {"w": torch.ones(5)}
+        header = update_header(client.key(), program, gradients)
+        messages = encoded(header, list(gradients.values()))
+        first = client.upload("Update", messages, pb.UpdateResponse)
+        with logged(killed(folder)) as other, client_of(other, client) as again:
+            assert again.upload("Update", messages, pb.UpdateResponse) == first
+            (value,) = again.read("w")
+    assert value.tolist() == [-1.0] * 5
+
+
+def test_a_server_that_was_stopped_replays_nothing(folder: Path) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client)
+        before = client.everything()
+    for path in segments(folder):
+        path.unlink()
+    with logged(folder) as server, client_of(server, client) as again:
+        assert again.everything() == before
+
+
+def test_images_replace_what_was_logged_before(folder: Path) -> None:
+    with logged(folder, log_records=10, lease_seconds=0.4) as server, client_of(server) as client:
+        trained(client)
+        first = segments(folder)[0]
+        while first.exists():
+            client.assign("v", torch.rand(2, 2))
+        before = client.everything()
+        with logged(killed(folder)) as other, client_of(other, client) as again:
+            assert again.everything() == before
+
+
+def test_an_end_that_was_not_written_in_full_is_cut_off(folder: Path) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client, steps=3)
+        copy = killed(folder)
+    path = segments(copy)[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+    with logged(copy) as other, client_of(other, client) as again:
+        assert again.read("v")[0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+        again.assign("v", torch.full((2, 2), 3.0))
+    with logged(copy) as other, client_of(other, again) as last:
+        assert last.read("v")[0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_damaged_log_is_not_read(folder: Path) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client)
+        copy = killed(folder)
+    path = segments(copy)[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    refused(copy, DataLossError, f"{path.name}.* from byte")
+    assert path.read_bytes() == data
+
+
+def refused(folder: Path, error: type[StratagemError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        logged(folder).start()
+
+
+def test_a_folder_that_a_living_server_holds_is_refused(folder: Path) -> None:
+    with logged(folder):
+        refused(folder, FailedPreconditionError, "/job:ps/task:0, process .* uses .*ps-0")
+    with logged(folder):
+        pass
+
+
+def test_a_log_of_other_kernels_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client)
+        copy = killed(folder)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    refused(copy, FailedPreconditionError, "77 threads")
+    # What was stopped in order left an image, which any kernels can read.
+    with logged(folder):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_a_folder_in_memory_is_refused(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_folder, "_file_system", lambda _: kind)
+    refused(folder, InvalidArgumentError, f"is in memory .{kind}.")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_log_needs_a_folder(tmp_path: Path) -> None:
+    refused(tmp_path / "none", InvalidArgumentError, "there is no folder")
+    with pytest.raises(InvalidArgumentError, match="--durability-folder"):
+        ParameterServer(ServerSettings(durability="log")).start()
