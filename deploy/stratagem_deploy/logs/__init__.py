@@ -1,0 +1,1 @@
+"""The `stratagem log` commands, for the logs of servers."""
