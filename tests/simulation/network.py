@@ -80,6 +80,8 @@ class _Delivery:
     ) -> None:
         self._network, self._world = network, world
         self._client, self._server, self._sent = client, server, sent
+        # What is on its way to a process ends with its connections.
+        self._run = server.runs
         self._answer: asyncio.Future[list[bytes]] = world.loop.create_future()
         self._tasks: list[asyncio.Task[list[bytes]]] = []
 
@@ -104,7 +106,7 @@ class _Delivery:
 
     def _arrive(self, again: bool = False) -> None:
         passes = self._network.passes(self._client, self._server, there=True)
-        if not passes or not self._server.is_up:
+        if not passes or not self._server.is_up or self._server.runs != self._run:
             if not again:
                 self._break("the network is parted" if not passes else "nobody is there")
             return

@@ -12,7 +12,8 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
-from stratagem_psserver.consistency.rules import BoundedRule
+from stratagem_psserver.consistency.rules import BoundedRule, StepRule
+from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.data.data_ledger import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import (
@@ -47,6 +48,7 @@ def _replaced(owner: object, name: str, value: object) -> Plant:
 _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
+_change = Schedule.change
 _until, _is_to_drop, _admits = Waits.until, StepGroup.is_to_drop, CheckpointGate.admits
 
 
@@ -143,6 +145,11 @@ def _admits_all(self: CheckpointGate, client: bytes, label: str, step: int, now:
     return admitted
 
 
+def _changes_early(self: Schedule, rule: StepRule, begun: int) -> int:
+    """Let a change apply to a step that some worker has begun already."""
+    return _change(self, rule, begun - 1)
+
+
 PLANTED: Mapping[str, Plant] = {
     "a reply is not recorded": _replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": _replaced(Numbering, "finish", _records_late),
@@ -158,5 +165,6 @@ PLANTED: Mapping[str, Plant] = {
     "a function's mutation is forgotten": _replaced(ClosureLedger, "finish", _forgets_mutation),
     "a batch is handed out twice": _replaced(DataLedger, "draw", _hands_out_again),
     "steps are not held": _replaced(CheckpointGate, "admits", _admits_all),
+    "a change is a step too early": _replaced(Schedule, "change", _changes_early),
     "a wait has no deadline": _replaced(Waits, "until", _waits_for_ever),
 }

@@ -80,6 +80,7 @@ class SimulatedServer:
         settings: Those of the server.
         state: The state of the present run of the process, or of the last one.
         is_up: Whether the process runs.
+        runs: How often it was started.
         served: Called after each call, and after each look for leases that have ended.
     """
 
@@ -91,11 +92,13 @@ class SimulatedServer:
         self.served: Callable[[], None] = lambda: None
         self._world = world
         self._running: dict[asyncio.Task[Any], None] = {}
+        self.runs = 0
         self.start()
 
     def start(self) -> None:
         """Begin a run of the process; whatever a run before knew is gone."""
         world, self.is_up = self._world, True
+        self.runs += 1
         environment = Environment(world.loop.time, world.chance.randbytes, SimulatedCompute(world))
         self.state = ServerState(self.settings, environment)
         self._services = [

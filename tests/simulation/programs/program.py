@@ -18,7 +18,7 @@ class Program(ABC):
     """
 
     num_servers: ClassVar[int] = 2
-    storms: ClassVar[tuple[str, ...]] = STORMS
+    storms: tuple[str, ...] = STORMS
 
     def __init__(self, world: World) -> None:
         self.world = world

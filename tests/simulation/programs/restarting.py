@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import ClassVar
 
 import torch
 
@@ -32,7 +31,7 @@ Place = tuple[int, int, bytes]
 class Restarting(Program):
     """Each process meets the runs of servers that there are, and adds to what they host."""
 
-    storms: ClassVar[tuple[str, ...]] = (*STORMS, RESTART)
+    storms = (*STORMS, RESTART)
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -15,8 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -26,8 +29,10 @@ from stratagem._parameter_server.pushing.step_tracker import (
 )
 from stratagem._ps_client.requests import coordination, reads, updates, variables
 from stratagem._ps_client.requests.reading import Reading as What
+from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.updates import SentGradient
 from stratagem.consistency import Async, Bounded, Consistency, Sync
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.consistency_pb2 import StepBegin
@@ -83,7 +88,15 @@ class Training(Program):
         self._num_writers = _WORKERS
         self._has_begun = [False] * _WORKERS
         self._gone: set[int] = set()
-        world.note("program", f"{self.consistency} for {self.steps} steps")
+        self._changes = [self.chance.choice(choices) for _ in range(self._num_changes())]
+        world.note("program", f"{self.consistency} for {self.steps} steps, then {self._changes}")
+
+    def _num_changes(self) -> int:
+        """Choose how often the consistency changes; then no process ends in the midst of that."""
+        if self.chance.random() < 0.75:
+            return 0
+        self.storms, self.steps = (), 12
+        return self.chance.randint(1, 3)
 
     @property
     def leaves(self) -> bool:
@@ -98,7 +111,7 @@ class Training(Program):
     @property
     def backs_up(self) -> bool:
         """Whether a worker that ends in the midst of a step may leave it open for ever."""
-        return bool(self.consistency._enough(_WORKERS))
+        return bool(self._changes) or bool(self.consistency._enough(_WORKERS))
 
     async def prepare(self, cluster: Cluster) -> None:
         async def create(chief: Process) -> None:
@@ -111,7 +124,18 @@ class Training(Program):
         self._first.served = self._look_at_clocks
 
     async def run(self, cluster: Cluster) -> None:
+        changing = self.world.loop.create_task(self._change_all(cluster))
         await asyncio.gather(*(self._work(cluster, worker) for worker in range(_WORKERS)))
+        changing.cancel()
+        await asyncio.wait([changing])
+
+    async def _change_all(self, cluster: Cluster) -> None:
+        """Change the consistency now and then, once there is a group that has one."""
+        for consistency in self._changes:
+            await asyncio.sleep(0.5 + self.chance.random() * 5.0)
+            request = coordination.change(_GROUP, encoded_consistency(consistency))
+            with suppress(StratagemError):
+                await cluster.once("chief:0", partial(_sent, request))
 
     async def _work(self, cluster: Cluster, number: int) -> None:
         task, worker = f"worker:{number}", _Worker(self, number)
@@ -198,7 +222,7 @@ class Training(Program):
                 sent[event.worker].add(event.step)
             elif isinstance(event, Answered) and event.counted:
                 answered[event.worker].add(event.step)
-        if isinstance(self.consistency, Sync):
+        if self._changes or isinstance(self.consistency, Sync):
             # A step is applied once enough workers have contributed, which some never do.
             applied = {step for total in sums for step in digits_of(total)}
             answered = {writer: steps & applied for writer, steps in answered.items()}
@@ -214,6 +238,10 @@ class Training(Program):
         found = Checker([*map(Gone, later), *history], self._num_writers).violations()
         for violation in found:
             self.world.require(False, f"ps:{server}: {violation}")
+
+
+async def _sent(request: Request[Any], process: Process) -> None:
+    await process.call(0, request)
 
 
 class _Worker:
