@@ -41,6 +41,8 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses auto --dist loadfile \
 	    -m "not cluster and not compose and not netns and not ray"
+	$(BIN)/pytest --numprocesses auto --dist loadfile --logged-servers --quiet \
+	    -m "not cluster" tests/psserver
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
