@@ -23,6 +23,7 @@ from stratagem_psserver.exactly_once.ledger import (
     SessionLedger,
     WaitForEarlier,
 )
+from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.rpcs import values
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.rounds import Rounds
@@ -150,6 +151,14 @@ def _changes_early(self: Schedule, rule: StepRule, begun: int) -> int:
     return _change(self, rule, begun - 1)
 
 
+async def _answers_at_once(self: Changes) -> None:
+    """Let answers leave whose records are not on disk yet."""
+
+
+def _restores_no_reply(self: Numbering, key: RequestKey, reply: RecordedReply) -> None:
+    """Start again without what sessions were answered."""
+
+
 PLANTED: Mapping[str, Plant] = {
     "a reply is not recorded": _replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": _replaced(Numbering, "finish", _records_late),
@@ -166,5 +175,7 @@ PLANTED: Mapping[str, Plant] = {
     "a batch is handed out twice": _replaced(DataLedger, "draw", _hands_out_again),
     "steps are not held": _replaced(CheckpointGate, "admits", _admits_all),
     "a change is a step too early": _replaced(Schedule, "change", _changes_early),
+    "an answer leaves before its record": _replaced(Changes, "durable", _answers_at_once),
+    "replies are lost at a restart": _replaced(Numbering, "repeat", _restores_no_reply),
     "a wait has no deadline": _replaced(Waits, "until", _waits_for_ever),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -14,6 +16,7 @@ from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import detail_of
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.environment import Environment
+from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.process import Compute
 from stratagem_psserver.servicer import (
     checkpoint_handler,
@@ -30,6 +33,24 @@ LEASE_SECONDS, RECONNECT_SECONDS = 10.0, 4.0
 _LOOK_SECONDS = RECONNECT_SECONDS / 4
 
 Result = TypeVar("Result")
+
+
+PRESENT_RUN: ContextVar[tuple[SimulatedServer, int] | None] = ContextVar("run", default=None)
+"""The run of a server that the present code belongs to."""
+
+
+def beside(world: World, work: Callable[[], None], give_up: Callable[[], object]) -> None:
+    """Let a thread of the present run do some work; give it up if the run ends before."""
+    present = PRESENT_RUN.get()
+
+    def act() -> None:
+        if present is None or present[0].is_running(present[1]):
+            work()
+        else:
+            give_up()
+
+    longest = 2.0 if world.strikes("slow disk", world.weather.slow_disk) else 0.02
+    world.loop.call_later(world.chance.random() * longest, act)
 
 
 class ServedCall:
@@ -75,6 +96,8 @@ class SimulatedCompute(Compute):
 class SimulatedServer:
     """One server, which can end at any moment and start anew.
 
+    With a folder it keeps a log there, and its next run goes on where it ended.
+
     Attributes:
         name: Its name in the trace.
         settings: Those of the server.
@@ -84,10 +107,15 @@ class SimulatedServer:
         served: Called after each call, and after each look for leases that have ended.
     """
 
-    def __init__(self, world: World, task: int) -> None:
+    def __init__(self, world: World, task: int, folder: Path | None = None) -> None:
         self.name = f"ps:{task}"
         self.settings = ServerSettings(
-            task=task, lease_seconds=LEASE_SECONDS, reconnect_seconds=RECONNECT_SECONDS
+            task=task,
+            lease_seconds=LEASE_SECONDS,
+            reconnect_seconds=RECONNECT_SECONDS,
+            durability="none" if folder is None else "log",
+            durability_folder=str(folder or ""),
+            log_records=world.chance.choice((20, 100_000)),
         )
         self.served: Callable[[], None] = lambda: None
         self._world = world
@@ -98,7 +126,7 @@ class SimulatedServer:
     def start(self) -> None:
         """Begin a run of the process; whatever a run before knew is gone."""
         world, self.is_up = self._world, True
-        self.runs += 1
+        self.runs, self._stopped = self.runs + 1, False
         environment = Environment(world.loop.time, world.chance.randbytes, SimulatedCompute(world))
         self.state = ServerState(self.settings, environment)
         self._services = [
@@ -107,23 +135,53 @@ class SimulatedServer:
             closure_handler(self.state),
             data_handler(self.state),
         ]
-        self._begin(self._end_leases())
+        self._persistence = None
+        if self.settings.durability == "log":
+            self._persistence, self.is_up = Persistence(self.state), False
+        self._begin(self._live())
         world.note(self.name, "starts")
+
+    async def _live(self) -> None:
+        if self._persistence is not None:
+            await self._persistence.recover()
+            self.is_up = True
+            self._world.note(self.name, "has replayed its log")
+        await self._end_leases()
 
     def stop(self) -> None:
         """End the run between two steps of whatever it does; nobody gets an answer."""
-        self.is_up = False
+        self.is_up, self._stopped = False, True
         running, self._running = self._running, {}
         for task in running:
             task.cancel()
+        if self._persistence is not None:
+            self._persistence.release()
+            self._tear()
         self._world.note(self.name, "stops")
 
     def serve(self, path: str, messages: Sequence[bytes]) -> asyncio.Task[list[bytes]]:
         """Begin to answer a call; the task has the answer, or raises the status as an error."""
         return self._begin(self._answered(path, messages))
 
+    def _tear(self) -> None:
+        """Leave a part of a batch at the end of the log, which was being written."""
+        segments = sorted(
+            Path(self.settings.durability_folder).glob(f"ps-{self.settings.task}/*.log")
+        )
+        if segments and self._world.chance.random() < 0.5:
+            with segments[-1].open("ab") as file:
+                file.write(self._world.chance.randbytes(self._world.chance.randint(1, 60)))
+            self._world.faults["torn log"] += 1
+
+    def is_running(self, run: int) -> bool:
+        """Return whether a run of the process has not ended."""
+        return self.runs == run and not self._stopped
+
     def _begin(self, work: Any) -> asyncio.Task[Any]:
+        # Whatever the work begins in turn belongs to this run.
+        run = PRESENT_RUN.set((self, self.runs))
         task: asyncio.Task[Any] = self._world.loop.create_task(work)
+        PRESENT_RUN.reset(run)
         self._running[task] = None
         task.add_done_callback(lambda done: self._running.pop(done, None))
         return task
@@ -150,6 +208,8 @@ class SimulatedServer:
             await asyncio.sleep(_LOOK_SECONDS)
             for session in self.state.end_leases():
                 self._world.note(self.name, f"the lease of {session.label} has ended")
+            if self._persistence is not None:
+                self._persistence.tend()
             self.served()
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 from stratagem_proto.errors import StratagemError
 from tests.simulation.cluster import Cluster
+from tests.simulation.disk import disk
 from tests.simulation.programs.adding import Adding
 from tests.simulation.programs.coordinating import Coordinating
 from tests.simulation.programs.observing import Observing
@@ -17,7 +20,16 @@ from tests.simulation.programs.program import Program
 from tests.simulation.programs.restarting import Restarting
 from tests.simulation.programs.training import Training
 from tests.simulation.virtual_loop import Stuck
-from tests.simulation.world import CALM_AT, OPEN_AIR, Happening, Shelter, Weather, World, weather_of
+from tests.simulation.world import (
+    CALM_AT,
+    OPEN_AIR,
+    RESTART,
+    Happening,
+    Shelter,
+    Weather,
+    World,
+    weather_of,
+)
 
 PROGRAMS: Sequence[type[Program]] = (
     Adding,
@@ -30,6 +42,9 @@ PROGRAMS: Sequence[type[Program]] = (
 
 # After the last fault, everybody has this much time to come to an end.
 _LONGEST_SECONDS = CALM_AT + 600.0
+
+# The part of the runs in which servers keep logs.
+_LOGGING = 0.35
 
 # Longer than any request waits whose client is gone.
 _QUIET_SECONDS = 60.0
@@ -57,18 +72,27 @@ def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
     """Run the simulation of a seed; the same seed and shelter give the same trace."""
     world = World(seed, shelter)
     program = world.chance.choice(PROGRAMS)(world)
+    logs = not isinstance(program, Restarting) and world.chance.random() < _LOGGING
+    with disk(world) if logs else nullcontext() as folder:
+        _end(world, program, folder)
+    name = type(program).__name__ + (" with logs" if logs else "")
+    return Outcome(seed, name, world.violations, world.faults, world.trace)
+
+
+def _end(world: World, program: Program, folder: Path | None) -> None:
+    if folder is not None and program.storms:
+        program.storms = (*program.storms, RESTART)
     try:
-        world.loop.run(asyncio.wait_for(_run(world, program), _LONGEST_SECONDS))
+        running = _run(world, program, folder)
+        world.loop.run(asyncio.wait_for(running, _LONGEST_SECONDS))
     except asyncio.TimeoutError:
         world.require(False, f"the program did not end in {_LONGEST_SECONDS:g} s")
     except (Stuck, StratagemError) as error:
         world.require(False, f"the program ends with {error!r}")
-    name = type(program).__name__
-    return Outcome(seed, name, world.violations, world.faults, world.trace)
 
 
-async def _run(world: World, program: Program) -> None:
-    cluster = Cluster(world, program.num_servers)
+async def _run(world: World, program: Program, folder: Path | None) -> None:
+    cluster = Cluster(world, program.num_servers, folder)
     await program.prepare(cluster)
     world.weather = weather_of(world.chance, program.storms)
     world.note("weather", str(world.weather))

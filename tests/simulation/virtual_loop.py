@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 
@@ -13,13 +14,26 @@ class Stuck(AssertionError):
     """Nothing is ready, and no timer will ever run: somebody waits for ever."""
 
 
+Beside: TypeAlias = Callable[[Callable[[], None], Callable[[], object]], None]
+"""Calls the first function in a while, as a thread would, or the second one instead."""
+
+
+def _at_once(work: Callable[[], None], give_up: Callable[[], object]) -> None:
+    work()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs coroutines without threads, sockets and sleeping; its time begins at 0."""
+    """Runs coroutines without threads, sockets and sleeping; its time begins at 0.
+
+    Attributes:
+        beside: Runs what other loops have threads run.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
         self._selector = _Nothing(self)
+        self.beside: Beside = _at_once
 
     def time(self) -> float:
         return self._now
@@ -38,6 +52,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             asyncio.set_event_loop(None)
             self.close()
 
+    def run_in_executor(  # type: ignore[override]  # no thread, so no executor of any kind
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run a function on this thread, when `beside` says so, or cancel what awaits it."""
+        future: asyncio.Future[Any] = self.create_future()
+        self.beside(partial(_fulfil, future, partial(func, *args)), future.cancel)
+        return future
+
     def _cancel_all(self) -> None:
         left = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         for task in left:
@@ -49,6 +71,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Do nothing: no other thread wakes this loop."""
+
+
+def _fulfil(future: asyncio.Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        if not future.done():
+            future.set_result(result)
 
 
 class _Nothing:

@@ -25,6 +25,8 @@ class Weather:
         reply_lost: A request is answered, and its client never hears of it.
         cut_off: The connection breaks while the server works on the call.
         slow_work: Work on tensors lets others have their turn, as in a thread.
+        slow_disk: The disk takes up to seconds to write.
+        failing_disk: What was written is not on disk, and the server hears of that.
         storms: Partitions, pauses and crashes; by name, how many there are each minute.
     """
 
@@ -34,6 +36,8 @@ class Weather:
     reply_lost: float = 0.0
     cut_off: float = 0.0
     slow_work: float = 0.0
+    slow_disk: float = 0.0
+    failing_disk: float = 0.0
     storms: dict[str, float] = field(default_factory=dict)
 
 
@@ -55,6 +59,8 @@ def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weath
         reply_lost=likely(0.15),
         cut_off=likely(0.15),
         slow_work=likely(0.8),
+        slow_disk=likely(0.2),
+        failing_disk=likely(0.1),
         storms={name: likely(12.0) for name in storms},
     )
 
