@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
@@ -29,7 +29,6 @@ from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.synchronous.step_group import StepGroup
 from stratagem_psserver.variables.assignments import PreparedWrite
-from stratagem_psserver.waiting import Waiter, Waits
 
 Plant = Callable[[], AbstractContextManager[object]]
 
@@ -50,7 +49,7 @@ _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
 _change = Schedule.change
-_until, _is_to_drop, _admits = Waits.until, StepGroup.is_to_drop, CheckpointGate.admits
+_is_to_drop, _admits = StepGroup.is_to_drop, CheckpointGate.admits
 
 
 def _forgets_reply(self: Numbering, reply: RecordedReply | None) -> None:
@@ -132,12 +131,6 @@ def _hands_out_again(self: DataLedger, number: int, function: Function) -> int |
     return batch
 
 
-def _waits_for_ever(
-    self: Waits, subject: Hashable, met: Callable[[], Any], seconds: float, waiter: Waiter
-) -> Awaitable[Any]:
-    return _until(self, subject, met, max(seconds, 1e6), waiter)
-
-
 def _admits_all(self: CheckpointGate, client: bytes, label: str, step: int, now: float) -> bool:
     """Hold no step back while all servers look for one moment."""
     hold, self._hold = self._hold, None
@@ -177,5 +170,4 @@ PLANTED: Mapping[str, Plant] = {
     "a change is a step too early": _replaced(Schedule, "change", _changes_early),
     "an answer leaves before its record": _replaced(Changes, "durable", _answers_at_once),
     "replies are lost at a restart": _replaced(Numbering, "repeat", _restores_no_reply),
-    "a wait has no deadline": _replaced(Waits, "until", _waits_for_ever),
 }

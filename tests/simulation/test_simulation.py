@@ -8,14 +8,9 @@ import sys
 from collections import Counter
 from hashlib import sha256
 
-import pytest
-
-from tests.simulation.command_line import main
-from tests.simulation.planted import PLANTED
-from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import PROGRAMS, simulate
 
-SEEDS = 300
+SEEDS = 250
 FAULTS = {
     "connection cut",
     "crash",
@@ -33,10 +28,8 @@ FAULTS = {
     "slow work",
     "torn log",
 }
-# A planted fault has to be found within these.
-MOST_SEEDS = 2000
 
-_DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(12)))"
+_DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(8)))"
 
 
 def digest(seeds: range) -> str:
@@ -72,31 +65,4 @@ def test_a_seed_takes_the_same_course_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert digests == {f"{digest(range(12))}\n"}
-
-
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found(fault: str) -> None:
-    with PLANTED[fault]():
-        assert any(simulate(seed).violations for seed in range(MOST_SEEDS))
-
-
-def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    with PLANTED["a reply is recorded too late"]():
-        seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
-        assert main(["--seed", str(seed)]) == 1
-    told = capsys.readouterr().out
-    assert f"replay: python -m tests.simulation --seed {seed}" in told
-    assert "is applied 2 times" in told
-    assert "OpenSession of worker:0 arrives" in told
-    assert main(["--seed", str(seed)]) == 0
-
-
-def test_a_failing_seed_is_shrunk_to_the_faults_that_it_needs() -> None:
-    with PLANTED["a reply is recorded too late"]():
-        seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
-        shelter = shrunk(seed)
-        outcome = simulate(seed, shelter)
-        assert outcome.violations
-        assert set(outcome.faults) <= FAULTS - shelter.without
-        assert len(outcome.faults) < len(simulate(seed).faults)
+    assert digests == {f"{digest(range(8))}\n"}

@@ -1,0 +1,41 @@
+"""The simulation finds what is wrong, and says how to see it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.command_line import main
+from tests.simulation.planted import PLANTED
+from tests.simulation.shrinking import shrunk
+from tests.simulation.simulation import simulate
+from tests.simulation.test_simulation import FAULTS
+
+# A planted fault has to be found within these.
+MOST_SEEDS = 2000
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    with PLANTED[fault]():
+        assert any(simulate(seed).violations for seed in range(MOST_SEEDS))
+
+
+def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with PLANTED["a reply is recorded too late"]():
+        seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
+        assert main(["--seed", str(seed)]) == 1
+    told = capsys.readouterr().out
+    assert f"replay: python -m tests.simulation --seed {seed}" in told
+    assert "is applied 2 times" in told
+    assert "OpenSession of worker:0 arrives" in told
+    assert main(["--seed", str(seed)]) == 0
+
+
+def test_a_failing_seed_is_shrunk_to_the_faults_that_it_needs() -> None:
+    with PLANTED["a reply is recorded too late"]():
+        seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)
+        shelter = shrunk(seed)
+        outcome = simulate(seed, shelter)
+        assert outcome.violations
+        assert set(outcome.faults) <= FAULTS - shelter.without
+        assert len(outcome.faults) < len(simulate(seed).faults)
