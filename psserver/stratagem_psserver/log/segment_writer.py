@@ -58,6 +58,10 @@ class SegmentWriter:
         self._append(self._file, encode_batch(first, entries))
 
     def _begin(self, first: int) -> None:
+        if self._file is not None:
+            # A failed attempt may have left records behind the end, which the next segment repeats.
+            os.ftruncate(self._file, self._end)
+            os.fdatasync(self._file)
         self.close()
         path = self._folder / segment_name(first)
         # It exists if an earlier attempt to begin it failed; nothing in it was acknowledged.
