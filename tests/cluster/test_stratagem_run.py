@@ -62,6 +62,17 @@ if task == 1:
     sys.exit(7)
 time.sleep(1000)
 """
+COUNT = """
+import stratagem
+strategy = stratagem.ParameterServerStrategy(stratagem.cluster_resolver.TFConfigClusterResolver())
+with strategy.scope():
+    count = stratagem.Variable(0.0)
+count.assign_add(1.0)
+Path(folder / "counted").touch()
+while not (folder / "killed").exists(): time.sleep(0.01)
+count.assign_add(1.0)
+print(int(count.numpy()))
+"""
 LISTEN = """
 def note(signum, frame):
     with open(folder / f"signals-{task}", "a") as file:
@@ -187,6 +198,21 @@ def test_all_that_is_said_is_lines_of_json_if_asked(
     assert wrong in lines
     assert end.pop("seconds") > 0
     assert end == {"exit_code": 7, "failed": "worker:1", "problem": ""}
+
+
+def test_a_server_with_a_log_that_dies_is_started_again(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "state").mkdir()
+    options = "--durability", "log", "--durability-folder", str(tmp_path / "state")
+    with start(script(COUNT), *options, "--max-restarts", "1") as run:
+        eventually((tmp_path / "counted").exists)
+        (server,) = (pid for pid in descendants(run.pid) if "psserver" in command(pid))
+        os.kill(server, signal.SIGKILL)
+        (tmp_path / "killed").touch()
+        output, errors = run.communicate()
+    assert (run.returncode, output) == (0, "2\n")
+    assert "ps:0 failed, with signal SIGKILL, and is started again: restart 1 of 1" in errors
 
 
 def test_a_server_that_dies_ends_the_run(script: Callable[[str], Path], tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ class Supervision:
             return signal.SIGKILL
         self.interrupted = signum
         for name in self.restarts.abandon():
-            self.ended(name, -signum, now=0.0)
+            if name in self.running:
+                self.ended(name, -signum, now=0.0)
         return signum
 
     def _code_of_script(self, code: int) -> int:

@@ -41,6 +41,23 @@ def test_a_server_that_ends_during_the_run_has_failed_even_with_code_zero() -> N
     assert (run.failure, run.exit_code) == ("ps:0", 1)
 
 
+def test_a_server_that_outlives_its_process_is_started_again_like_a_worker() -> None:
+    run = Supervision(WORKERS, Restarts(1), servers_go_on=True)
+    assert run.ended("ps:0", -SIGKILL, 0.0) == 0
+    assert (run.failure, run.running) == ("", set(WORKERS))
+    assert run.restarts.take_due(math.inf) == ["ps:0"]
+    assert run.ended("ps:0", -SIGKILL, 0.0) == SIGTERM
+    assert (run.failure, run.exit_code) == ("ps:0", 1)
+
+
+def test_a_signal_while_a_server_waits_for_its_start_is_what_ended_the_run() -> None:
+    run = Supervision(["worker:0"], Restarts(1), servers_go_on=True)
+    run.ended("ps:0", -SIGKILL, 0.0)
+    assert run.signalled(SIGTERM) == SIGTERM
+    run.ended("worker:0", -SIGTERM, 0.0)
+    assert run.exit_code == 128 + SIGTERM
+
+
 def test_a_signal_is_passed_on_and_the_second_one_kills() -> None:
     run = supervision(WORKERS)
     assert run.signalled(SIGINT) == SIGINT
