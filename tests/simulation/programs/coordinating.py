@@ -14,7 +14,7 @@ from stratagem._ps_client.requests import coordination, reads, variables
 from stratagem._ps_client.requests.coordination import DataPass
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 from tests.simulation.cluster import Cluster, Process
@@ -65,7 +65,11 @@ class Coordinating(Program):
 
     async def _open_pass(self, coordinator: Process) -> None:
         request = coordination.open_pass("data", self.num_batches, 7, self._space)
-        opened = await coordinator.call(0, request)
+        opened = None
+        while opened is None:
+            # Replies may be late for longer than a call lasts.
+            with suppress(DeadlineExceededError, UnavailableError):
+                opened = await coordinator.call(0, request)
         self.world.require(opened.number == 0, f"the first pass has number {opened.number}")
 
     async def _end_functions(self, coordinator: Process) -> None:

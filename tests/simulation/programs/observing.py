@@ -59,23 +59,29 @@ class Observing(Program):
 
     async def _work(self, cluster: Cluster, worker: int) -> None:
         async def take_steps(process: Process) -> None:
+            # The last step, and how often the process had been taken for gone when it began.
+            before: tuple[int, int] | None = None
             while self._begun[worker] < min(self._steps[worker], MOST):
+                losses = process.losses
                 with process.steps.taking():
-                    await self._step(process, worker)
+                    taken = await self._step(process, worker)
+                # Servers do not wait for the step of a client that they take for gone. The client
+                # hears of that when it has called all of them again.
+                if before is not None and before[1] == process.losses:
+                    self._taken[worker].add(before[0])
+                before = taken, losses
                 await process.tell_last_step()
                 await process.idle()
 
         await cluster.run_until_done(f"worker:{worker}", take_steps)
 
-    async def _step(self, process: Process, worker: int) -> None:
-        digit, losses = self._begun[worker], process.losses
+    async def _step(self, process: Process, worker: int) -> int:
+        digit = self._begun[worker]
         self._begun[worker] += 1
         writing = Writing(_SUM, ASSIGN_MODE_ADD, vector(_WORKERS, worker, digit))
         for server in self.chance.sample(range(self.num_servers), self.num_servers):
             await process.call(server, variables.assign([writing]))
-        # Servers do not wait for the step of a client that they take for gone.
-        if process.losses == losses:
-            self._taken[worker].add(digit)
+        return digit
 
     async def _observe_all(self, cluster: Cluster) -> None:
         """Look at moments in one process after the other."""
