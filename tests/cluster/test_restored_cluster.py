@@ -82,7 +82,7 @@ def test_another_number_of_servers_is_refused_with_the_way_out(tmp_path: Path) -
 
 
 def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:
-    with pytest.raises(stratagem.InvalidArgumentError, match="cannot restore"):
+    with pytest.raises(stratagem.InvalidArgumentError, match="has no use for"):
         LocalCluster(ps=0, workers=2, restore=tmp_path)
     script = tmp_path / "script.py"
     script.touch()
