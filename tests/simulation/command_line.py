@@ -24,7 +24,16 @@ _MOST_TOLD = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate what the command line asks for; return the exit code."""
     options = _options(arguments)
+    # The seeds are spread over the cores. Threads that torch makes later go by this number, too.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _simulated(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _simulated(options: argparse.Namespace) -> int:
     if options.seed is not None:
         without = frozenset(filter(None, options.without.split(",")))
         return _replay(options.seed, Shelter(without, options.calm_at))
