@@ -60,6 +60,14 @@ def test_each_replica_draws_by_its_own_generator() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.fixture
+def all_threads_again() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("all_threads_again")
 def test_the_command_shows_an_epoch_in_each_row() -> None:
     app = typer.Typer()
     app.command()(example.main)

@@ -66,8 +66,10 @@ class Persistence:
         self._imaging: asyncio.Task[None] | None = None
         self._imaged = self._image_position
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
+        # Torch counts threads by thread, so the number to write and to compare is read once.
+        self._kernels = _kernels()
         self._writer = SegmentWriter(
-            self._folder.path, state.incarnation, self._task, _kernels(), _SEGMENT_BYTES
+            self._folder.path, state.incarnation, self._task, self._kernels, _SEGMENT_BYTES
         )
 
     @property
@@ -153,7 +155,7 @@ class Persistence:
     def _require_kernels(self) -> None:
         if not self._heads:
             return
-        was, now = self._heads[-1].kernels, _kernels()
+        was, now = self._heads[-1].kernels, self._kernels
         if was != now:
             raise FailedPreconditionError(
                 f"the log of {self._label} was written with {_described(was)}, but this process "

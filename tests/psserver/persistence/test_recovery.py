@@ -13,6 +13,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
+from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
@@ -128,6 +129,25 @@ def test_a_log_of_other_kernels_is_refused(folder: Path, monkeypatch: pytest.Mon
     # What was stopped in order left an image, which any kernels can read.
     with logged(folder):
         pass
+
+
+def test_threads_that_a_running_loop_has_not_heard_of_are_no_other_kernels(folder: Path) -> None:
+    threads = torch.get_num_threads()
+    loop = LoopThread.acquire()
+    loop.run(_use_kernels())
+    torch.set_num_threads(threads + 1)
+    try:
+        with logged(folder) as server, client_of(server) as client:
+            trained(client)
+            with logged(killed(folder)):
+                pass
+    finally:
+        torch.set_num_threads(threads)
+        loop.release()
+
+
+async def _use_kernels() -> None:
+    assert torch.get_num_threads()
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
