@@ -34,12 +34,15 @@ class ServerOptions(ServingOptions):
     )
     durability: Durability = Field(
         "none",
-        description="What the end of the process may lose: all since the last checkpoint (none), "
-        "or nothing that was acknowledged (log).",
+        description="What the end of the process may lose: all since the last checkpoint (none) or "
+        "image (snapshot), or nothing that was acknowledged (log).",
     )
     durability_folder: Path | None = Field(
         None,
         description="Folder on a disk for what --durability keeps, a subfolder for each server.",
+    )
+    snapshot_seconds: float = Field(
+        60.0, ge=0.1, description="Seconds between images, with --durability snapshot."
     )
     log_bytes: int = Field(
         1 << 30,

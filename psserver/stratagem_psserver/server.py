@@ -16,6 +16,7 @@ from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.persistence.persistence import Persistence
+from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.rpcs.status import ParameterServerFacts
 from stratagem_psserver.servicer import (
     SERVICE,
@@ -44,7 +45,7 @@ class ParameterServer(RpcServer):
     def __init__(self, settings: ServerSettings) -> None:
         super().__init__(settings)
         self.settings = settings
-        self._persistence: Persistence | None = None
+        self._persistence: Persistence | Snapshots | None = None
 
     def start(self) -> None:
         try:
@@ -57,8 +58,7 @@ class ParameterServer(RpcServer):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         self._state = ServerState(self.settings)
         self._saves = Saves(self._state)
-        if self.settings.durability == "log":
-            self._persistence = Persistence(self._state)
+        self._persistence = persistence_of(self._state)
         if self.settings.restore and not (self._persistence and self._persistence.has_state):
             self._resume(self.settings.restore)
         state, facts = self._state, ParameterServerFacts(self._state, self._saves)
@@ -72,8 +72,7 @@ class ParameterServer(RpcServer):
         )
 
     def _resume(self, path: str) -> None:
-        self._state.resumed = resume(self._state, path)
-        what = "restored" if self._state.resumed else "no checkpoint there yet"
+        what = "restored" if resume(self._state, path) else "no checkpoint there yet"
         self._log.info(what, path=path)
 
     def _listens(self, sockets: FrameSockets) -> None:
@@ -114,6 +113,17 @@ class ParameterServer(RpcServer):
         if self._persistence is not None:
             await self._persistence.close()
         self._state.compute.close()
+
+
+def persistence_of(state: ServerState) -> Persistence | Snapshots | None:
+    """Return what keeps the state of a server on disk; None if nothing does."""
+    match state.settings.durability:
+        case "log":
+            return Persistence(state)
+        case "snapshot":
+            return Snapshots(state)
+        case _:
+            return None
 
 
 async def _repeat(action: Callable[[], None], seconds: float) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
 
-Durability: TypeAlias = Literal["none", "log"]
+Durability: TypeAlias = Literal["none", "snapshot", "log"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,11 @@ class ServerSettings(ServingSettings):
             copy by which a table grows, do not count.
         restore: Folder of checkpoints, whose latest one the server restores when it starts, if
             there is any; "" to restore none.
-        durability: What the end of the process may lose: "none" keeps nothing on disk; with "log"
-            nothing is lost that was acknowledged.
+        durability: What the end of the process may lose: "none" keeps nothing on disk; with
+            "snapshot" a process that is killed loses what is younger than the last image, and one
+            that is stopped nothing; with "log" nothing is lost that was acknowledged.
         durability_folder: The folder for what is kept on disk, a subfolder for each server.
+        snapshot_seconds: With "snapshot", seconds from one image to the next.
         log_bytes: After so many bytes of the log, an image replaces what was logged before.
         log_records: After so many records, likewise.
     """
@@ -42,5 +44,6 @@ class ServerSettings(ServingSettings):
     restore: str = ""
     durability: Durability = "none"
     durability_folder: str = ""
+    snapshot_seconds: float = 60.0
     log_bytes: int = 1 << 30
     log_records: int = 100_000

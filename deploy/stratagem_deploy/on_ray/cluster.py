@@ -76,7 +76,8 @@ class RayCluster(Cluster):
             restore: Folder of checkpoints on a file system of all nodes. Whenever a server starts,
                 it restores its part of the latest checkpoint, if there is any.
             durability: What the end of a server may lose: with "none" all that no checkpoint has,
-                with "log" nothing that was acknowledged: started again, it goes on where it was.
+                with "snapshot" what is younger than its last image, with "log" nothing that was
+                acknowledged: started again, it goes on where it was.
             durability_folder: Folder on a file system of all nodes for what durability needs, a
                 subfolder for each server. It is not removed.
 

@@ -47,8 +47,8 @@ class RunCommandOptions(ProcessSettings):
     )
     durability: Durability = Field(
         "none",
-        description="What the end of a server may lose: all since the last checkpoint (none), or "
-        "nothing that was acknowledged (log).",
+        description="What the end of a server may lose: all since the last checkpoint (none) or "
+        "image (snapshot), or nothing that was acknowledged (log).",
     )
     durability_folder: Path | None = Field(
         None,

@@ -70,7 +70,7 @@ def _session_from_json(item: dict[str, Any]) -> Session:
 
 
 def resume(state: ServerState, path: str) -> bool:
-    """Restore an empty server from its part of the latest checkpoint.
+    """Restore an empty server from its part of the latest checkpoint, if there is one.
 
     Args:
         state: The state of the server.
@@ -87,18 +87,32 @@ def resume(state: ServerState, path: str) -> bool:
         checkpoint = open_checkpoint(Path(path))
     except NotFoundError:
         return False
-    part = part_name(state.settings.task)
-    facts = checkpoint.index.servers.get(part)
-    if facts is None:
+    if part_name(state.settings.task) not in checkpoint.index.servers:
         raise FailedPreconditionError(
             f"{str(checkpoint.folder)!r} has nothing of {state.settings.label}: "
             f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
             "the program restore it by strategy.restore()"
         )
-    state.store.first_version = first_of_another_run(state.environment.random_bytes)
-    resume_variables(state, checkpoint, part)
-    resume_facts(state, facts)
+    resume_as_another_run(state, checkpoint)
     return True
+
+
+def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: bool = True) -> None:
+    """Restore an empty server from its part of a checkpoint, which is of the past.
+
+    Args:
+        state: The state of the server.
+        checkpoint: The checkpoint.
+        has_all: Whether it must have the parts of all servers.
+
+    Raises:
+        DataLossError: It is damaged.
+    """
+    part = part_name(state.settings.task)
+    state.store.first_version = first_of_another_run(state.environment.random_bytes)
+    resume_variables(state, checkpoint, part, has_all)
+    resume_facts(state, checkpoint.index.servers[part])
+    state.resumed = True
 
 
 def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:

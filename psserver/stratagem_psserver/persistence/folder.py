@@ -1,4 +1,4 @@
-"""The folder in which one server keeps its log and its images."""
+"""The folder in which one server keeps its state."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from stratagem_proto.log.segments import TornTail, first_of, segments_in
 
 _LOCK = "lock"
 _IMAGES = "images"
+_LEFT = "left-in-order"
 
 # What these file systems have is gone with the machine, whatever is synced.
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 
 
-class LogFolder:
+class StateFolder:
     """The folder of one server, which no other process uses meanwhile.
 
     ```
     ps-0/
     ├── lock              which process uses the folder
     ├── images/           the last image, as a folder of checkpoints
-    └── segment-….log     the changes since, in the order of the numbers
+    ├── left-in-order     whether the image is the state at the end of the process; without a log
+    └── segment-….log     the changes since, in the order of the numbers; with a log
     ```
 
     Args:
@@ -45,7 +47,7 @@ class LogFolder:
     def __init__(self, root: Path, name: str, label: str) -> None:
         if not root.is_dir():
             raise InvalidArgumentError(
-                f"there is no folder {str(root)!r} for the log of {label}; make it, on a disk "
+                f"there is no folder {str(root)!r} for the state of {label}; make it, on a disk "
                 "that stays when the server is replaced"
             )
         _require_disk(root)
@@ -60,7 +62,7 @@ class LogFolder:
             lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidArgumentError(
-                f"the log of {label} cannot be kept in {str(self.path)!r}: {error.strerror}"
+                f"the state of {label} cannot be kept in {str(self.path)!r}: {error.strerror}"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,6 +103,21 @@ class LogFolder:
             if first_of(following) > position:
                 break
             path.unlink()
+
+    @property
+    def was_left_in_order(self) -> bool:
+        """Whether the image is the state at the end of the process before."""
+        return (self.path / _LEFT).exists()
+
+    def leave(self) -> None:
+        """Note that the image is the state at the end of this process."""
+        (self.path / _LEFT).touch()
+        sync_folder(self.path)
+
+    def enter(self) -> None:
+        """Note that the state may change from now on."""
+        (self.path / _LEFT).unlink(missing_ok=True)
+        sync_folder(self.path)
 
     def release(self) -> None:
         """Let other processes use the folder; a repetition does nothing."""

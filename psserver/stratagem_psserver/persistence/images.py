@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import write_part
-from stratagem_proto.errors import NotFoundError, StratagemError
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
 from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.persistence.folder import StateFolder
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
 
@@ -26,7 +29,8 @@ class Moment:
 
     Attributes:
         position: The position of the last change that it contains.
-        needed: The position of the first record that is needed beside it.
+        needed: The position of the first record that is needed beside it; 0 if that is a request
+            without a record.
         snapshot: The values of all variables.
         facts: The rest of the state, as JSON.
     """
@@ -47,6 +51,7 @@ async def moment_of(state: ServerState) -> Moment | None:
         position = log.position if log else 0
         records = sorted({*state.rounds.records(), *state.kept.records()})
         exact = {
+            "durability": state.settings.durability,
             "position": position,
             "records": records,
             "incarnation": state.incarnation.hex(),
@@ -120,17 +125,32 @@ class Image:
         state.rounds.restore_groups(self.exact["groups"])
 
 
-def read_image(root: Path, task: int) -> Image | None:
+def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
     """Return the last image in a folder; None if there is none.
 
     Raises:
-        DataLossError: It is damaged.
+        FailedPreconditionError: The folder is that of a server of another durability.
+        DataLossError: The image is damaged.
     """
-    try:
-        checkpoint = open_checkpoint(root)
-    except NotFoundError:
-        return None
-    return Image(checkpoint, checkpoint.index.servers[part_name(task)])
+    image = None
+    with suppress(NotFoundError):
+        checkpoint = open_checkpoint(folder.images)
+        image = Image(checkpoint, checkpoint.index.servers[part_name(settings.task)])
+    _require_durability(folder, image, settings)
+    return image
+
+
+def _require_durability(folder: StateFolder, image: Image | None, settings: ServerSettings) -> None:
+    was = settings.durability
+    if image is not None:
+        was = image.exact["durability"]
+    elif folder.segments():
+        was = "log"
+    if was != settings.durability:
+        raise FailedPreconditionError(
+            f"{settings.label} has kept its state in {str(folder.path)!r} with --durability {was}; "
+            "go on with that, or begin with a checkpoint and another folder"
+        )
 
 
 async def take_image(state: ServerState, root: Path) -> Moment | None:

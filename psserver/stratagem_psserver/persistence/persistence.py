@@ -17,7 +17,7 @@ from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.log.segment_writer import SegmentWriter
-from stratagem_psserver.persistence.folder import LogFolder
+from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.images import Moment, read_image, take_image
 from stratagem_psserver.persistence.replay import Replay
 from stratagem_psserver.state import ServerState
@@ -40,7 +40,8 @@ class Persistence:
 
     Raises:
         InvalidArgumentError: The folder cannot be used.
-        FailedPreconditionError: Another process uses it, or another server has written it.
+        FailedPreconditionError: Another process uses it, or another server has written it, or one
+            that kept no log.
         DataLossError: What is there is damaged.
     """
 
@@ -54,9 +55,9 @@ class Persistence:
         self._state, self._label = state, settings.label
         self._task = Task(job=settings.job, index=settings.task)
         root, name = Path(settings.durability_folder), f"{settings.job}-{settings.task}"
-        self._folder = LogFolder(root, name, settings.label)
+        self._folder = StateFolder(root, name, settings.label)
         try:
-            self._image = read_image(self._folder.images, settings.task)
+            self._image = read_image(self._folder, settings)
             self._reader = LogReader(self._folder.segments())
             self._heads = [head for _, head in self._reader.heads()]
             state.incarnation = self._known_incarnation() or state.incarnation
