@@ -106,6 +106,17 @@ def _scheduling() -> Iterator[Goal]:
                 yield _beside("scheduling", question, "TensorFlow", least, about)
 
 
+def _durability() -> Iterator[Goal]:
+    for question, theirs, least in (
+        ("small update, 4 workers", "none", 0.7),
+        ("update of 10 MB", "disk", 0.8),
+        ("step of MovieLens", "none", 0.9),
+    ):
+        cells = Cell(question, "log"), Cell(question, theirs)
+        wording = f"with a log {least:g} times {theirs}"
+        yield Goal("durability", *cells, least, question, wording)
+
+
 def _beside(measurement: str, question: str, peer: str, least: float, about: str = "") -> Goal:
     wording = f"{least:g} times {peer}"
     ours, theirs = Cell(question, "Stratagem"), Cell(question, peer)
@@ -129,6 +140,7 @@ GOALS: Sequence[Goal] = [
         _sessions(),
         _startup(),
         _scheduling(),
+        _durability(),
     )
     for goal in goals
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.harness.contest import Contest
 from benchmarks.measurements import (
+    durability,
     lookups,
     movielens,
     resnet,
@@ -28,4 +29,5 @@ MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
     "startup": lambda: [startup.startup()],
     "scheduling": scheduling.scheduling,
     "steps": steps.steps,
+    "durability": durability.durability,
 }

@@ -21,6 +21,7 @@ from benchmarks.harness.environments import Foreign, missing, python_of
 from benchmarks.harness.programs import Programs
 from benchmarks.harness.turns import hold
 from benchmarks.measurements import (
+    durability,
     lookups,
     movielens,
     resnet,
@@ -49,7 +50,7 @@ def in_threads(**settings: Any) -> LocalCluster:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clusters without processes, while contestants are in this process too."""
-    for module in ("server", "training", "coordinator", "workers", "startup"):
+    for module in ("clusters", "startup"):
         cluster = f"benchmarks.peers.stratagem.{module}.LocalCluster"
         monkeypatch.setattr(cluster, in_threads)
     threads = torch.get_num_threads()
@@ -68,14 +69,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         workers.workers([1]),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
         scheduling.scheduling([2])[0],
+        *durability.durability(),
         # These start processes of their own.
         pytest.param(startup.startup(), marks=pytest.mark.cluster),
         pytest.param(sessions.sessions(count=3), marks=pytest.mark.cluster),
     ],
     ids=lambda contest: contest.name,
 )
-def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
+def test_we_and_the_limits_answer_all_questions(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for contestant in contest.among([]).contestants:
+        for name, value in contestant.settings.items():
+            monkeypatch.setenv(name, value)
         program = import_module(f"benchmarks.peers.{contestant.module}")
         with program.contestant(*contestant.arguments) as answer:
             for question in contest.questions:

@@ -12,17 +12,17 @@ import torch
 
 from benchmarks.peers.coordination import answers
 from benchmarks.peers.process import Answer, serve
+from benchmarks.peers.stratagem.clusters import cluster
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator
-from stratagem_deploy import LocalCluster
 
 
 @contextmanager
 def contestant(workers: str) -> Iterator[Answer]:
     """What has a cluster with so many workers."""
     torch.set_num_threads(1)
-    with LocalCluster(ps=1, worker_servers=int(workers), processes=True) as cluster:
-        strategy = ParameterServerStrategy(cluster.cluster_resolver)
+    with cluster(ps=1, worker_servers=int(workers)) as running:
+        strategy = ParameterServerStrategy(running.cluster_resolver)
         with strategy.scope():
             variable = Variable(torch.zeros(10))
 

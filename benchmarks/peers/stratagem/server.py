@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
+from benchmarks.peers.stratagem.clusters import cluster
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import variables
-from stratagem_deploy import LocalCluster
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
@@ -24,8 +24,8 @@ from stratagem_proto.wire.tensors import spec_of
 def connected() -> Iterator[ServerGroup]:
     """One server and its only client, this process."""
     torch.set_num_threads(1)
-    with LocalCluster(ps=1, workers=1, processes=True) as cluster:
-        resolver = cluster.cluster_resolver
+    with cluster(ps=1, workers=1) as running:
+        resolver = running.cluster_resolver
         address = resolver.cluster_spec().task_address("ps", 0)
         identity = Identity(ROLE_CHIEF, "chief", 0, resolver.cluster_token or "")
         servers = ServerGroup([address], identity)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.peers import recommender
+from benchmarks.peers.stratagem.clusters import cluster
 from stratagem import ClusterSpec, DistributedOptimizer, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from stratagem_deploy import LocalCluster
 
 
 @contextmanager
@@ -24,10 +24,10 @@ def alone(ps: int, **settings: Any) -> Iterator[ParameterServerStrategy]:
     """
     torch.set_num_threads(1)
     with (
-        LocalCluster(ps=ps, workers=1, processes=True) as cluster,
+        cluster(ps=ps, workers=1) as running,
         ParameterServerStrategy(
-            _as_chief(cluster.cluster_resolver),
-            token=cluster.cluster_resolver.cluster_token,
+            _as_chief(running.cluster_resolver),
+            token=running.cluster_resolver.cluster_token,
             **settings,
         ) as strategy,
     ):
@@ -36,8 +36,8 @@ def alone(ps: int, **settings: Any) -> Iterator[ParameterServerStrategy]:
 
 def _as_chief(resolver: ClusterResolver) -> ClusterResolver:
     servers = resolver.cluster_spec().as_dict()["ps"]
-    cluster = ClusterSpec({"ps": servers, "chief": ["this.invalid:1"]})
-    return SimpleClusterResolver(cluster, task_type="chief", task_id=0)
+    spec = ClusterSpec({"ps": servers, "chief": ["this.invalid:1"]})
+    return SimpleClusterResolver(spec, task_type="chief", task_id=0)
 
 
 def recommending(strategy: ParameterServerStrategy, file: str) -> Callable[[], object]:
