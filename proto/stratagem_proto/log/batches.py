@@ -9,9 +9,10 @@ intact one behind it was damaged later, while a damaged one at the end was never
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from crc32c import crc32c
 
 MARK = b"\x89SGlog\r\n"
 """The first bytes of each batch; no text begins with them."""
@@ -49,7 +50,7 @@ class BatchHeader(NamedTuple):
         first: The position of its first record; 0 for the head of a segment.
         records: The number of records.
         nbytes: The bytes of all records.
-        checksum: The CRC-32 of these bytes.
+        checksum: The CRC-32C of these bytes.
     """
 
     first: int
@@ -72,9 +73,9 @@ def encode_batch(first: int, entries: Sequence[Entry]) -> list[bytes | memoryvie
             pieces.append(entry.tensors)
     checksum = 0
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32c(piece, checksum)
     header = _HEADER.pack(MARK, first, len(entries), sum(map(len, pieces)), checksum)
-    return [header + _CHECKSUM.pack(zlib.crc32(header)), *pieces]
+    return [header + _CHECKSUM.pack(crc32c(header)), *pieces]
 
 
 def decode_header(data: bytes | memoryview) -> BatchHeader | None:
@@ -83,7 +84,7 @@ def decode_header(data: bytes | memoryview) -> BatchHeader | None:
         return None
     mark, *fields = _HEADER.unpack_from(data)
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
-    if mark != MARK or checksum != zlib.crc32(data[: _HEADER.size]):
+    if mark != MARK or checksum != crc32c(data[: _HEADER.size]):
         return None
     return BatchHeader(*fields)
 
@@ -96,7 +97,7 @@ def decode_contents(header: BatchHeader, contents: memoryview) -> list[Entry] | 
         contents: The bytes after the header.
     """
     contents = contents[: header.nbytes]
-    if len(contents) < header.nbytes or zlib.crc32(contents) != header.checksum:
+    if len(contents) < header.nbytes or crc32c(contents) != header.checksum:
         return None
     return list(_entries(contents))
 

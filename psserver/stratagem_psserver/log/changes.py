@@ -134,10 +134,10 @@ class Changes:
         self._append(pb.LogRecord(ended=ended))
 
     def finished(self, session_id: bytes, step: int, report: bytes) -> None:
-        """Record what a client has finished, which no mutation says."""
+        """Record what a client has finished, which no mutation says and the client says again."""
         if self.log is not None:
             steps = pb.FinishedSteps(session_id=session_id, finished=step, report=report)
-            self.log.append(pb.LogRecord(finished=steps))
+            self.log.append(pb.LogRecord(finished=steps), is_awaited=False)
 
     def met(self, request: BarrierRequest) -> None:
         """Record that a task has arrived at a barrier."""

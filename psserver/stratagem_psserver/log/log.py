@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from functools import partial
-from itertools import accumulate, takewhile
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Protocol
 
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.log.batches import Entry
@@ -18,13 +17,10 @@ from stratagem_proto.v1.log_pb2 import LogRecord
 # A batch beyond this size is written before more records join it.
 _BATCH_BYTES = 64 << 20
 
-# Those who wait longer for the disk are told so; the server goes on trying.
+# If the disk takes nothing for so long, those who wait are told so; the server goes on trying.
 _PATIENCE_SECONDS = 10.0
 
 _RETRY_SECONDS = 0.2
-
-RunOnDisk: TypeAlias = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs a function that waits for the disk, beside the event loop; one at a time."""
 
 
 class Writer(Protocol):
@@ -42,11 +38,12 @@ class Log:
     """A log whose records are written in batches, one after the other.
 
     All records that are appended while a batch is being written form the next batch, so that they
-    share one wait for the disk. Used on the event loop.
+    share one wait for the disk. The thread of the disk takes them itself, without a turn of the
+    event loop between two batches. All else is done on the loop, on which the log is made.
 
     Args:
         writer: Writes the records.
-        run_on_disk: Runs the writer.
+        disk: Runs the writer beside the loop, in one thread.
         label: The server's name, for messages.
         position: The position of the last record that is on disk.
 
@@ -56,35 +53,55 @@ class Log:
         on_leap: Called when a leap was appended, to begin an image.
     """
 
-    def __init__(self, writer: Writer, run_on_disk: RunOnDisk, label: str, position: int) -> None:
-        self._writer, self._run_on_disk, self._label = writer, run_on_disk, label
-        self.position = self.written = position
-        self._pending: list[Entry] = []
+    def __init__(self, writer: Writer, disk: Executor, label: str, position: int) -> None:
+        self._writer, self._disk, self._label = writer, disk, label
+        self._loop = asyncio.get_running_loop()
+        self.position = self.written = self._awaited = position
+        # The loop adds records at the end, and the thread takes them from the front.
+        self._pending: deque[Entry] = deque()
         self._pending_bytes = 0
+        # Of the thread: what it writes now, also if it has to write it again, and the position of
+        # the last record before.
+        self._batch: list[Entry] = []
+        self._before = position
+        # Whether the thread has work, or will be given it again.
+        self._is_busy = False
+        self._writing: asyncio.Future[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._progress = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         # Those who wait for the disk alone, and not for an image.
         self._images: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._flushing: asyncio.Task[None] | None = None
         self._failure: StratagemError | None = None
         # The position of the last leap that no image contains; 0 if there is none.
         self._leap = 0
         self.on_leap: Callable[[], None] | None = None
 
-    def append(self, record: LogRecord, tensors: bytes | memoryview = b"") -> int:
+    def append(
+        self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
+    ) -> int:
         """Add a record behind all others, and return its position.
 
         Args:
             record: What has changed.
             tensors: The bytes of its tensors, which nobody changes any more.
+            is_awaited: Whether answers wait for it. Otherwise it is written with the next one for
+                which they do, so it must be a change that its client tells again.
         """
         record.unix_seconds = time.time()
         entry = Entry(record.SerializeToString(), tensors)
         self._pending.append(entry)
         self._pending_bytes += entry.nbytes
         self.position += 1
-        if self._flushing is None:
-            self._flushing = asyncio.ensure_future(self._flush())
+        if is_awaited:
+            self._awaited = self.position
+            self._ensure_writing()
         return self.position
+
+    def _ensure_writing(self) -> None:
+        if self._pending and not self._is_busy:
+            self._begin_writing()
 
     def leap(self) -> None:
         """Add a record that only an image can follow; nothing is durable before there is one."""
@@ -111,6 +128,7 @@ class Log:
     async def on_disk(self, position: int) -> None:
         """Wait until the record of that position is on disk, however long that takes."""
         if self.written < position:
+            self._ensure_writing()
             change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._images.append((position, change))
             await change
@@ -121,55 +139,69 @@ class Log:
         return self._leap > 0
 
     async def durable(self) -> None:
-        """Wait until all records are on disk that were appended before.
+        """Wait until all records are on disk that answers wait for, of those appended before.
 
         Raises:
             UnavailableError: The disk takes too long or fails.
         """
-        if self.written == self.position and not self._leap:
+        if self.written >= self._awaited and not self._leap:
             return
         self._require_working()
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self.position, change))
+        self._waiting.append((self._awaited, change))
         await change
 
     def _require_working(self) -> None:
         if self._failure is not None:
             raise UnavailableError(self._failure.message)
 
-    async def _flush(self) -> None:
-        try:
-            while self._pending:
-                entries = self._next_batch()
-                await self._write(entries)
-                self._reach(self.written + len(entries))
-        finally:
-            self._flushing = None
+    def _begin_writing(self) -> None:
+        self._is_busy = True
+        self._progress += 1
+        self._writing = self._loop.run_in_executor(self._disk, self._write_pending)
+        self._writing.add_done_callback(self._stopped)
+        if self._watch is None:
+            self._watch_progress()
 
-    def _next_batch(self) -> list[Entry]:
-        sizes = accumulate(entry.nbytes for entry in self._pending)
-        count = 1 + sum(1 for _ in takewhile(lambda nbytes: nbytes < _BATCH_BYTES, sizes))
-        batch, self._pending = self._pending[:count], self._pending[count:]
-        self._pending_bytes -= sum(entry.nbytes for entry in batch)
-        return batch
+    def _write_pending(self) -> None:
+        """Write batches until there is nothing more to write; in the thread of the disk."""
+        while nbytes := self._take_batch():
+            self._writer.write(self._before + 1, self._batch)
+            self._before += len(self._batch)
+            self._batch = []
+            self._loop.call_soon_threadsafe(self._reach, self._before, nbytes)
 
-    async def _write(self, entries: list[Entry]) -> None:
-        """Write a batch, however often that takes."""
-        work = partial(self._writer.write, self.written + 1, entries)
-        while True:
-            writing = asyncio.ensure_future(self._run_on_disk(work))
-            await asyncio.wait([writing], timeout=_PATIENCE_SECONDS)
-            if not writing.done():
-                self._fail(f"its disk has taken nothing for {_PATIENCE_SECONDS:g} s")
-                await asyncio.wait([writing])
-            error = writing.exception()
-            if error is None:
-                self._failure = None
-                return
-            if not isinstance(error, OSError):
-                raise error
-            self._fail(f"{error.strerror or error}; see that its disk has space and works")
-            await asyncio.sleep(_RETRY_SECONDS)
+    def _take_batch(self) -> int:
+        """Fill the batch, unless that is to be written again; return its bytes."""
+        batch, nbytes = self._batch, sum(entry.nbytes for entry in self._batch)
+        while self._pending and nbytes < _BATCH_BYTES:
+            batch.append(self._pending.popleft())
+            nbytes += batch[-1].nbytes
+        return nbytes
+
+    def _stopped(self, writing: asyncio.Future[None]) -> None:
+        """Go on after the thread has written all that it saw, or has failed."""
+        if writing.cancelled():
+            return
+        if error := writing.exception():
+            why = error.strerror if isinstance(error, OSError) else None
+            self._fail(f"{why or repr(error)}; see that its disk has space and works")
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._begin_writing)
+            return
+        self._is_busy = False
+        self._ensure_writing()
+
+    def _watch_progress(self) -> None:
+        self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self._progress)
+
+    def _judge(self, progress: int) -> None:
+        """Tell those who wait if nothing was written since then."""
+        self._watch = None
+        if not self._is_busy:
+            return
+        if self._progress == progress:
+            self._fail(f"its disk has taken nothing for {_PATIENCE_SECONDS:g} s")
+        self._watch_progress()
 
     def _fail(self, why: str) -> None:
         """Tell all who wait that the disk does not take records."""
@@ -183,8 +215,11 @@ class Log:
             if not change.done():
                 change.set_exception(UnavailableError(self._failure.message))
 
-    def _reach(self, position: int) -> None:
+    def _reach(self, position: int, nbytes: int) -> None:
         self.written = position
+        self._pending_bytes -= nbytes
+        self._progress += 1
+        self._failure = None
         self._wake()
 
     def _wake(self) -> None:
@@ -193,10 +228,13 @@ class Log:
 
     async def close(self) -> None:
         """Wait until all records are on disk, or the disk fails."""
-        while self._flushing is not None and self._failure is None:
-            await asyncio.wait([self._flushing], timeout=_RETRY_SECONDS)
-        if self._flushing is not None:
-            self._flushing.cancel()
+        self._ensure_writing()
+        while self._is_busy and self._failure is None:
+            assert self._writing is not None
+            await asyncio.wait([self._writing], timeout=_RETRY_SECONDS)
+        for timer in (self._retry, self._watch):
+            if timer is not None:
+                timer.cancel()
 
 
 def _wake(waiting: deque[tuple[int, asyncio.Future[None]]], position: int) -> None:

@@ -76,9 +76,8 @@ class SegmentWriter:
             raise
 
     def _append(self, file: int, pieces: Sequence[bytes | memoryview]) -> None:
-        # What an earlier attempt has left behind the end is written over. The bytes are written
+        # What a failed attempt has left behind the end is written over. The bytes are written
         # again, not only synced again: after an error the system may have dropped them.
-        os.ftruncate(file, self._end)
         end = self._end
         for start in range(0, len(pieces), _MOST_PIECES):
             end = _write_all(file, pieces[start : start + _MOST_PIECES], end)

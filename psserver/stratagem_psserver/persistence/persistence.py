@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -104,7 +103,7 @@ class Persistence:
             self._folder.cut(self._reader.torn)
         self._state.ledger.renew_all(self._state.clock())
         position = max(self._reader.position, self._image_position)
-        log = Log(self._writer, self._run_on_disk, self._label, position)
+        log = Log(self._writer, self._disk, self._label, position)
         log.on_leap = self._begin_image
         self._state.changes.log = log
         if leapt or self._state.resumed:
@@ -164,9 +163,6 @@ class Persistence:
                 "and stop it by SIGTERM, so that it leaves an image; then change it"
             )
 
-    async def _run_on_disk(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._disk, work)
-
     def tend(self) -> None:
         """Begin an image if the log has grown enough since the last one; called now and then."""
         settings, log = self._state.settings, self._state.changes.log
@@ -194,7 +190,8 @@ class Persistence:
         """Remove what an image has replaced."""
         self._imaged, self._writer.written = moment.position, 0
         log.covered(moment.position)
-        await self._run_on_disk(partial(self._folder.remove_before, moment.needed))
+        remove = partial(self._folder.remove_before, moment.needed)
+        await asyncio.get_running_loop().run_in_executor(None, remove)
 
     async def close(self) -> None:
         """Leave an image, so that the next start replays nothing, and release the folder."""
