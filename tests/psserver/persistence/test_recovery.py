@@ -73,7 +73,10 @@ def test_a_server_that_was_stopped_replays_nothing(folder: Path) -> None:
 
 
 def test_images_replace_what_was_logged_before(folder: Path) -> None:
-    with logged(folder, log_records=10, reconnect_seconds=0.4) as server, client_of(server) as client:
+    with (
+        logged(folder, log_records=10, reconnect_seconds=0.4) as server,
+        client_of(server) as client,
+    ):
         trained(client)
         first = segments(folder)[0]
         while first.exists():
