@@ -1,0 +1,88 @@
+"""`python -m benchmarks.kills`: kills processes, and counts what is lost or there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from benchmarks.harness.table import Table
+from benchmarks.kills.attack import Attack
+from benchmarks.kills.batches import batched
+from benchmarks.kills.counting import counted, rows, update_functions, variables
+from benchmarks.kills.lockstep import in_lockstep
+from stratagem_proto.wire.transport import VARIABLE
+
+PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
+    "variables, async": partial(counted, kind=variables, consistency="async"),
+    "variables, bounded": partial(counted, kind=variables, consistency="bounded"),
+    "update functions": partial(counted, kind=update_functions, consistency="async"),
+    "rows of a table": partial(counted, kind=rows, consistency="async"),
+    "sync": in_lockstep,
+    "coordinator": batched,
+}
+_TRANSPORTS = ("auto", "tcp", "grpc", "unix")
+_FOLDER = Path("runs/benchmarks")
+
+
+def main(
+    count: Annotated[int, typer.Option(min=1, help="Kills in all.")] = 60,
+    each: Annotated[int, typer.Option(min=1, help="Kills of one run of a program.")] = 15,
+    seed: Annotated[int, typer.Option(help="Of the first run; each has the next one.")] = 0,
+) -> None:
+    """Kills servers and workers of each program in turn, by each transport.
+
+    Exit code: 0 when nothing was lost or there twice; else 1.
+    """
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    kills: dict[str, Counter[str]] = {name: Counter() for name in PROGRAMS}
+    faults: list[str] = []
+    began, runs = time.monotonic(), 0
+    with tqdm(total=count, unit="kill") as bar:
+        while bar.n < count:
+            name = [*PROGRAMS][runs % len(PROGRAMS)]
+            transport = _TRANSPORTS[runs // len(PROGRAMS) % len(_TRANSPORTS)]
+            bar.set_description(f"{name}, {transport}")
+            found, done = _attacked(name, transport, each, seed + runs)
+            kills[name] += done + Counter(runs=1, faults=len(found))
+            faults += [f"seed {seed + runs}, {name}, {transport}: {fault}" for fault in found]
+            bar.update(done.total())
+            runs += 1
+    print(_table(kills).markdown())
+    print(f"{runs} runs in {time.monotonic() - began:.0f} s")
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+def _attacked(name: str, transport: str, count: int, seed: int) -> tuple[list[str], Counter[str]]:
+    os.environ[VARIABLE] = transport
+    with TemporaryDirectory(prefix="kills-", dir=_FOLDER) as folder:
+        attack = Attack(Path(folder).resolve(), count, random.Random(seed))
+        try:
+            return PROGRAMS[name](attack), attack.done
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"], attack.done
+
+
+def _table(kills: Mapping[str, Counter[str]]) -> Table:
+    columns = {"runs": "runs", "ps": "servers killed", "worker": "workers killed"}
+    columns["faults"] = "lost or doubled"
+    lines = [*kills.items(), ("all", sum(kills.values(), Counter()))]
+    found = [[name, *(str(done[each]) for each in columns)] for name, done in lines]
+    return Table(["", *columns.values()], found)
+
+
+if __name__ == "__main__":
+    # As from a terminal, so that no process is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    typer.run(main)
