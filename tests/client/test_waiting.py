@@ -102,7 +102,8 @@ def test_a_thread_is_there_only_while_somebody_waits(
 ) -> None:
     with Wait("me", "you"):
         eventually(lambda: bool(lines()))
-    eventually(lambda: "stratagem-waiting" not in map(_name, threading.enumerate()))
+    # Threads that tests before have left behind may wait for a minute, too.
+    eventually(lambda: "stratagem-waiting" not in map(_name, threading.enumerate()), seconds=150)
     with Wait("me", "them"):
         eventually(lambda: any("them" in line for line in lines()))
 

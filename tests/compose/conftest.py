@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.compose.project import Project
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "deploy/docker/engine.sh"
+COMPOSE = ROOT / "deploy/compose"
 FOLDER = ROOT / "build/engine"
 BASE = "stratagem-base"
 
@@ -40,7 +42,20 @@ def images(engine: Mapping[str, str]) -> None:
 @pytest.fixture
 def project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """The project of `compose.yaml`, not started; nothing of it is left."""
-    project = Project(ROOT / "deploy/compose/compose.yaml", engine)
+    with _removed(Project([COMPOSE / "compose.yaml"], engine)) as project:
+        yield project
+
+
+@pytest.fixture
+def durable_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
+    """As `project`, with servers that keep a log."""
+    files = [COMPOSE / "compose.yaml", COMPOSE / "compose.durability.yaml"]
+    with _removed(Project(files, engine)) as project:
+        yield project
+
+
+@contextmanager
+def _removed(project: Project) -> Iterator[Project]:
     project.down()
     yield project
     project.down()

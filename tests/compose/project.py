@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,15 @@ COMPOSE = Path(sys.executable).with_name("docker-compose")
 class Project:
     """Containers by the names of their services."""
 
-    file: Path
+    files: Sequence[Path]
     environment: Mapping[str, str]
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of Compose to its end."""
-        return self._run(str(COMPOSE), "--file", str(self.file), *arguments)
+        return self._run(str(COMPOSE), *self._chosen(), *arguments)
+
+    def _chosen(self) -> list[str]:
+        return [word for file in self.files for word in ("--file", str(file))]
 
     def up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Starts it of images that are there."""

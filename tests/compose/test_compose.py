@@ -47,6 +47,22 @@ def test_a_worker_and_a_server_that_crash_come_back_and_training_ends_well(
     assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < BY_TURNS
 
 
+def test_servers_with_a_log_that_crash_lose_nothing(durable_project: Project) -> None:
+    project = durable_project
+    started = project.up("--detach")
+    assert started.returncode == 0, started.stderr
+    eventually(lambda: checkpoints(project) >= 1, seconds=300, poll=0.5)
+    for server in ("ps-0", "ps-1"):
+        project.crash(server)
+    assert project.exit_code("worker-0") == 0
+    for server in ("ps-0", "ps-1"):
+        assert project.restarts(server) == 1
+        assert '"event": "recovered"' in project.logs(server)
+        assert '"event": "restored"' not in project.logs(server)
+    assert "restarted" not in project.logs("worker-0")
+    assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < CLOSE
+
+
 def test_containers_are_closed_off(project: Project) -> None:
     project.up("--detach", "--wait", "ps-0")
     assert project.inspect("ps-0", "{{.HostConfig.ReadonlyRootfs}}") == "true"

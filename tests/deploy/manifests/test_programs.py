@@ -15,6 +15,7 @@ from kubernetes.client import ApiClient, Configuration, CoreV1Api
 from examples import coordinator, movielens
 from stratagem.cluster_resolver import ClusterResolver, KubernetesClusterResolver
 from stratagem_proto.configuration import token_file
+from stratagem_proto.configuration.model import variable
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import (
@@ -102,7 +103,7 @@ def test_variables_of_the_product_are_those_that_it_reads(overlay: str) -> None:
     read = {token_file.VARIABLE}
     for app in SERVERS.values():
         for option in typer.main.get_command(app).params:
-            read |= {*([option.envvar] if isinstance(option.envvar, str) else ())}
+            read |= {variable(option.name)} if option.name else set()
     for pod in pods(overlay):
         own = {name for name in pod.environment if name.startswith("STRATAGEM_")}
         assert own and own <= read
