@@ -134,6 +134,7 @@ def test_a_log_of_other_kernels_is_refused(folder: Path, monkeypatch: pytest.Mon
         pass
 
 
+@pytest.mark.unlogged
 def test_threads_that_a_running_loop_has_not_heard_of_are_no_other_kernels(folder: Path) -> None:
     threads = torch.get_num_threads()
     loop = LoopThread.acquire()
