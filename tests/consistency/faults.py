@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stratagem_proto.v1.consistency_pb2 import Consistency, StepBegin, StepGrant
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.consistency.clocks import Clocks
-from stratagem_psserver.exactly_once.ledger import Numbering
+from stratagem_psserver.exactly_once.ledger import Numbering, Session
 from tests.consistency.history import Seen
 from tests.consistency.simulation import Server, Work
 
@@ -68,11 +68,11 @@ class WrongOrder(Server):
 class _LooseClocks(Clocks):
     """Lets workers be one step further ahead than they are told."""
 
-    def arrive(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
+    def arrive(self, begin: StepBegin, session: Session, closed: int) -> bool:
         loose = StepBegin()
         loose.CopyFrom(begin)
         loose.declared.bound += 1
-        return super().arrive(loose, session_id, task, closed)
+        return super().arrive(loose, session, closed)
 
     def grant(self, name: str, number: int, closed: int) -> StepGrant | None:
         granted = super().grant(name, number, closed)

@@ -16,10 +16,10 @@ from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_psserver.consistency.clocks import Clocks
-from stratagem_psserver.exactly_once.ledger import Apply, Numbering
+from stratagem_psserver.exactly_once.ledger import Apply, Numbering, Session
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds
@@ -225,7 +225,8 @@ class Simulation:
         )
         first = self.servers[0]
         closed = first.rounds.closed(GROUP)
-        first.clocks.arrive(begin, worker.session, self._name(worker), closed)
+        task = Task(job="worker", index=worker.number)
+        first.clocks.arrive(begin, Session(worker.session, ROLE_WORKER, task, 0.0), closed)
         while (grant := self._grant(worker.number)) is None:
             self.held += 1
             yield False

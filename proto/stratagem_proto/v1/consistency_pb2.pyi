@@ -113,7 +113,9 @@ global___BeginStepRequest = BeginStepRequest
 
 @typing.final
 class StepBegin(google.protobuf.message.Message):
-    """One worker at the start of a step. Repeating it changes nothing."""
+    """One worker at the start of a step. Repeating it changes nothing. While a session of the same
+    task that was opened later takes steps as this worker, it is refused.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -50,6 +50,7 @@ def _session_to_json(session: Session) -> dict[str, Any]:
         "client": session.client.hex(),
         "role": session.role,
         "task": [session.task.job, session.task.index],
+        "opened": session.opened,
         "acknowledged": numbering.acknowledged,
         "last": numbering.last,
         "replies": [b64encode(reply.SerializeToString()).decode() for reply in numbering.replies()],
@@ -66,6 +67,7 @@ def _session_from_json(item: dict[str, Any]) -> Session:
         expires=0.0,
         numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
         client=bytes.fromhex(item["client"]),
+        opened=item.get("opened", 0),
     )
 
 

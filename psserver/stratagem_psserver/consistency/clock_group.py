@@ -9,6 +9,7 @@ from typing import Any
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, StepBegin, WorkerClock
 from stratagem_psserver.consistency.rules import StepRule
 from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
+from stratagem_psserver.exactly_once.ledger import Session
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Clock:
         dropped: The number of its contributions that came too late.
         staleness: A histogram of its updates by the bit length of their staleness.
         gone: How its session ended, as a clause; empty while the session is open.
+        opened: The place of its session in the order in which sessions were opened.
     """
 
     session_id: bytes
@@ -33,6 +35,7 @@ class Clock:
     dropped: int = 0
     staleness: list[int] = field(default_factory=list)
     gone: str = ""
+    opened: int = 0
 
     def count_stale(self, taken: int) -> None:
         """Add the update of a finished step to the histogram of staleness."""
@@ -100,20 +103,20 @@ class ClockGroup:
         """
         return phase.rule.holds_back(finished - max(self.slowest, phase.start - 1))
 
-    def add_worker(self, number: int, session_id: bytes, task: str, closed: int) -> None:
+    def add_worker(self, number: int, session: Session, closed: int) -> None:
         """Add a worker that arrives or comes back, unless it is present.
 
         Args:
             number: The worker.
-            session_id: Its session.
-            task: Its name.
+            session: Its session.
             closed: The newest synchronous step that takes no more contributions.
         """
-        known = self.workers.setdefault(number, Clock(session_id, task))
-        if known.session_id == session_id and not known.gone:
+        known = self.workers.setdefault(number, Clock(session.id, session.label))
+        known.opened = session.opened
+        if known.session_id == session.id and not known.gone:
             return
         others = [each.finished for each in self.present() if each is not known]
-        known.gone, known.session_id, known.task = "", session_id, task
+        known.gone, known.session_id, known.task = "", session.id, session.label
         known.finished = self.schedule.regained(
             known.finished, closed, level=min(others, default=0)
         )
@@ -168,6 +171,7 @@ class ClockGroup:
                 worker.session_id.hex(),
                 worker.taken_before,
                 worker.gone,
+                worker.opened,
             ]
             for number, worker in self.workers.items()
         }
@@ -194,7 +198,7 @@ class ClockGroup:
         for number, (task, finished, dropped, staleness, *presence) in facts["workers"].items():
             clock = Clock(b"", task, finished, None, dropped, staleness, "its server was restarted")
             if are_there:
-                session, clock.taken_before, clock.gone = presence
+                session, clock.taken_before, clock.gone, clock.opened = presence
                 clock.session_id = bytes.fromhex(session)
             group.workers[int(number)] = clock
         group.begun, group.taken = facts["begun"], facts["taken"]

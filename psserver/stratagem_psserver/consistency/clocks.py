@@ -20,6 +20,7 @@ from stratagem_proto.v1.consistency_pb2 import Consistency, GroupConsistency, St
 from stratagem_psserver.consistency.clock_group import ClockGroup
 from stratagem_psserver.consistency.rules import rule_of
 from stratagem_psserver.consistency.schedule import Schedule
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
 from stratagem_psserver.waiting import Awaited, listed
@@ -34,13 +35,12 @@ class Clocks:
     def __init__(self) -> None:
         self._groups: dict[str, ClockGroup] = {}
 
-    def arrive(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
+    def arrive(self, begin: StepBegin, session: Session, closed: int) -> bool:
         """Note that a worker wants to begin a step, and which step it has finished.
 
         Args:
             begin: The worker's request.
-            session_id: Its session.
-            task: Its name.
+            session: Its session.
             closed: The newest synchronous step that takes no more contributions.
 
         Returns:
@@ -48,22 +48,22 @@ class Clocks:
 
         Raises:
             InvalidArgumentError: The request contradicts those of other workers.
-            FailedPreconditionError: There are too many groups.
+            FailedPreconditionError: There are too many groups, or another worker has its number.
         """
         group = self._groups.get(begin.group)
-        if group is None or not group.is_as_before(begin, session_id):
-            return self._register(begin, session_id, task, closed)
+        if group is None or not group.is_as_before(begin, session.id):
+            return self._register(begin, session, closed)
         return group.note_finished(begin)
 
-    def _register(self, begin: StepBegin, session_id: bytes, task: str, closed: int) -> bool:
+    def _register(self, begin: StepBegin, session: Session, closed: int) -> bool:
         check_name(begin.group, "group")
-        _check_numbers(begin, task)
+        _check_numbers(begin, session.label)
         group = self._known_group(begin)
         before = group.slowest, group.schedule.newest
-        _check_number_is_free(group, begin, task)
-        _declare(group, begin, task)
+        _check_number_is_free(group, begin, session)
+        _declare(group, begin, session.label)
         group.num_workers = begin.num_workers
-        group.add_worker(begin.worker, session_id, task, closed)
+        group.add_worker(begin.worker, session, closed)
         group.note_finished(begin)
         return before != (group.slowest, group.schedule.newest)
 
@@ -211,10 +211,19 @@ def _check_numbers(begin: StepBegin, task: str) -> None:
     rule_of(begin.declared).check(begin.num_workers)
 
 
-def _check_number_is_free(group: ClockGroup, begin: StepBegin, task: str) -> None:
+def _check_number_is_free(group: ClockGroup, begin: StepBegin, session: Session) -> None:
     holder = group.workers.get(begin.worker)
-    if holder is not None and not holder.gone and holder.task != task:
+    if holder is None or holder.gone:
+        return
+    if holder.task != session.label:
         raise FailedPreconditionError(
-            f"{task} and {holder.task} both are worker {begin.worker} of "
+            f"{session.label} and {holder.task} both are worker {begin.worker} of "
             f"{begin.group!r}; give each worker a task index of its own"
+        )
+    # A worker that was replaced may not move the clock of its successor: a request of its last
+    # moments may arrive late.
+    if session.opened < holder.opened:
+        raise FailedPreconditionError(
+            f"a later run of {session.label} takes the steps of {begin.group!r} now; end this one, "
+            "or let it have a group of its own by another name of the optimizer"
         )

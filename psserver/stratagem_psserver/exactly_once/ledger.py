@@ -184,6 +184,7 @@ class Session:
         doing: Where its program was afterwards, as its last heartbeat said.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
+        opened: Its place in the order in which sessions were opened. To resume it changes nothing.
     """
 
     id: bytes
@@ -195,6 +196,7 @@ class Session:
     doing: str = ""
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
+    opened: int = 0
 
     @cached_property
     def label(self) -> str:
@@ -228,6 +230,7 @@ class SessionLedger:
         self._cut_off: set[bytes] = set()
         self._open: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
+        self._last_opened = 0
 
     def open(self, session_id: bytes, role: Role.ValueType, task: Task, now: float) -> Session:
         """Begin a session, or resume the one with that id and its numbering.
@@ -250,8 +253,10 @@ class SessionLedger:
         known = self._open.get(session_id) or self._ended.pop(session_id, None)
         session = Session(session_id, role, task, now + self._lease, now, now)
         self._cut_off.discard(session_id)
-        if known is not None:
-            session.numbering = known.numbering
+        if known is None:
+            session.opened = self._last_opened = self._last_opened + 1
+        else:
+            session.numbering, session.opened = known.numbering, known.opened
         self._open[session_id] = session
         return session
 
@@ -329,6 +334,7 @@ class SessionLedger:
     def restore(self, sessions: Iterable[Session]) -> None:
         """Add sessions of an earlier run of the server, which clients may resume."""
         for session in sessions:
+            self._last_opened = max(self._last_opened, session.opened)
             self._remember(session)
 
     def close(self, session_id: bytes) -> Session | None:

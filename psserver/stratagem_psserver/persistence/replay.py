@@ -205,9 +205,9 @@ def _meet(state: ServerState, request: BarrierRequest) -> None:
 
 def _arrive(state: ServerState, arrival: logged.StepArrival) -> None:
     session = state.ledger.known(arrival.session_id)
-    with suppress(StratagemError):
-        label = session.label if session else ""
-        state.clocks.arrive(arrival.begin, arrival.session_id, label, arrival.closed)
+    if session is not None:
+        with suppress(StratagemError):
+            state.clocks.arrive(arrival.begin, session, arrival.closed)
 
 
 def _permit(state: ServerState, permit: logged.StepPermit) -> None:

@@ -81,7 +81,7 @@ def _arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin])
     for step in steps:
         closed = state.rounds.closed(step.group)
         state.changes.arrived(session.id, step, closed)
-        if state.clocks.arrive(step, session.id, session.label, closed):
+        if state.clocks.arrive(step, session, closed):
             state.clocks_changed([step.group])
 
 

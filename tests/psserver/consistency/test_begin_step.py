@@ -13,11 +13,13 @@ import torch
 
 from stratagem_proto.errors import (
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     SessionLostError,
 )
 from stratagem_proto.v1 import consistency_pb2 as pb
 from stratagem_proto.v1 import parameter_server_pb2 as pb2
+from stratagem_proto.v1.session_pb2 import CloseSessionRequest, CloseSessionResponse
 from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -186,3 +188,18 @@ def test_a_thousand_held_workers_delay_nobody(tmp_path: Path) -> None:
     # None of them had begun a step, so the change holds from the first.
     assert {answer.grants[0].step for answer in answers} == {2}
     assert {answer.grants[0].consistency.mode for answer in answers} == {ASYNC.mode}
+
+
+def test_an_earlier_run_of_a_task_cannot_move_the_clock_of_a_later_one(
+    server: ParameterServer,
+) -> None:
+    with worker(server.address, 0) as other, worker(server.address, 1) as first:
+        for client in (other, first):
+            assert begin(client, 0) == 1
+        with worker(server.address, 1) as second:
+            assert begin(second, 0) == 1
+            with pytest.raises(FailedPreconditionError, match="a later run of /job:worker/task:1"):
+                begin(first, 1)
+            leaving = CloseSessionRequest(session_id=second.session_id)
+            second.unary("CloseSession", leaving, CloseSessionResponse)
+        assert begin(first, 0) == 1

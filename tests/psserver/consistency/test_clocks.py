@@ -19,7 +19,9 @@ from stratagem_proto.v1.consistency_pb2 import (
     StepBegin,
     WorkerClock,
 )
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
 from stratagem_psserver.consistency.clocks import Clocks
+from stratagem_psserver.exactly_once.ledger import Session
 
 ASYNC = Consistency(mode=CONSISTENCY_MODE_ASYNC)
 SYNC = Consistency(mode=CONSISTENCY_MODE_SYNC)
@@ -27,6 +29,11 @@ SYNC = Consistency(mode=CONSISTENCY_MODE_SYNC)
 
 def bounded(bound: int) -> Consistency:
     return Consistency(mode=CONSISTENCY_MODE_BOUNDED, bound=bound)
+
+
+def session_of(worker: int, session_id: bytes, opened: int = 0) -> Session:
+    task = Task(job="worker", index=worker)
+    return Session(session_id, ROLE_WORKER, task, expires=0.0, opened=opened)
 
 
 class Group:
@@ -38,7 +45,7 @@ class Group:
         self.num_workers = num_workers
         self.closed = 0
 
-    def begin(self, worker: int, finished: int, session: str = "") -> int | None:
+    def begin(self, worker: int, finished: int, session: str = "", opened: int = 0) -> int | None:
         """The step that a worker may take, None if it has to wait."""
         begin = StepBegin(
             group="SGD",
@@ -48,8 +55,7 @@ class Group:
             declared=self.declared,
         )
         session_id = (session or f"session {worker}").encode()
-        task = f"/job:worker/task:{worker}"
-        self.clocks.arrive(begin, session_id, task, self.closed)
+        self.clocks.arrive(begin, session_of(worker, session_id, opened), self.closed)
         return self.grant(worker)
 
     def grant(self, worker: int) -> int | None:
@@ -250,7 +256,26 @@ def test_two_tasks_cannot_be_the_same_worker() -> None:
     group.begin(0, 0)
     impostor = StepBegin(group="SGD", num_workers=2, declared=ASYNC)
     with pytest.raises(FailedPreconditionError, match="both are worker 0"):
-        group.clocks.arrive(impostor, b"other", "/job:worker/task:9", 0)
+        group.clocks.arrive(impostor, session_of(9, b"other"), 0)
+
+
+def test_a_late_request_of_an_earlier_run_does_not_move_the_clock_of_the_later_one() -> None:
+    group = Group(bounded(2))
+    group.begin(0, 0)
+    assert group.begin(1, 0, "first", opened=1) == 1
+    assert group.begin(1, 0, "second", opened=2) == 1
+    with pytest.raises(FailedPreconditionError, match="a later run of /job:worker/task:1"):
+        group.begin(1, 1, "first", opened=1)
+    assert group.clock(1).finished == 0
+
+
+def test_an_earlier_run_that_is_late_from_the_start_gives_way_to_the_later_one() -> None:
+    group = Group(bounded(2))
+    group.begin(0, 0)
+    assert group.begin(1, 0, "first", opened=1) == 1
+    assert group.begin(1, 0, "second", opened=2) == 1
+    group.clocks.session_ended(b"second", "it left")
+    assert group.begin(1, 0, "first", opened=1) == 1
 
 
 def test_only_what_someone_has_begun_can_be_changed() -> None:

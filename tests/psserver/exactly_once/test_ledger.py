@@ -239,3 +239,18 @@ def test_the_job_of_a_task_is_a_name(job: str) -> None:
 def test_a_session_id_of_another_length_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="16 bytes"):
         SessionLedger(LEASE).open(b"short", ROLE_WORKER, Task(), 0.0)
+
+
+def test_the_order_of_sessions_outlasts_resumption_and_a_restart() -> None:
+    ledger = SessionLedger(10.0)
+    first, second = b"1" * 16, b"2" * 16
+    for session_id in (first, second):
+        ledger.open(session_id, ROLE_WORKER, Task(), 0.0)
+    ledger.close(first)
+    again = SessionLedger(10.0)
+    again.restore(ledger.sessions())
+    opened = [
+        again.open(session_id, ROLE_WORKER, Task(), 1.0).opened
+        for session_id in (b"3" * 16, first, second)
+    ]
+    assert opened == [3, 1, 2]
