@@ -26,6 +26,7 @@ from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.log.changes import Changes
+from stratagem_psserver.lost_clients import LostClients
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
@@ -58,8 +59,9 @@ class ServerState:
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
         self.attendance = Attendance()
+        self.lost = LostClients()
         self.rounds = Rounds()
-        self.budget = Budget(settings.staged_bytes, self._reclaim)
+        self.budget = Budget(settings.staged_bytes, self._reclaim, self.clock)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
         self.kept = KeptGradients()
@@ -129,6 +131,7 @@ class ServerState:
         session = self.ledger.open(session_id, role, task, self.clock())
         self.changes.opened(session_id, role, task, client)
         session.client = client or session_id
+        self.lost.discard(session)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
@@ -160,6 +163,10 @@ class ServerState:
             left: Whether its client ended it.
         """
         self.changes.ended(session.id, why, left)
+        if left:
+            self.lost.discard(session)
+        else:
+            self.lost.add(session, why, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_proto.v1 import waits_pb2
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.environment import Clock
 
@@ -74,6 +75,8 @@ class Waits:
         self._present: dict[_Wait, None] = {}
         self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
         self._closed: StratagemError | None = None
+        # When a wait of each client ended last; the latest last.
+        self._released: dict[str, float] = {}
 
     async def until(
         self,
@@ -107,7 +110,18 @@ class Waits:
             yield
         finally:
             del self._present[wait]
+            self._release(waiter.client, self.clock())
             self._waited[reason].observe(self.clock() - wait.since)
+
+    def _release(self, client: str, now: float) -> None:
+        self._released.pop(client, None)
+        self._released[client] = now
+        if len(self._released) > _MOST_TOLD:
+            del self._released[next(iter(self._released))]
+
+    def released(self, client: str) -> float | None:
+        """Return when a wait of a client ended last; None if that is not known any more."""
+        return self._released.get(client)
 
     def report(self) -> Iterator[pb.WaitStatus]:
         """Yield the number of present waits and the durations of past ones, for each reason."""
@@ -116,17 +130,17 @@ class Waits:
             seconds = self._waited[reason].message()
             yield pb.WaitStatus(reason=reason, waiting=present[reason], seconds=seconds)
 
-    def waiters(self) -> Iterator[pb.Waiter]:
+    def waiters(self) -> Iterator[waits_pb2.Waiter]:
         """Yield the requests that wait now and the clients that they wait for, longest first."""
         now = self.clock()
         for wait in islice(self._present, _MOST_TOLD):
             waiter = wait.waiter
-            yield pb.Waiter(
+            yield waits_pb2.Waiter(
                 client=waiter.client,
                 reason=wait.reason,
                 subject=waiter.subject,
                 seconds=now - wait.since,
-                awaited=[pb.Awaited(client=c, missing=m) for c, m in waiter.awaited()],
+                awaited=[waits_pb2.Awaited(client=c, missing=m) for c, m in waiter.awaited()],
             )
 
     async def _poll(self, subject: Hashable, met: Callable[[], Outcome | None]) -> Outcome:

@@ -92,6 +92,7 @@ def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(400)
 def test_goals_without_a_floor_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -215,7 +215,7 @@ class SimulatedConnection:
             return
         self._attend()
         patience = min(self.session.lease_seconds, 2 * self.session.reconnect_seconds) / 3
-        request = heartbeat(self.session, self._steps, "")
+        request = heartbeat(self.session, self._steps, "", (), ())
         await self._repeated(request, replace(DEADLINES, call=patience, connect=0.0))
 
     def close(self) -> None:

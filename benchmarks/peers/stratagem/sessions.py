@@ -54,7 +54,7 @@ def hold(parent: Connection, address: str, identity: Identity, count: int) -> No
     ]
     for connection in connections:
         connection.open()
-    Heartbeat(connections, steps).start()
+    Heartbeat(connections, steps, identity.name).start()
     parent.send(count)
     with suppress(EOFError):
         parent.recv()

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from types import TracebackType
+from typing import NamedTuple
 from weakref import WeakSet
 
 from stratagem._core.interruption import uninterrupted
@@ -18,6 +19,20 @@ _LOG = logging.getLogger("stratagem")
 _FIRST_SECONDS = 5.0
 _NEXT_SECONDS = 30.0
 _LONGEST_SECONDS = 600.0
+
+
+class AwaitedTask(NamedTuple):
+    """The task that a wait is for, for those who look for the cause of a standstill.
+
+    Attributes:
+        task: As in "/job:worker/task:0".
+        subject: What the one who waits wants.
+        missing: What the task has to do for that, as in "the program of worker:0".
+    """
+
+    task: str
+    subject: str
+    missing: str
 
 
 class Wait:
@@ -30,26 +45,34 @@ class Wait:
         who: Who waits, as in "/job:worker/task:1".
         whom: For whom or what, and where that is looked for.
         seconds: How long at most; None for as long as it takes.
+        awaited: The task that has to do something first, if it is one.
 
     Attributes:
+        who: Who waits.
         whom: For whom or what; may change.
         began: When it began, by the monotonic clock.
         due: When it is to be told of, by the same clock.
         over: Whether it has ended.
+        awaited: The task that has to do something first; None if it is not one.
     """
 
-    def __init__(self, who: str, whom: str, seconds: float | None = None) -> None:
-        self.whom = whom
+    def __init__(
+        self,
+        who: str,
+        whom: str,
+        seconds: float | None = None,
+        awaited: AwaitedTask | None = None,
+    ) -> None:
+        self.who, self.whom, self.awaited = who, whom, awaited
         self.began = self.due = math.inf
         self.over = False
-        self._who = who
         self._seconds = math.inf if seconds is None else seconds
         self._pause = _NEXT_SECONDS
 
     @property
     def text(self) -> str:
         """Who waits for whom."""
-        return f"{self._who} waits for {self.whom}"
+        return f"{self.who} waits for {self.whom}"
 
     def begin(self) -> None:
         """Begins now."""
@@ -118,6 +141,11 @@ class _Teller:
             elif wait.due < self._wakes_at:
                 self._changed.notify()
 
+    def for_tasks(self) -> list[Wait]:
+        """Return the waits for tasks."""
+        with self._changed:
+            return [wait for wait in self._waits if wait.awaited and not wait.over]
+
     def _start(self) -> None:
         self._wakes_at = math.inf
         thread = threading.Thread(target=self._run, name="stratagem-waiting", daemon=True)
@@ -153,6 +181,11 @@ class _Teller:
 
 
 _teller = _Teller()
+
+
+def waits_for_tasks() -> list[Wait]:
+    """Return the waits of this process for other tasks."""
+    return _teller.for_tasks()
 
 
 def _renew() -> None:

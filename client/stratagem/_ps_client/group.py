@@ -100,7 +100,7 @@ class ServerGroup:
         self._connections = connections
         self._backlog = Backlog(self.steps)
         self._ahead: SentAhead = _NOTHING_AHEAD
-        self._heartbeat = Heartbeat(connections, self.steps)
+        self._heartbeat = Heartbeat(connections, self.steps, client.name)
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -70,3 +70,8 @@ def _answer(place: ServerPlace, call: grpc.Future[GetStatusResponse]) -> ServerA
     except grpc.RpcError as error:
         problem = from_rpc_error(error, place.label or place.address, "GetStatus")
         return ServerAnswer(place, None, problem.message)
+
+
+def statuses(answers: Iterable[ServerAnswer]) -> Iterator[tuple[str, GetStatusResponse]]:
+    """Yield the label of each server that answered, and what it said."""
+    return ((answer.label, answer.status) for answer in answers if answer.status)

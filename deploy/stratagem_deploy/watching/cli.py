@@ -156,7 +156,7 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     """
     from rich.console import Console
 
-    from stratagem_deploy.watching.doctor import findings
+    from stratagem_deploy.watching.diagnosis.doctor import findings
     from stratagem_deploy.watching.tables import findings_table
 
     found = findings(_look(_find(servers, cluster, run), token_file, timeout)(), patience)

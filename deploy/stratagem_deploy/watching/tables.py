@@ -11,7 +11,8 @@ from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.doctor import Finding
+from stratagem_deploy.watching.diagnosis.finding import Finding
+from stratagem_deploy.watching.diagnosis.waits import all_waits
 from stratagem_proto.consistency import MODE_NAMES
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
@@ -157,11 +158,9 @@ def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
 
 def _waits(answers: Iterable[ServerAnswer]) -> Table:
     table = _table("Waits", "client", "waits for", "since", "on", "for whom")
-    for answer in answers:
-        for wait in answer.status.parameter_server.waiters if answer.status else ():
-            whom = ", ".join(f"{one.missing} of {_short(one.client)}" for one in wait.awaited)
-            client, since = _short(wait.client), span(wait.seconds)
-            table.add_row(client, wait.subject, since, answer.label, whom)
+    for server, wait in all_waits(answers):
+        whom = ", ".join(f"{one.missing} of {_short(one.client)}" for one in wait.awaited)
+        table.add_row(_short(wait.client), wait.subject, span(wait.seconds), server, whom)
     return table
 
 

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import stratagem_proto.v1.waits_pb2
 import sys
 import typing
 
@@ -249,6 +250,8 @@ class HeartbeatRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     DOING_FIELD_NUMBER: builtins.int
+    AWAITED_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     finished: builtins.int
@@ -260,6 +263,16 @@ class HeartbeatRequest(google.protobuf.message.Message):
     for, for instance "train.py:83 in step, in torch/autograd/graph.py". At most 200
     characters. Empty if it has made a request since the last heartbeat.
     """
+    @property
+    def awaited(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AwaitedAnswer]:
+        """The answers for which threads of the program wait, of all servers; at most one of each."""
+
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.waits_pb2.Waiter]:
+        """What the program waits for of other tasks without a request that waits, for instance for the
+        chief to create variables.
+        """
+
     def __init__(
         self,
         *,
@@ -267,10 +280,41 @@ class HeartbeatRequest(google.protobuf.message.Message):
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
         doing: builtins.str = ...,
+        awaited: collections.abc.Iterable[global___AwaitedAnswer] | None = ...,
+        waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["doing", b"doing", "finished", b"finished", "report", b"report", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "doing", b"doing", "finished", b"finished", "report", b"report", "session_id", b"session_id", "waits", b"waits"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
+
+@typing.final
+class AwaitedAnswer(google.protobuf.message.Message):
+    """An answer of a server that a client waits for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    method: builtins.str
+    """Name of the RPC without its service."""
+    seconds: builtins.float
+    """Time since the request was sent first, in seconds."""
+    @property
+    def server(self) -> global___Task:
+        """The server."""
+
+    def __init__(
+        self,
+        *,
+        server: global___Task | None = ...,
+        method: builtins.str = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["server", b"server"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["method", b"method", "seconds", b"seconds", "server", b"server"]) -> None: ...
+
+global___AwaitedAnswer = AwaitedAnswer
 
 @typing.final
 class HeartbeatResponse(google.protobuf.message.Message):

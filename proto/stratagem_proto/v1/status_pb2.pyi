@@ -11,6 +11,7 @@ import google.protobuf.message
 import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.session_pb2
 import stratagem_proto.v1.variable_pb2
+import stratagem_proto.v1.waits_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -69,6 +70,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     METHODS_FIELD_NUMBER: builtins.int
     UNIX_SECONDS_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     PARAMETER_SERVER_FIELD_NUMBER: builtins.int
     WORKER_SERVER_FIELD_NUMBER: builtins.int
     incarnation: builtins.bytes
@@ -100,6 +102,12 @@ class GetStatusResponse(google.protobuf.message.Message):
         """
 
     @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostClient]:
+        """Clients with a task that ended without closing their sessions in the last ten minutes, and
+        have not come back; the latest last. At most 100.
+        """
+
+    @property
     def parameter_server(self) -> global___ParameterServerStatus:
         """Of a task of the ps job."""
 
@@ -119,11 +127,12 @@ class GetStatusResponse(google.protobuf.message.Message):
         methods: collections.abc.Iterable[global___MethodStatus] | None = ...,
         unix_seconds: builtins.float = ...,
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        lost: collections.abc.Iterable[global___LostClient] | None = ...,
         parameter_server: global___ParameterServerStatus | None = ...,
         worker_server: global___WorkerServerStatus | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kind", b"kind", "parameter_server", b"parameter_server", "task", b"task", "worker_server", b"worker_server"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "kind", b"kind", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "unix_seconds", b"unix_seconds", "uptime_seconds", b"uptime_seconds", "versions", b"versions", "worker_server", b"worker_server"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "kind", b"kind", "lost", b"lost", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "unix_seconds", b"unix_seconds", "uptime_seconds", b"uptime_seconds", "versions", b"versions", "worker_server", b"worker_server"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["parameter_server", "worker_server"] | None: ...
 
 global___GetStatusResponse = GetStatusResponse
@@ -138,6 +147,9 @@ class SessionStatus(google.protobuf.message.Message):
     SILENT_SECONDS_FIELD_NUMBER: builtins.int
     IDLE_SECONDS_FIELD_NUMBER: builtins.int
     DOING_FIELD_NUMBER: builtins.int
+    AWAITED_FIELD_NUMBER: builtins.int
+    RELEASED_SECONDS_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
@@ -150,9 +162,21 @@ class SessionStatus(google.protobuf.message.Message):
     """
     doing: builtins.str
     """As in HeartbeatRequest, of the last heartbeat."""
+    released_seconds: builtins.float
+    """Time since a request of it ended that had waited for others, in seconds; absent if none did
+    lately. What the last heartbeat says of it may be over.
+    """
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the client."""
+
+    @property
+    def awaited(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.session_pb2.AwaitedAnswer]:
+        """As in HeartbeatRequest, of the last heartbeat; empty if a request came since."""
+
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.waits_pb2.Waiter]:
+        """As in HeartbeatRequest, of the last heartbeat."""
 
     def __init__(
         self,
@@ -163,11 +187,52 @@ class SessionStatus(google.protobuf.message.Message):
         silent_seconds: builtins.float = ...,
         idle_seconds: builtins.float = ...,
         doing: builtins.str = ...,
+        awaited: collections.abc.Iterable[stratagem_proto.v1.session_pb2.AwaitedAnswer] | None = ...,
+        released_seconds: builtins.float | None = ...,
+        waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["doing", b"doing", "idle_seconds", b"idle_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "doing", b"doing", "idle_seconds", b"idle_seconds", "released_seconds", b"released_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_released_seconds", b"_released_seconds"]) -> typing.Literal["released_seconds"] | None: ...
 
 global___SessionStatus = SessionStatus
+
+@typing.final
+class LostClient(google.protobuf.message.Message):
+    """A client that was taken for dead."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
+    role: stratagem_proto.v1.session_pb2.Role.ValueType
+    """What it was to the cluster."""
+    why: builtins.str
+    """A clause that says how its session ended."""
+    seconds: builtins.float
+    """Time since then, in seconds."""
+    doing: builtins.str
+    """As in SessionStatus, of its last heartbeat."""
+    @property
+    def task(self) -> stratagem_proto.v1.session_pb2.Task:
+        """Its task."""
+
+    def __init__(
+        self,
+        *,
+        role: stratagem_proto.v1.session_pb2.Role.ValueType = ...,
+        task: stratagem_proto.v1.session_pb2.Task | None = ...,
+        why: builtins.str = ...,
+        seconds: builtins.float = ...,
+        doing: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["doing", b"doing", "role", b"role", "seconds", b"seconds", "task", b"task", "why", b"why"]) -> None: ...
+
+global___LostClient = LostClient
 
 @typing.final
 class Distribution(google.protobuf.message.Message):
@@ -278,6 +343,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
     RECORDED_CLOSURES_FIELD_NUMBER: builtins.int
     RECORDED_CLOSURE_BYTES_FIELD_NUMBER: builtins.int
     WAITERS_FIELD_NUMBER: builtins.int
+    LOG_FIELD_NUMBER: builtins.int
     recorded_closures: builtins.int
     """Mutations recorded of scheduled functions that have not ended."""
     recorded_closure_bytes: builtins.int
@@ -311,8 +377,12 @@ class ParameterServerStatus(google.protobuf.message.Message):
         """The checkpoints that this run has read and written."""
 
     @property
-    def waiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Waiter]:
+    def waiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.waits_pb2.Waiter]:
         """Each request that waits for others, the longest first; at most 100 of them."""
+
+    @property
+    def log(self) -> global___LogStatus:
+        """Its log; absent without --durability log."""
 
     def __init__(
         self,
@@ -326,12 +396,51 @@ class ParameterServerStatus(google.protobuf.message.Message):
         checkpoint: global___CheckpointStatus | None = ...,
         recorded_closures: builtins.int = ...,
         recorded_closure_bytes: builtins.int = ...,
-        waiters: collections.abc.Iterable[global___Waiter] | None = ...,
+        waiters: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
+        log: global___LogStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "log", b"log", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "log", b"log", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
 
 global___ParameterServerStatus = ParameterServerStatus
+
+@typing.final
+class LogStatus(google.protobuf.message.Message):
+    """A log on disk."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: builtins.int
+    WRITTEN_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    WRITING_SECONDS_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """Position of its last record."""
+    written: builtins.int
+    """Position of the last record that is on disk."""
+    writing_seconds: builtins.float
+    """Time since the batch was begun that is not on disk yet, in seconds; absent if there is none."""
+    failure: builtins.str
+    """Why the disk takes no records; empty while it does."""
+    @property
+    def seconds(self) -> global___Distribution:
+        """How long batches of records took to be on disk, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        position: builtins.int = ...,
+        written: builtins.int = ...,
+        seconds: global___Distribution | None = ...,
+        writing_seconds: builtins.float | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_writing_seconds", b"_writing_seconds", "seconds", b"seconds", "writing_seconds", b"writing_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_writing_seconds", b"_writing_seconds", "failure", b"failure", "position", b"position", "seconds", b"seconds", "writing_seconds", b"writing_seconds", "written", b"written"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_writing_seconds", b"_writing_seconds"]) -> typing.Literal["writing_seconds"] | None: ...
+
+global___LogStatus = LogStatus
 
 @typing.final
 class VariableStatus(google.protobuf.message.Message):
@@ -400,17 +509,30 @@ class Budget(google.protobuf.message.Message):
 
     USED_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    REFUSED_SECONDS_FIELD_NUMBER: builtins.int
     used: builtins.int
     """Bytes in use now."""
     limit: builtins.int
     """Most bytes that may be in use."""
+    refused: builtins.int
+    """Bytes that the last request needed that was refused for lack of room; absent if none was."""
+    refused_seconds: builtins.float
+    """Time since then, in seconds; absent likewise."""
     def __init__(
         self,
         *,
         used: builtins.int = ...,
         limit: builtins.int = ...,
+        refused: builtins.int | None = ...,
+        refused_seconds: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "used", b"used"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_refused", b"_refused", "_refused_seconds", b"_refused_seconds", "refused", b"refused", "refused_seconds", b"refused_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_refused", b"_refused", "_refused_seconds", b"_refused_seconds", "limit", b"limit", "refused", b"refused", "refused_seconds", b"refused_seconds", "used", b"used"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_refused", b"_refused"]) -> typing.Literal["refused"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_refused_seconds", b"_refused_seconds"]) -> typing.Literal["refused_seconds"] | None: ...
 
 global___Budget = Budget
 
@@ -444,64 +566,6 @@ class WaitStatus(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason", "seconds", b"seconds", "waiting", b"waiting"]) -> None: ...
 
 global___WaitStatus = WaitStatus
-
-@typing.final
-class Waiter(google.protobuf.message.Message):
-    """A request that waits for something that others are to do."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CLIENT_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    SUBJECT_FIELD_NUMBER: builtins.int
-    SECONDS_FIELD_NUMBER: builtins.int
-    AWAITED_FIELD_NUMBER: builtins.int
-    client: builtins.str
-    """Client that waits, for instance "/job:worker/task:1"."""
-    reason: builtins.str
-    """As in WaitStatus."""
-    subject: builtins.str
-    """What it waits for, in words, for instance "step 812 of 'Adam'"."""
-    seconds: builtins.float
-    """For how long it has waited, in seconds."""
-    @property
-    def awaited(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Awaited]:
-        """Who has to do something first. Empty where that cannot be told."""
-
-    def __init__(
-        self,
-        *,
-        client: builtins.str = ...,
-        reason: builtins.str = ...,
-        subject: builtins.str = ...,
-        seconds: builtins.float = ...,
-        awaited: collections.abc.Iterable[global___Awaited] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "client", b"client", "reason", b"reason", "seconds", b"seconds", "subject", b"subject"]) -> None: ...
-
-global___Waiter = Waiter
-
-@typing.final
-class Awaited(google.protobuf.message.Message):
-    """A client that others wait for."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CLIENT_FIELD_NUMBER: builtins.int
-    MISSING_FIELD_NUMBER: builtins.int
-    client: builtins.str
-    """As in Waiter. It may have no session, if it has not come yet."""
-    missing: builtins.str
-    """What it has not done yet, in words, for instance "its contribution"."""
-    def __init__(
-        self,
-        *,
-        client: builtins.str = ...,
-        missing: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "missing", b"missing"]) -> None: ...
-
-global___Awaited = Awaited
 
 @typing.final
 class CheckpointStatus(google.protobuf.message.Message):

@@ -20,7 +20,9 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
+from stratagem_proto.v1.session_pb2 import AwaitedAnswer, HeartbeatRequest, RequestKey, Role, Task
+from stratagem_proto.v1.waits_pb2 import Waiter
+from stratagem_proto.whereabouts import MAX_CHARACTERS
 
 # A client has a handful of requests in flight. Without this limit, one that never acknowledges
 # replies would fill the memory.
@@ -30,6 +32,9 @@ MAX_UNACKNOWLEDGED = 65_536
 MAX_REPLY_BYTES = 64 << 20
 
 MAX_SESSIONS = 65_536
+
+# A heartbeat tells of so many servers and tasks; of more, what is told suffices.
+_MOST_AWAITED = 16
 
 # Ended sessions that can be resumed with their numbering.
 MAX_REMEMBERED = 10_000
@@ -182,6 +187,8 @@ class Session:
         heard: When the client was last heard of.
         requested: When its program last made a request. A heartbeat is none.
         doing: Where its program was afterwards, as its last heartbeat said.
+        awaited: The answers that it waited for by then.
+        waits: What it waited for of other tasks by then.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
@@ -194,6 +201,8 @@ class Session:
     heard: float = 0.0
     requested: float = 0.0
     doing: str = ""
+    awaited: Sequence[AwaitedAnswer] = ()
+    waits: Sequence[Waiter] = ()
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
     opened: int = 0
@@ -267,13 +276,19 @@ class SessionLedger:
             SessionLostError: No session with that id is open.
         """
         session = self._renewed(session_id, now)
-        session.requested, session.doing = now, ""
+        session.requested, session.doing, session.awaited = now, "", ()
         return session
 
-    def beat(self, session_id: bytes, doing: str, now: float) -> Session:
-        """Note a heartbeat, and where the program is that makes no requests; as `session`."""
-        session = self._renewed(session_id, now)
-        session.doing = doing or session.doing
+    def beat(self, heartbeat: HeartbeatRequest, now: float) -> Session:
+        """Note a heartbeat, where the program is that makes no requests, and what it waits for.
+
+        Raises:
+            SessionLostError: No session with that id is open.
+        """
+        session = self._renewed(heartbeat.session_id, now)
+        session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
+        session.awaited = heartbeat.awaited[:_MOST_AWAITED]
+        session.waits = heartbeat.waits[:_MOST_AWAITED]
         return session
 
     def _renewed(self, session_id: bytes, now: float) -> Session:

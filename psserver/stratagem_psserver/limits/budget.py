@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_psserver.environment import Clock
 
 # To suggest when to retry: other requests are applied or sent at about this rate.
 _BYTES_PER_SECOND = 1e9
@@ -18,12 +21,21 @@ class Budget:
     Args:
         limit: The most bytes.
         reclaim: Releases dispensable reservations; called when there are not enough bytes.
+        clock: Tells when a request was refused.
     """
 
-    def __init__(self, limit: int, reclaim: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        reclaim: Callable[[], object] = lambda: None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.limit = limit
         self.used = 0
         self._reclaim = reclaim
+        self._clock = clock
+        # The bytes of the last request that was refused, and when that was.
+        self._refused: tuple[int, float] | None = None
 
     @property
     def available(self) -> int:
@@ -38,8 +50,17 @@ class Budget:
         if nbytes > self.available:
             self._reclaim()
             if nbytes > self.available:
+                self._refused = nbytes, self._clock()
                 raise self._refusal(nbytes, purpose)
         return Reservation(self, nbytes)
+
+    def report(self) -> pb.Budget:
+        """Return the message that describes it."""
+        budget = pb.Budget(used=self.used, limit=self.limit)
+        if self._refused is not None:
+            budget.refused, refused_at = self._refused
+            budget.refused_seconds = self._clock() - refused_at
+        return budget
 
     def _refusal(self, nbytes: int, purpose: str) -> ResourceExhaustedError:
         is_temporary = nbytes <= self.limit

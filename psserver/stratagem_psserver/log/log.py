@@ -12,7 +12,9 @@ from typing import Protocol
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.server_log import LOG
+from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1.log_pb2 import LogRecord
+from stratagem_proto.v1.status_pb2 import LogStatus
 
 # A batch beyond this size is written before more records join it.
 _BATCH_BYTES = 64 << 20
@@ -70,6 +72,9 @@ class Log:
         self._retry: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._progress = 0
+        # When the batch was begun that is not on disk yet, by the clock of the loop.
+        self._since = 0.0
+        self._seconds = Distribution(SECONDS)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         # Those who wait for the disk alone, and not for an image.
         self._images: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -99,8 +104,21 @@ class Log:
             self._ensure_writing()
         return self.position
 
+    def report(self) -> LogStatus:
+        """Return the message that describes it."""
+        status = LogStatus(
+            position=self.position,
+            written=self.written,
+            seconds=self._seconds.message(),
+            failure=self._failure.message if self._failure else "",
+        )
+        if self._is_busy:
+            status.writing_seconds = self._loop.time() - self._since
+        return status
+
     def _ensure_writing(self) -> None:
         if self._pending and not self._is_busy:
+            self._since = self._loop.time()
             self._begin_writing()
 
     def leap(self) -> None:
@@ -220,6 +238,9 @@ class Log:
         self._pending_bytes -= nbytes
         self._progress += 1
         self._failure = None
+        now = self._loop.time()
+        self._seconds.observe(now - self._since)
+        self._since = now
         self._wake()
 
     def _wake(self) -> None:

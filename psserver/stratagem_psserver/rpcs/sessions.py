@@ -9,7 +9,6 @@ from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
-from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Awaited, Waiter, listed
 
@@ -54,9 +53,7 @@ class SessionRpcs:
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         state = self._state
-        session = state.ledger.beat(
-            request.session_id, request.doing[:MAX_CHARACTERS], state.clock()
-        )
+        session = state.ledger.beat(request, state.clock())
         state.note_finished(session, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 

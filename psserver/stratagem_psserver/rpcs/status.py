@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints.saving import Saves
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.store import Variable
 
@@ -25,15 +26,9 @@ class ParameterServerFacts:
         state, mine = self._state, status.parameter_server
         now = state.clock()
         for session in state.ledger.opened():
-            status.sessions.add(
-                session_id=session.id,
-                role=session.role,
-                task=session.task,
-                silent_seconds=now - session.heard,
-                idle_seconds=now - session.requested,
-                doing=session.doing,
-            )
-        mine.staged.used, mine.staged.limit = state.budget.used, state.budget.limit
+            status.sessions.append(self._session(session, now))
+        status.lost.extend(state.lost.report(now))
+        mine.staged.CopyFrom(state.budget.report())
         if (limit := state.store.memory_limit.limit) is not None:
             mine.room.used, mine.room.limit = state.store.memory_limit.used, limit
         mine.groups.extend(state.clocks.report())
@@ -42,9 +37,27 @@ class ParameterServerFacts:
         mine.checkpoint.CopyFrom(self._saves.report())
         if state.resumed:
             mine.checkpoint.restored_from = state.settings.restore
+        if log := state.changes.log:
+            mine.log.CopyFrom(log.report())
         mine.recorded_closures = state.closures.count
         mine.recorded_closure_bytes = state.closures.nbytes
         await self._fill_variables(mine, with_variables)
+
+    def _session(self, session: Session, now: float) -> pb.SessionStatus:
+        status = pb.SessionStatus(
+            session_id=session.id,
+            role=session.role,
+            task=session.task,
+            silent_seconds=now - session.heard,
+            idle_seconds=now - session.requested,
+            doing=session.doing,
+            awaited=session.awaited,
+            waits=session.waits,
+        )
+        released = self._state.waits.released(session.label)
+        if released is not None:
+            status.released_seconds = now - released
+        return status
 
     async def _fill_variables(self, mine: pb.ParameterServerStatus, listed: bool) -> None:
         totals = dict[VariableKind.ValueType, pb.VariableTotal]()

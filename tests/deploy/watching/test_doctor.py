@@ -16,18 +16,19 @@ from typer.testing import CliRunner
 import stratagem
 from stratagem_deploy.cli import app
 from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.doctor import findings
+from stratagem_deploy.watching.diagnosis.doctor import findings
 from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
-from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.session_pb2 import AwaitedAnswer, Task
 from stratagem_proto.v1.status_pb2 import (
-    Awaited,
     Budget,
+    Distribution,
     GetStatusResponse,
+    LostClient,
     RunningFunction,
     SessionStatus,
-    Waiter,
 )
+from stratagem_proto.v1.waits_pb2 import Awaited, Waiter
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster
@@ -135,6 +136,114 @@ def test_a_function_that_does_not_end_is_named_with_its_line() -> None:
     assert (only.culprits, only.stalls) == (("worker:2",), True)
     assert "function 7 for 61 s" in only.what
     assert "train.py:20 in step" in only.what
+
+
+def test_a_disk_that_takes_no_more_of_a_log_holds_others_up() -> None:
+    answer = said(0)
+    assert answer.status is not None
+    log = answer.status.parameter_server.log
+    log.position, log.written, log.writing_seconds = 90, 80, 6.1
+    log.failure = "No space left on device"
+    (only,) = findings([answer], PATIENCE)
+    assert (only.culprits, only.stalls) == (("ps:0",), True)
+    assert "waits 6.1 s for the disk of its log" in only.what
+    assert "10 records are not on disk: No space left" in only.what
+    log.writing_seconds = 0.5
+    assert not findings([answer], PATIENCE)
+
+
+def test_a_slow_disk_of_a_log_is_named() -> None:
+    answer = said(0)
+    assert answer.status is not None
+    seconds = answer.status.parameter_server.log.seconds
+    seconds.CopyFrom(Distribution(bounds=[0.1, 1.0], counts=[0, 20, 0], sum=16.0))
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("ps:0",)
+    assert "waits 800 ms on average" in only.what
+
+
+def test_a_link_that_is_cut_is_told_from_a_client_that_is_silent() -> None:
+    hears, hears_not = said(0, sessions=[client(1)]), said(1, sessions=[client(1, 7.0, 7.0)])
+    (only,) = findings([hears, hears_not], PATIENCE)
+    assert only.culprits == ("worker:1", "ps:1")
+    assert "ps:1 has heard nothing of worker:1 for 7 s, but others have" in only.what
+    assert only.stalls
+    (only,) = findings([hears_not], PATIENCE)
+    assert only.culprits == ("worker:1",)
+
+
+def test_an_answer_that_does_not_arrive_is_told_from_one_that_takes_long() -> None:
+    awaited = AwaitedAnswer(server=Task(job="ps"), method="UpdateNonSlot", seconds=4.0)
+    waits = client(1, 0.1, 4.0)
+    waits.awaited.append(awaited)
+    answer = said(0, sessions=[waits])
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:1", "ps:0")
+    assert "worker:1 waits 4 s for ps:0 to answer UpdateNonSlot" in only.what
+    assert answer.status is not None
+    (session,) = answer.status.sessions
+    # What its last heartbeat said is over.
+    session.released_seconds = 1.0
+    assert not findings([answer], PATIENCE)
+    session.ClearField("released_seconds")
+    answer.status.methods.add(method="Update", in_progress=1)
+    assert not findings([answer], PATIENCE)
+
+
+def test_a_read_that_is_held_for_another_client_is_not_that_of_the_one_that_is_cut_off() -> None:
+    cut_off = client(1, 0.1, 4.0)
+    cut_off.awaited.add(server=Task(job="ps"), method="Read", seconds=4.0)
+    answer = waiting(0, wait(0, 1), clients=(client(0), cut_off))
+    assert answer.status is not None
+    answer.status.methods.add(method="Read", in_progress=1)
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:1", "ps:0")
+    answer.status.methods[0].in_progress = 2
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:1",)
+
+
+def test_what_a_client_waits_for_by_itself_is_told_once() -> None:
+    waits = client(1)
+    waits.waits.append(
+        Waiter(
+            client="/job:worker/task:1",
+            subject="variable 'w'",
+            seconds=6.1,
+            awaited=[Awaited(client="/job:worker/task:0", missing="program")],
+        )
+    )
+    (only,) = findings([said(0, sessions=[waits]), said(1, sessions=[waits])], PATIENCE)
+    assert only.culprits == ("worker:0",)
+    assert only.what == (
+        "variable 'w': worker:1 waits 6.1 s for the program of worker:0; no server has a session "
+        "of it"
+    )
+
+
+def test_a_server_that_refuses_requests_for_lack_of_memory_is_named() -> None:
+    answer = waiting(0, wait(0, 1), clients=(client(0), client(1)))
+    assert answer.status is not None
+    staged = answer.status.parameter_server.staged
+    staged.used, staged.limit = 60, 100
+    staged.refused, staged.refused_seconds = 60, 0.2
+    first, _ = findings([answer], PATIENCE)
+    assert (first.culprits, first.stalls) == (("ps:0",), True)
+    assert "one needed 60 B, but 60 B of 100 B are in use" in first.what
+    staged.refused_seconds = 60.0
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:1",)
+
+
+def test_a_client_that_did_not_come_back_is_named() -> None:
+    loss = LostClient(
+        task=Task(job="chief"), seconds=8.0, why="the lease of /job:chief/task:0 ran out"
+    )
+    (only,) = findings([said(0, lost=[loss]), said(1, lost=[loss])], PATIENCE)
+    assert only.culprits == ("chief:0",)
+    assert "chief:0 is gone for 8 s: the lease of" in only.what
+    came_back = said(1, sessions=[SessionStatus(task=Task(job="chief"), silent_seconds=0.1)])
+    assert not findings([said(0, lost=[loss]), came_back], PATIENCE)
 
 
 @pytest.fixture

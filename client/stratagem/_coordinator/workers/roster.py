@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from stratagem._coordinator.workers.connecting import Connector
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._core.waiting import Wait
+from stratagem._core.waiting import AwaitedTask, Wait
 from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
@@ -79,7 +79,9 @@ class Attendant:
             return self._sought()
 
     def _new_wait(self) -> Wait:
-        return Wait("the coordinator", f"/job:worker/task:{self.index} at {self._address}")
+        task = f"/job:worker/task:{self.index}"
+        awaited = AwaitedTask(task, f"worker {self.index}", "server")
+        return Wait("the coordinator", f"{task} at {self._address}", awaited=awaited)
 
     def _sought(self) -> RemoteWorker | None:
         pause = _PAUSE_SECONDS

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._ps_client.connections.mutation_lock import MutationLock
@@ -28,7 +31,14 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem._ps_client.transports.call import Style
 from stratagem_proto import tracing
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.v1.session_pb2 import HeartbeatResponse, OpenSessionResponse, RequestKey
+from stratagem_proto.v1.session_pb2 import (
+    AwaitedAnswer,
+    HeartbeatResponse,
+    OpenSessionResponse,
+    RequestKey,
+    Task,
+)
+from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.whereabouts import whereabouts
 from stratagem_proto.wire.channel import Deadlines
 
@@ -80,6 +90,10 @@ class Connection:
         # The thread that made the last request, and whether it was since the last heartbeat.
         self._sender = 0
         self._has_sent = False
+        self._server = Task(job="ps", index=task)
+        # The last request, whose tensors nobody keeps for this, and when it was sent.
+        self._last: Callable[[], Pending[Any] | None] = lambda: None
+        self._sent_at = 0.0
 
     @property
     def _identity(self) -> Identity:
@@ -181,10 +195,13 @@ class Connection:
             span.mark(key)
             request.stamp(key)
             ended = span.before(on_outcome)
-            return Pending(self, request, self.deadlines, ended, style)
+            self._sent_at = time.monotonic()
+            pending = Pending(self, request, self.deadlines, ended, style)
         except BaseException:
             span.end()
             raise
+        self._last = weakref.ref(pending)
+        return pending
 
     def open(self) -> ServerSession:
         """Return the session, after the handshake if there is none; as `start`."""
@@ -240,14 +257,28 @@ class Connection:
             return True
         return self._attendance.begin(self.route.address, session.identifier)
 
-    def renew_lease(self) -> Pending[HeartbeatResponse] | None:
-        """Tell the server that this process lives, if there is a session; raise as `pipeline`."""
+    def awaited(self) -> AwaitedAnswer | None:
+        """Return which answer of the server a thread waits for; None if none does."""
+        last, seconds = self._last(), time.monotonic() - self._sent_at
+        if last is None or not last.is_awaited:
+            return None
+        return AwaitedAnswer(server=self._server, method=last.method, seconds=seconds)
+
+    def renew_lease(
+        self, awaited: Sequence[AwaitedAnswer] = (), waits: Sequence[Waiter] = ()
+    ) -> Pending[HeartbeatResponse] | None:
+        """Tell the server that this process lives, if there is a session; raise as `pipeline`.
+
+        Args:
+            awaited: The answers that it waits for, of any server.
+            waits: What it waits for of other tasks.
+        """
         session = self._session
         if session is None or self._restarted:
             return None
         # The thread that waits for one server renews no other's lease meanwhile.
         patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
-        beat = heartbeat(session, self._steps, self._doing())
+        beat = heartbeat(session, self._steps, self._doing(), awaited, waits)
         return Pending(self, beat, Deadlines(call=patience, connect=0))
 
     def _doing(self) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
+from stratagem._core.waiting import waits_for_tasks
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import ServerSession
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import PING_SECONDS
+from stratagem_proto.v1.waits_pb2 import Awaited, Waiter
 
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
@@ -35,8 +37,8 @@ class Heartbeat:
         idle: Called when a step has ended and none begins soon.
     """
 
-    def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
-        self._connections, self._steps = connections, steps
+    def __init__(self, connections: Sequence[Connection], steps: StepCount, name: str) -> None:
+        self._connections, self._steps, self._name = connections, steps, name
         self.idle: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,7 +95,10 @@ class Heartbeat:
 
     def _renew_leases(self) -> None:
         # All at once: one server that is away must not cost the leases of others.
-        beats = [connection.renew_lease() for connection in self._connections]
+        answers = (connection.awaited() for connection in self._connections)
+        awaited = [answer for answer in answers if answer is not None]
+        waits = [*_waits(self._name)]
+        beats = [connection.renew_lease(awaited, waits) for connection in self._connections]
         self._trim()
         for beat in filter(None, beats):
             with suppress(StratagemError):
@@ -120,6 +125,23 @@ class Heartbeat:
 
     def _third_of_lease(self) -> float:
         return _third(session.lease_seconds for session in self._sessions())
+
+
+def _waits(name: str) -> Iterator[Waiter]:
+    """Yield what the task of that name waits for of others."""
+    now = time.monotonic()
+    for wait in waits_for_tasks():
+        # Other strategies of this process may be other tasks.
+        if wait.awaited and (wait.who == name or not wait.who.startswith("/job:")):
+            task, subject, missing = wait.awaited
+            awaited = [Awaited(client=task, missing=missing)]
+            yield Waiter(
+                client=name,
+                reason="program",
+                subject=subject,
+                seconds=now - wait.began,
+                awaited=awaited,
+            )
 
 
 def _third(times: Iterable[float]) -> float:

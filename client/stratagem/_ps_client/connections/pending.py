@@ -50,6 +50,7 @@ class Pending(Generic[Result]):
 
     Attributes:
         attempt: What was sent last.
+        is_awaited: Whether a thread waits for the result.
     """
 
     def __init__(
@@ -68,7 +69,13 @@ class Pending(Generic[Result]):
         self._repetition = Repetition(request, self._route.peer, deadlines.connect)
         self._wait: Wait | None = None
         self._run = owner.run
+        self.is_awaited = False
         self.attempt = self._route.attempt(request, deadlines, style)
+
+    @property
+    def method(self) -> str:
+        """The RPC's name."""
+        return self._request.method
 
     def result(self) -> Result:
         """Wait for the result.
@@ -91,9 +98,11 @@ class Pending(Generic[Result]):
             self.attempt = self._anew()
         if self._request.awaits or self._request.opens:
             self._await(self._request.awaits, self._request.wait)
+        self.is_awaited = True
         try:
             return self._repeated()
         finally:
+            self.is_awaited = False
             if self._wait is not None:
                 self._wait.end()
             self.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import grpc
@@ -17,6 +18,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import (
     AttendSessionRequest,
+    AwaitedAnswer,
     CloseSessionRequest,
     CloseSessionResponse,
     ClosureKey,
@@ -28,6 +30,7 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
     Task,
 )
+from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.wire.channel import open_channel
 
 
@@ -148,17 +151,30 @@ def opening(
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
-def heartbeat(session: ServerSession, steps: StepCount, doing: str) -> Request[HeartbeatResponse]:
+def heartbeat(
+    session: ServerSession,
+    steps: StepCount,
+    doing: str,
+    awaited: Iterable[AwaitedAnswer],
+    waits: Iterable[Waiter],
+) -> Request[HeartbeatResponse]:
     """Return what renews the lease of a session, and tells its last finished step.
 
     Args:
         session: The session.
         steps: The steps of this process.
         doing: Where the program is, if it has made no request since the last heartbeat.
+        awaited: The answers that the program waits for.
+        waits: What it waits for of other tasks.
     """
     finished, report = steps.tell()
     message = HeartbeatRequest(
-        session_id=session.identifier, finished=finished, report=report, doing=doing
+        session_id=session.identifier,
+        finished=finished,
+        report=report,
+        doing=doing,
+        awaited=awaited,
+        waits=waits,
     )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 

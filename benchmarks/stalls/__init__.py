@@ -1,0 +1,1 @@
+"""Clusters that are brought to a standstill, and whether `stratagem doctor` names the culprit."""

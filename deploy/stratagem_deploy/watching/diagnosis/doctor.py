@@ -1,0 +1,36 @@
+"""All that is wrong with a cluster, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.diagnosis import clients, machines, waits
+from stratagem_deploy.watching.diagnosis.finding import Finding
+
+
+def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
+    """Return what is wrong, those first for whom others wait.
+
+    Args:
+        answers: What servers say.
+        patience: Waits of fewer seconds are usual.
+    """
+    links = [*clients.cut_off(answers, patience)]
+    excused = {culprit for link in links for culprit in link.culprits}
+    found = [
+        *machines.missed(answers),
+        *machines.stuck_disks(answers, patience),
+        *machines.refusing(answers),
+        *links,
+        *waits.stalled(answers, patience, excused),
+        *waits.endless(answers, patience),
+        *clients.lost(answers),
+        *clients.silent(answers),
+        *machines.full(answers),
+        *machines.slow_disks(answers),
+        *machines.slow_servers(answers),
+        *machines.skewed(answers),
+        *machines.different(answers),
+    ]
+    return sorted(found, key=lambda finding: not finding.stalls)
