@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from types import FrameType
 
@@ -24,7 +26,7 @@ def whereabouts(thread: int) -> str:
         instance "train.py:83 in step, in torch.autograd.graph._engine_run_backward". "" for a
         thread that has ended.
     """
-    frames = [*_frames(sys._current_frames().get(thread))]
+    frames = [*_frames(current_frames().get(thread))]
     if not frames:
         return ""
     own = next((frame for frame in frames if not _is_library(frame)), None)
@@ -32,6 +34,26 @@ def whereabouts(thread: int) -> str:
     if frames[0] is not own:
         words.append(f"in {_module(frames[0])}.{frames[0].f_code.co_name}")
     return ", ".join(words)[:MAX_CHARACTERS]
+
+
+# Of what turns the garbage collector off and on.
+_collector = threading.Lock()
+
+
+def current_frames() -> Mapping[int, FrameType]:
+    """Return the innermost frame of each thread, by its identifier.
+
+    Python 3.11 holds a lock of its own meanwhile. A garbage collection that begins there, and frees
+    a `threading.local`, waits for that lock for ever and lets no thread go on.
+    """
+    with _collector:
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if is_enabled:
+                gc.enable()
 
 
 def _frames(innermost: FrameType | None) -> Iterator[FrameType]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 import traceback
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import AlreadyExistsError, CancelledError, InvalidArgumentError
+from stratagem_proto.whereabouts import current_frames
 
 _LOG = logging.getLogger("stratagem")
 
@@ -112,7 +112,7 @@ class Watchdog:
 
 def _stacks() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         yield f"\nThread {names.get(ident, ident)}:\n"
         yield from traceback.format_stack(frame)
 
