@@ -19,6 +19,8 @@ from weakref import WeakValueDictionary
 
 from cloudpickle import cloudpickle
 
+from stratagem._shipping.code import dumps
+
 
 def dump_exception(error: BaseException) -> bytes:
     """Return the pickle of an exception, which can be read again.
@@ -27,7 +29,7 @@ def dump_exception(error: BaseException) -> bytes:
         Exception: What came of pickling it, or of reading the pickle: exceptions exist that are
             pickled well and cannot be read.
     """
-    pickled: bytes = cloudpickle.dumps(error)
+    pickled = dumps(error)
     ClassUnpickler(pickled, SessionClasses()).load()
     return pickled
 

@@ -16,6 +16,7 @@ from cloudpickle import cloudpickle
 from torch import Tensor
 
 from stratagem._shipping.classes import Classes, ClassUnpickler
+from stratagem._shipping.code import CodePickler
 from stratagem_proto.wire.tensors import as_bytes
 
 ATOMS = {bool, int, str, bytes, type(None)}
@@ -99,7 +100,7 @@ Name = Callable[[Any], "int | None"]
 """Returns the handle of an object, None for what travels by value."""
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
+class Pickler(CodePickler):
     """Writes values one by one: functions and classes as cloudpickle does.
 
     What modules have that others can import is named, in `__main__` it is contained.

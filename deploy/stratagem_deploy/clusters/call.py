@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from stratagem._shipping.code import dumps
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 
 
@@ -47,13 +48,12 @@ class WorkerCall:
             InvalidTypeError: The function or an argument cannot be pickled.
         """
         try:
-            pickled: bytes = cloudpickle.dumps(self)
+            return dumps(self)
         except Exception as unpicklable:
             raise InvalidTypeError(
                 f"the function or one of its arguments cannot be sent to a process: "
                 f"{unpicklable}; create it inside the function"
             ) from unpicklable
-        return pickled
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Outcome:
     def to_bytes(self) -> bytes:
         """Pickle it; what cannot be pickled is replaced by an error that says so."""
         try:
-            pickled: bytes = cloudpickle.dumps(self)
+            pickled = dumps(self)
             # Exceptions exist that are pickled well and cannot be read again.
             cloudpickle.loads(pickled)
         except Exception as unpicklable:
-            pickled = cloudpickle.dumps(self._stand_in(unpicklable))
+            pickled = dumps(self._stand_in(unpicklable))
         return pickled
 
     def _stand_in(self, unpicklable: Exception) -> Outcome:

@@ -34,7 +34,7 @@ def raise_two_parts() -> NoReturn:
 
 def sent(function: Callable[..., Any], *arguments: Any) -> Outcome:
     """Makes a call as another process would, and takes what it sends back."""
-    call: WorkerCall = cloudpickle.loads(cloudpickle.dumps(WorkerCall(function, arguments)))
+    call: WorkerCall = cloudpickle.loads(WorkerCall(function, arguments).to_bytes())
     outcome: Outcome = cloudpickle.loads(call.outcome().to_bytes())
     return outcome
 
