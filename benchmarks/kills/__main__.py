@@ -20,14 +20,16 @@ from benchmarks.harness.table import Table
 from benchmarks.kills.attack import Attack
 from benchmarks.kills.batches import batched
 from benchmarks.kills.counting import counted, rows, update_functions, variables
+from benchmarks.kills.eviction import evicting
 from benchmarks.kills.lockstep import in_lockstep
 from stratagem_proto.wire.transport import VARIABLE
 
 PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
-    "variables, async": partial(counted, kind=variables, consistency="async"),
+    "variables, async": partial(counted, kind=variables),
     "variables, bounded": partial(counted, kind=variables, consistency="bounded"),
-    "update functions": partial(counted, kind=update_functions, consistency="async"),
-    "rows of a table": partial(counted, kind=rows, consistency="async"),
+    "update functions": partial(counted, kind=update_functions),
+    "rows of a table": partial(counted, kind=rows),
+    "eviction": partial(counted, kind=evicting, servers=1),
     "sync": in_lockstep,
     "coordinator": batched,
 }
@@ -40,7 +42,7 @@ def main(
     each: Annotated[int, typer.Option(min=1, help="Kills of one run of a program.")] = 15,
     seed: Annotated[int, typer.Option(help="Of the first run; each has the next one.")] = 0,
 ) -> None:
-    """Kills servers and workers of each program in turn, by each transport.
+    """Kills servers, workers and coordinators of each program in turn, by each transport.
 
     Exit code: 0 when nothing was lost or there twice; else 1.
     """
@@ -75,8 +77,13 @@ def _attacked(name: str, transport: str, count: int, seed: int) -> tuple[list[st
 
 
 def _table(kills: Mapping[str, Counter[str]]) -> Table:
-    columns = {"runs": "runs", "ps": "servers killed", "worker": "workers killed"}
-    columns["faults"] = "lost or doubled"
+    columns = {
+        "runs": "runs",
+        "ps": "servers killed",
+        "worker": "workers killed",
+        "coordinator": "coordinators killed",
+        "faults": "lost or doubled",
+    }
     lines = [*kills.items(), ("all", sum(kills.values(), Counter()))]
     found = [[name, *(str(done[each]) for each in columns)] for name, done in lines]
     return Table(["", *columns.values()], found)

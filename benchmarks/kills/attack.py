@@ -6,18 +6,20 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.kills.victims import Victims
 from stratagem_deploy import LocalCluster
 
 SERVERS = WORKERS = 2
 
+PATIENCE_SECONDS = 120.0
+END = "end"
 # So much is logged within a few steps of any program.
 _STEPS_BYTES = 4_000
-_PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 0.3
 
 
@@ -29,25 +31,25 @@ class Attack:
         folder: Where servers keep their logs, and workers what was acknowledged.
         count: How many kills there are to be.
         chance: Draws victims and moments.
-        report: Told of each kill.
-        done: The kills so far, by the job of the victim.
+        done: The kills so far, by the job of the victims.
     """
 
     folder: Path
     count: int
     chance: random.Random
-    report: Callable[[], object] = lambda: None
     done: Counter[str] = field(default_factory=Counter)
 
     @property
     def end(self) -> Path:
         """A file that is there once there is nothing more to be killed."""
-        return self.folder / "end"
+        return self.folder / END
 
-    def cluster(self, workers: int = 0, worker_servers: int = 0) -> LocalCluster:
+    def cluster(
+        self, servers: int = SERVERS, workers: int = 0, worker_servers: int = 0
+    ) -> LocalCluster:
         """Return servers that keep a log, and other tasks."""
         return LocalCluster(
-            ps=SERVERS,
+            ps=servers,
             workers=workers,
             worker_servers=worker_servers,
             processes=True,
@@ -55,33 +57,41 @@ class Attack:
             durability_folder=self.folder,
         )
 
-    @contextmanager
-    def on(self, running: LocalCluster, *victims: str) -> Iterator[None]:
-        """Kill tasks beside the body, which goes on until there is `end`.
-
-        Args:
-            running: The cluster.
-            victims: Some of "ps", "worker" and "worker server".
+    def strike(self, *victims: Victims, is_over: threading.Event | None = None) -> None:
+        """Kill processes until it is enough, or over; then make `end`.
 
         Raises:
-            Exception: A task could not be started again, or training did not go on.
+            Exception: A process could not be started again, or training did not go on.
+        """
+        is_over = is_over or threading.Event()
+        try:
+            while self.done.total() < self.count:
+                self._await_steps(is_over)
+                if is_over.is_set():
+                    return
+                time.sleep(self.chance.uniform(0.0, _LONGEST_PAUSE))
+                struck = self.chance.choice(victims)
+                self.done[struck.job] += struck.strike(self.chance)
+        finally:
+            self.end.touch()
+
+    @contextmanager
+    def on(self, *victims: Victims) -> Iterator[None]:
+        """Kill processes beside the body, which goes on until there is `end`.
+
+        Raises:
+            Exception: A process could not be started again, or training did not go on.
         """
         failures: list[Exception] = []
         is_over = threading.Event()
 
-        def kill() -> None:
+        def strike() -> None:
             try:
-                while self.done.total() < self.count:
-                    self._await_steps(is_over)
-                    if is_over.is_set():
-                        return
-                    self._strike(running, self.chance.choice(victims))
+                self.strike(*victims, is_over=is_over)
             except Exception as failure:
                 failures.append(failure)
-            finally:
-                self.end.touch()
 
-        thread = threading.Thread(target=kill, name="kills")
+        thread = threading.Thread(target=strike, name="kills")
         thread.start()
         try:
             yield
@@ -91,29 +101,12 @@ class Attack:
         for failure in failures:
             raise failure
 
-    def _strike(self, running: LocalCluster, victim: str) -> None:
-        """Kill a task, or all of its kind, and start them again."""
-        job = "ps" if victim == "ps" else "worker"
-        time.sleep(self.chance.uniform(0.0, _LONGEST_PAUSE))
-        tasks = range(SERVERS if job == "ps" else WORKERS)
-        struck = [*tasks] if self.chance.random() < 1 / 2 else [self.chance.choice(tasks)]
-        if victim != "worker":  # whose restart kills it
-            for each in struck:
-                running.kill(job, each)
-        restarts = [threading.Thread(target=running.restart, args=(job, each)) for each in struck]
-        for restart in restarts:
-            restart.start()
-        for restart in restarts:
-            restart.join()
-        self.done[job] += len(struck)
-        self.report()
-
     def _await_steps(self, is_over: threading.Event) -> None:
         """Wait until servers have logged some steps."""
-        enough, deadline = self._logged() + _STEPS_BYTES, time.monotonic() + _PATIENCE_SECONDS
+        enough, deadline = self._logged() + _STEPS_BYTES, time.monotonic() + PATIENCE_SECONDS
         while self._logged() < enough and not is_over.wait(0.01):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing was logged for {_PATIENCE_SECONDS:g} s")
+                raise TimeoutError(f"nothing was logged for {PATIENCE_SECONDS:g} s")
 
     def _logged(self) -> int:
         return sum(path.stat().st_size for path in self.folder.glob("ps-*/segment-*.log"))

@@ -12,6 +12,7 @@ import torch
 
 import stratagem
 from benchmarks.kills.attack import SERVERS, WORKERS, Attack
+from benchmarks.kills.victims import Servers, Workers
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
 
@@ -120,8 +121,13 @@ def differences(there: list[int], known: list[int], most: int) -> list[str]:
     return lost + [f"doubled {each - most} of a counter" for each in pairs if each > most]
 
 
-def counted(attack: Attack, kind: Kind, consistency: str) -> list[str]:
+def counted(
+    attack: Attack, kind: Kind, consistency: str = "async", servers: int = SERVERS
+) -> list[str]:
     """Have workers count while they and their servers are killed; return what is wrong."""
-    with attack.cluster(workers=WORKERS) as running, attack.on(running, "ps", "worker"):
+    with (
+        attack.cluster(servers, WORKERS) as running,
+        attack.on(Servers(running, servers), Workers(running, WORKERS)),
+    ):
         found = running.run(count, attack.end, kind, consistency)
     return [fault for each in found for fault in each]

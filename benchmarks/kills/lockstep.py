@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 import stratagem
-from benchmarks.kills.attack import WORKERS, Attack
+from benchmarks.kills.attack import SERVERS, WORKERS, Attack
+from benchmarks.kills.victims import Servers
 from stratagem import ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 
@@ -17,7 +18,7 @@ _SIZES = 7, 5
 
 def in_lockstep(attack: Attack) -> list[str]:
     """Have workers train while servers are killed; return what is wrong."""
-    with attack.cluster(workers=WORKERS) as running, attack.on(running, "ps"):
+    with attack.cluster(workers=WORKERS) as running, attack.on(Servers(running, SERVERS)):
         trained = running.run(_train, attack.end)
     (steps,) = {steps for steps, _ in trained}
     alone = _trained_alone(steps)

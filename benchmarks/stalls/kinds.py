@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from benchmarks.harness import coordinators
+from benchmarks.stalls import coordinating
 from benchmarks.stalls.relay import Relay
 from benchmarks.stalls.scene import (
     SERVERS,
@@ -22,9 +23,7 @@ from benchmarks.stalls.scene import (
     until,
 )
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.processes.process import Process, import_path
-from stratagem_deploy.processes.transcript import Transcript
-from stratagem_proto.configuration.token_file import VARIABLE as TOKEN_FILE
+from stratagem_deploy.processes.process import Process
 from stratagem_proto.wire.transport import VARIABLE as TRANSPORT
 
 # Elements of a variable.
@@ -192,23 +191,8 @@ def _coordinating(scene: Scene) -> Iterator[tuple[Watched, Process]]:
     """Let a coordinator schedule functions while the body runs."""
     with LocalCluster(SERVERS, worker_servers=WORKERS, processes=True) as cluster:
         resolver = cluster.cluster_resolver
-        token = scene.folder / "token"
-        token.write_text(resolver.cluster_token or "")
-        token.chmod(0o600)
-        config = {
-            "cluster": resolver.cluster_spec().as_dict(),
-            "task": {"type": "chief", "index": 0},
-        }
-        coordinator = Process(
-            "chief:0",
-            [sys.executable, "-m", "benchmarks.stalls.coordinating", str(scene.folder)],
-            environment={
-                **import_path(),
-                "TF_CONFIG": json.dumps(config),
-                TOKEN_FILE: str(token),
-            },
-            output=Transcript(None),
-        )
+        module = coordinating.__name__
+        coordinator = coordinators.started(module, scene.folder, resolver)
         try:
             scene.await_steps()
             yield Watched.of(resolver, "ps", "worker"), coordinator

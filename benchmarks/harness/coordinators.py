@@ -1,0 +1,36 @@
+"""Coordinators as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_deploy.processes.process import Process, import_path
+from stratagem_deploy.processes.transcript import Transcript
+from stratagem_proto.configuration.token_file import VARIABLE as TOKEN_FILE
+
+
+def started(module: str, folder: Path, resolver: ClusterResolver) -> Process:
+    """Start `python -m MODULE FOLDER` as the chief of a cluster.
+
+    Args:
+        module: What it runs.
+        folder: Its argument. The cluster's token is kept there, for this user only.
+        resolver: The cluster as its chief sees it.
+    """
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(resolver.cluster_token or "")
+    chief = {"cluster": resolver.cluster_spec().as_dict(), "task": {"type": "chief", "index": 0}}
+    return Process(
+        "chief:0",
+        [sys.executable, "-m", module, str(folder)],
+        environment={
+            **import_path(),
+            "TF_CONFIG": json.dumps(chief),
+            TOKEN_FILE: str(token),
+        },
+        output=Transcript(),
+    )
