@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from stratagem._ps_client.connections.session import Identity, farewell
@@ -15,6 +14,7 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InternalError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER
 from tests.simulation.connections import Pauses, SimulatedConnection
+from tests.simulation.disk import Disk
 from tests.simulation.network import Network
 from tests.simulation.servers import SimulatedServer, beside
 from tests.simulation.world import World
@@ -144,10 +144,10 @@ class Cluster:
         servers: The servers.
     """
 
-    def __init__(self, world: World, num_servers: int, folder: Path | None = None) -> None:
+    def __init__(self, world: World, num_servers: int, disk: Disk | None = None) -> None:
         self.world = world
         world.loop.beside = partial(beside, world)
-        self.servers = [SimulatedServer(world, task, folder) for task in range(num_servers)]
+        self.servers = [SimulatedServer(world, task, disk) for task in range(num_servers)]
         self._network = Network(world)
         self._processes: dict[Process, asyncio.Task[None]] = {}
 

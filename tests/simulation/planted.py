@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from stratagem_proto.log.segments import segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import CheckpointGate
@@ -23,7 +25,10 @@ from stratagem_psserver.exactly_once.ledger import (
     SessionLedger,
     WaitForEarlier,
 )
+from stratagem_psserver.log import segment_writer
 from stratagem_psserver.log.changes import Changes
+from stratagem_psserver.persistence import folder
+from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.rpcs import values
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.rounds import Rounds
@@ -152,6 +157,19 @@ def _restores_no_reply(self: Numbering, key: RequestKey, reply: RecordedReply) -
     """Start again without what sessions were answered."""
 
 
+def _syncs_nothing(path: Path) -> None:
+    """Leave the names in a folder to the system."""
+
+
+def _trusts_memory(self: StateFolder) -> None:
+    """Take what the system has in memory for what is on disk."""
+
+
+def _reads_all(self: StateFolder, needed: int = 1) -> list[Path]:
+    """Read segments, too, that were removed before a loss of power."""
+    return segments_in(self.path)
+
+
 PLANTED: Mapping[str, Plant] = {
     "a reply is not recorded": _replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": _replaced(Numbering, "finish", _records_late),
@@ -170,4 +188,8 @@ PLANTED: Mapping[str, Plant] = {
     "a change is a step too early": _replaced(Schedule, "change", _changes_early),
     "an answer leaves before its record": _replaced(Changes, "durable", _answers_at_once),
     "replies are lost at a restart": _replaced(Numbering, "repeat", _restores_no_reply),
+    "a segment's name is not on disk": _replaced(segment_writer, "sync_folder", _syncs_nothing),
+    "a server's folder is not on disk": _replaced(folder, "sync_folder", _syncs_nothing),
+    "memory is taken for the disk": _replaced(StateFolder, "settle", _trusts_memory),
+    "removed segments are read": _replaced(StateFolder, "segments", _reads_all),
 }

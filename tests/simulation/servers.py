@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from stratagem_proto.errors import UnavailableError
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -26,11 +27,14 @@ from stratagem_psserver.servicer import (
 )
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from tests.simulation.disk import Disk
 from tests.simulation.world import World
 
 LEASE_SECONDS, RECONNECT_SECONDS = 10.0, 4.0
 # As often as a real server looks for leases that have ended.
 _LOOK_SECONDS = RECONNECT_SECONDS / 4
+
+_RESTART_SECONDS = 1.0
 
 Result = TypeVar("Result")
 
@@ -44,11 +48,16 @@ def beside(world: World, work: Callable[[], None], give_up: Callable[[], object]
     present = PRESENT_RUN.get()
 
     def act() -> None:
-        if present is None or present[0].is_running(present[1]):
+        if present is None:
+            work()
+        elif present[0].is_running(present[1]):
+            present[0].work.remove(work)
             work()
         else:
             give_up()
 
+    if present is not None and present[0].is_running(present[1]):
+        present[0].work.append(work)
     longest = 2.0 if world.strikes("slow disk", world.weather.slow_disk) else 0.02
     world.loop.call_later(world.chance.random() * longest, act)
 
@@ -96,7 +105,7 @@ class SimulatedCompute(Compute):
 class SimulatedServer:
     """One server, which can end at any moment and start anew.
 
-    With a folder it keeps a log there, and its next run goes on where it ended.
+    With a disk it keeps a log there, and its next run goes on where it ended.
 
     Attributes:
         name: Its name in the trace.
@@ -105,26 +114,40 @@ class SimulatedServer:
         is_up: Whether the process runs.
         runs: How often it was started.
         served: Called after each call, and after each look for leases that have ended.
+        work: What threads of the present run have still to do.
     """
 
-    def __init__(self, world: World, task: int, folder: Path | None = None) -> None:
+    def __init__(self, world: World, task: int, disk: Disk | None = None) -> None:
         self.name = f"ps:{task}"
+        self._disk, self._folder = disk, disk.machine(self.name) if disk else None
         self.settings = ServerSettings(
             task=task,
             lease_seconds=LEASE_SECONDS,
             reconnect_seconds=RECONNECT_SECONDS,
-            durability="none" if folder is None else "log",
-            durability_folder=str(folder or ""),
+            durability="none" if disk is None else "log",
+            durability_folder=str(self._folder or ""),
             log_records=world.chance.choice((20, 100_000)),
         )
         self.served: Callable[[], None] = lambda: None
         self._world = world
         self._running: dict[asyncio.Task[Any], None] = {}
         self.runs = 0
+        self.work: list[Callable[[], None]] = []
         self.start()
 
     def start(self) -> None:
-        """Begin a run of the process; whatever a run before knew is gone."""
+        """Begin a run of the process; whatever a run before knew is gone.
+
+        If it cannot begin, it is started again, as by a supervisor.
+        """
+        try:
+            self._start()
+        except UnavailableError as error:
+            self._world.note(self.name, f"cannot start: {error.message}")
+            self.is_up, self._stopped = False, True
+            self._world.loop.call_later(_RESTART_SECONDS, self.start)
+
+    def _start(self) -> None:
         world, self.is_up = self._world, True
         self.runs, self._stopped = self.runs + 1, False
         environment = Environment(world.loop.time, world.chance.randbytes, SimulatedCompute(world))
@@ -155,9 +178,19 @@ class SimulatedServer:
         for task in running:
             task.cancel()
         if self._persistence is not None:
+            self._leave()
             self._persistence.release()
             self._tear()
         self._world.note(self.name, "stops")
+
+    def _leave(self) -> None:
+        """Leave on the disk what is there when the process, or the machine, ends."""
+        assert self._disk is not None and self._folder is not None
+        loses_power = self._world.strikes("power loss", 0.5)
+        begun = self._world.chance.choice(self.work) if self.work else None
+        self.work = []
+        self._disk.end(self._folder, loses_power, begun)
+        self._world.note(self.name, "loses power" if loses_power else "is killed")
 
     def serve(self, path: str, messages: Sequence[bytes]) -> asyncio.Task[list[bytes]]:
         """Begin to answer a call; the task has the answer, or raises the status as an error."""
@@ -165,9 +198,7 @@ class SimulatedServer:
 
     def _tear(self) -> None:
         """Leave a part of a batch at the end of the log, which was being written."""
-        segments = sorted(
-            Path(self.settings.durability_folder).glob(f"ps-{self.settings.task}/*.log")
-        )
+        segments = sorted(Path(self.settings.durability_folder).glob("*/*.log"))
         if segments and self._world.chance.random() < 0.5:
             with segments[-1].open("ab") as file:
                 file.write(self._world.chance.randbytes(self._world.chance.randint(1, 60)))

@@ -6,12 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 from stratagem_proto.errors import StratagemError
 from tests.simulation.cluster import Cluster
-from tests.simulation.disk import disk
+from tests.simulation.disk import Disk, simulated_disk
 from tests.simulation.programs.adding import Adding
 from tests.simulation.programs.coordinating import Coordinating
 from tests.simulation.programs.observing import Observing
@@ -73,17 +72,17 @@ def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
     world = World(seed, shelter)
     program = world.chance.choice(PROGRAMS)(world)
     logs = not isinstance(program, Restarting) and world.chance.random() < _LOGGING
-    with disk(world) if logs else nullcontext() as folder:
-        _end(world, program, folder)
+    with simulated_disk(world) if logs else nullcontext() as made:
+        _end(world, program, made)
     name = type(program).__name__ + (" with logs" if logs else "")
     return Outcome(seed, name, world.violations, world.faults, world.trace)
 
 
-def _end(world: World, program: Program, folder: Path | None) -> None:
-    if folder is not None and program.storms:
+def _end(world: World, program: Program, disk: Disk | None) -> None:
+    if disk is not None and program.storms:
         program.storms = (*program.storms, RESTART)
     try:
-        running = _run(world, program, folder)
+        running = _run(world, program, disk)
         world.loop.run(asyncio.wait_for(running, _LONGEST_SECONDS))
     except asyncio.TimeoutError:
         world.require(False, f"the program did not end in {_LONGEST_SECONDS:g} s")
@@ -91,8 +90,8 @@ def _end(world: World, program: Program, folder: Path | None) -> None:
         world.require(False, f"the program ends with {error!r}")
 
 
-async def _run(world: World, program: Program, folder: Path | None) -> None:
-    cluster = Cluster(world, program.num_servers, folder)
+async def _run(world: World, program: Program, disk: Disk | None) -> None:
+    cluster = Cluster(world, program.num_servers, disk)
     await program.prepare(cluster)
     world.weather = weather_of(world.chance, program.storms)
     world.note("weather", str(world.weather))

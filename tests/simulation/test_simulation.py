@@ -18,6 +18,7 @@ FAULTS = {
     "failing disk",
     "partition",
     "pause",
+    "power loss",
     "reply late",
     "reply lost",
     "request doubled",

@@ -59,7 +59,7 @@ def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weath
         reply_lost=likely(0.15),
         cut_off=likely(0.15),
         slow_work=likely(0.8),
-        slow_disk=likely(0.2),
+        slow_disk=likely(0.5),
         failing_disk=likely(0.1),
         storms={name: likely(12.0) for name in storms},
     )

@@ -9,7 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import sync_folder
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from stratagem_proto.log.segments import TornTail, first_of, segments_in
 
 _LOCK = "lock"
@@ -59,6 +63,7 @@ class StateFolder:
             self.path.mkdir(exist_ok=True)
             self.images.mkdir(exist_ok=True)
             sync_folder(self.path)
+            sync_folder(self.path.parent)
             lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidArgumentError(
@@ -82,9 +87,31 @@ class StateFolder:
         """The folder of images."""
         return self.path / _IMAGES
 
-    def segments(self) -> list[Path]:
-        """Return the segments, in their order."""
-        return segments_in(self.path)
+    def segments(self, needed: int = 1) -> list[Path]:
+        """Return the segments that have records from a position on, in their order.
+
+        A loss of power may bring back some of those before, which were removed.
+        """
+        segments = segments_in(self.path)
+        while len(segments) > 1 and first_of(segments[1]) <= needed:
+            del segments[0]
+        return segments
+
+    def settle(self) -> None:
+        """Bring to disk what the process before may have left in the memory of the system only.
+
+        Raises:
+            UnavailableError: The disk does not take it.
+        """
+        try:
+            for path in self.segments()[-1:]:
+                _settle(path)
+            sync_folder(self.path)
+        except OSError as error:
+            raise UnavailableError(
+                f"the log in {str(self.path)!r} cannot be brought to disk: {error.strerror}; see "
+                "that its disk works"
+            ) from error
 
     def cut(self, torn: TornTail) -> None:
         """Remove an end that was not written in full, of which nobody has heard."""
@@ -124,6 +151,16 @@ class StateFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _settle(segment: Path) -> None:
+    file = os.open(segment, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fdatasync(file)
+        # After an error of the disk, the system may have in memory what the disk has not.
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
 
 
 def _require_disk(root: Path) -> None:

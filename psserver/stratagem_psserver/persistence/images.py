@@ -101,6 +101,12 @@ class Image:
         exact: Mapping[str, Any] = self.facts["exact"]
         return exact
 
+    @property
+    def needed(self) -> int:
+        """The position of the first record that is needed beside it."""
+        needed: int = min([self.exact["position"] + 1, *self.exact["records"]])
+        return needed
+
     def restore(self, state: ServerState) -> None:
         """Restore the state of an empty server, but for the steps that are not complete.
 

@@ -42,6 +42,7 @@ class Persistence:
         FailedPreconditionError: Another process uses it, or another server has written it, or one
             that kept no log.
         DataLossError: What is there is damaged.
+        UnavailableError: The disk fails.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -57,7 +58,8 @@ class Persistence:
         self._folder = StateFolder(root, name, settings.label)
         try:
             self._image = read_image(self._folder, settings)
-            self._reader = LogReader(self._folder.segments())
+            self._folder.settle()
+            self._reader = LogReader(self._folder.segments(self._needed))
             self._heads = [head for _, head in self._reader.heads()]
             state.incarnation = self._known_incarnation() or state.incarnation
         except BaseException:
@@ -115,11 +117,15 @@ class Persistence:
     def _image_position(self) -> int:
         return self._image.exact["position"] if self._image else 0
 
+    @property
+    def _needed(self) -> int:
+        return self._image.needed if self._image else 1
+
     async def _replay(self) -> tuple[int, bool]:
         """Apply the records that the image lacks; return their number, and whether some remain."""
         count, last = 0, self._image_position
         needed = {*self._image.exact["records"]} if self._image else set()
-        self._require_start(min(needed, default=last + 1))
+        self._require_start(self._needed)
         is_complete = False
         async with Replay(self._state) as replay:
             for record in self._reader.records():
