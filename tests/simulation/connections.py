@@ -137,6 +137,7 @@ class SimulatedConnection:
         message.session_id = self._world.chance.randbytes(16)
 
     async def _repeated(self, request: Request[Result], deadlines: Deadlines) -> Result:
+        await self._pauses.over()
         began, paused = self._world.loop.time(), self._pauses.total
         try:
             return await self._repeating(request, deadlines)

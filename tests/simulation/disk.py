@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from errno import EIO
 from functools import partial
 from pathlib import Path
@@ -50,14 +50,15 @@ class Disk:
         self._names: dict[int, Names] = {}
         # Files whose last sync failed: the system takes what it has in memory for synced.
         self._doubtful: set[int] = set()
-        # Keeps the inodes of folders from being used again.
-        self._open = ExitStack()
+        # Open folders, by their inodes, which are so kept from being used again.
+        self._open: dict[int, int] = {}
         self._syncs_left = 0
         self._leave: Callable[[], None]
 
     def close(self) -> None:
         """Give up what the disk has kept."""
-        self._open.close()
+        for file in self._open.values():
+            os.close(file)
 
     def machine(self, name: str) -> Path:
         """Return the folder of a server, which is empty at first."""
@@ -81,7 +82,9 @@ class Disk:
         about, path = os.fstat(file), Path(os.readlink(f"/proc/self/fd/{file}"))
         if path.is_dir():
             self._hold(path, about.st_ino)
-            self._names[about.st_ino] = self._names_in(path)
+            before = self._names[about.st_ino]
+            self._names[about.st_ino] = names = self._names_in(path)
+            self._release({*before.values()} - {*names.values()})
         elif about.st_ino not in self._doubtful:
             self._keep(path, about.st_ino)
             self._sizes[about.st_ino] = about.st_size
@@ -111,7 +114,14 @@ class Disk:
     def _hold(self, path: Path, inode: int) -> None:
         if inode not in self._names:
             self._names[inode] = {}
-            self._open.callback(os.close, os.open(path, os.O_RDONLY))
+            self._open[inode] = os.open(path, os.O_RDONLY)
+
+    def _release(self, gone: Iterable[int]) -> None:
+        """Forget folders that are gone for good."""
+        for inode in gone:
+            if inode in self._open:
+                os.close(self._open.pop(inode))
+                del self._names[inode]
 
     def _keep(self, path: Path, inode: int) -> None:
         with suppress(FileExistsError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -214,8 +215,14 @@ class SimulatedServer:
         task: asyncio.Task[Any] = self._world.loop.create_task(work)
         PRESENT_RUN.reset(run)
         self._running[task] = None
-        task.add_done_callback(lambda done: self._running.pop(done, None))
+        task.add_done_callback(partial(self._end, self.runs))
         return task
+
+    def _end(self, run: int, task: asyncio.Task[Any]) -> None:
+        self._running.pop(task, None)
+        if not self.is_running(run) and not task.cancelled():
+            # Nobody awaits what a process has found in its last moment.
+            task.exception()
 
     async def _answered(self, path: str, messages: Sequence[bytes]) -> list[bytes]:
         handler: Any = find_handler(self._services, path.encode())

@@ -240,6 +240,12 @@ async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        # Nobody is left to raise an error to; a repetition gets the recorded one.
+        task.add_done_callback(_forget_outcome)
         await asyncio.wait([task])
-        task.exception()  # nobody is left to raise it to; a repetition gets the recorded one
         raise
+
+
+def _forget_outcome(task: asyncio.Future[Response]) -> None:
+    if not task.cancelled():
+        task.exception()

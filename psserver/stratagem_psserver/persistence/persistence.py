@@ -107,6 +107,7 @@ class Persistence:
         position = max(self._reader.position, self._image_position)
         log = Log(self._writer, self._disk, self._label, position)
         log.on_leap = self._begin_image
+        self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
         self._state.changes.log = log
         if leapt or self._state.resumed:
             await self._take_image()

@@ -86,6 +86,21 @@ def test_images_replace_what_was_logged_before(folder: Path) -> None:
             assert again.everything() == before
 
 
+def test_what_earlier_processes_have_logged_counts_as_well(folder: Path) -> None:
+    most = 1 << 20
+    with logged(folder) as server, client_of(server) as client:
+        client.create(v=torch.zeros(most // 4))
+        left = killed(folder)
+    with (
+        logged(left, log_bytes=most, reconnect_seconds=0.4) as server,
+        client_of(server, client) as again,
+    ):
+        first = segments(left)[0]
+        while first.exists():
+            again.assign("v", torch.ones(1), pb.ASSIGN_MODE_SET, torch.zeros(1, dtype=torch.int64))
+    assert sum(path.stat().st_size for path in segments(left)) < most
+
+
 def test_an_end_that_was_not_written_in_full_is_cut_off(folder: Path) -> None:
     with logged(folder) as server, client_of(server) as client:
         trained(client, steps=3)
