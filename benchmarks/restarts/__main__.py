@@ -100,7 +100,7 @@ def _large_steps(training: Training) -> None:
 
 
 def _small_steps(training: Training) -> None:
-    for _ in trange(int(_FULL * _LOG_RECORDS), desc="small steps", leave=False, mininterval=1.0):
+    for _ in trange(int(_FULL * _LOG_RECORDS), desc="small steps", leave=False):
         training.step_small()
 
 
