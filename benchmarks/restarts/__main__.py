@@ -113,10 +113,11 @@ FILLINGS: Mapping[str, tuple[int, Filling]] = {
 
 def main(
     count: Annotated[int, typer.Option(min=1, help="Restarts of each kind.")] = 20,
+    only: Annotated[str, typer.Option(help="What there is to read, as in the table.")] = "",
 ) -> None:
     """Kill a server and start it again, and measure the time until it answers the next step."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
-    times = {name: _restarts(*kind, count) for name, kind in FILLINGS.items()}
+    times = {name: _restarts(*kind, count) for name, kind in FILLINGS.items() if only in name}
     rows = [[name, *_described(some)] for name, some in times.items()]
     print(Table(["to read", "median, s", "p99, s", "longest, s"], rows).markdown())
 
