@@ -23,17 +23,18 @@ def strategy(workers: int = 1) -> Iterator[tf.distribute.ParameterServerStrategy
 @contextmanager
 def _cluster(counts: Mapping[str, int]) -> Iterator[Mapping[str, Sequence[str]]]:
     """A server process for each task; yields the addresses by job."""
-    addresses = iter(_free_addresses(sum(counts.values())))
+    addresses = iter(free_addresses(sum(counts.values())))
     cluster = {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
     spawn = multiprocessing.get_context("spawn")
     for job, tasks in cluster.items():
         for task in range(len(tasks)):
             # They end with this process.
-            spawn.Process(target=_serve, args=(cluster, job, task), daemon=True).start()
+            spawn.Process(target=serve, args=(cluster, job, task), daemon=True).start()
     yield cluster
 
 
-def _free_addresses(count: int) -> Sequence[str]:
+def free_addresses(count: int) -> Sequence[str]:
+    """Return addresses of this machine that nobody uses now."""
     with ExitStack() as reserved:
         servers = [
             reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
@@ -41,7 +42,8 @@ def _free_addresses(count: int) -> Sequence[str]:
         return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
 
-def _serve(cluster: Mapping[str, Sequence[str]], job: str, task: int) -> None:
+def serve(cluster: Mapping[str, Sequence[str]], job: str, task: int) -> None:
+    """Be the server of a task until this process is ended."""
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=task, protocol="grpc"
     ).join()

@@ -56,8 +56,7 @@ class CopiesExtended(StrategyExtended):
         self._devices = replicas.devices
         self._default_device = replicas.default_device
         self._hosting = replicas.host(self, self._united)
-        if replicas.size > 1:
-            workers.add(container_strategy)
+        workers.add(container_strategy, has_others=replicas.size > 1)
 
     @property
     def experimental_should_init(self) -> bool:

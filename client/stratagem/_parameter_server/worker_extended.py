@@ -59,8 +59,8 @@ class WorkerExtended(StrategyExtended):
         self._devices = tuple(devices)
         self._synchronous = synchronous
         self._coordination = Coordination(self._container_strategy, coordinated)
-        if membership.trains and membership.num_workers > 1:
-            workers.add(container_strategy)
+        has_others = membership.trains and membership.num_workers > 1
+        workers.add(container_strategy, has_others)
         self._seed: Variable | None = None
 
     @property

@@ -80,6 +80,20 @@ def test_nobody_is_warned_of_what_a_lone_worker_trains(
     assert not caplog.records
 
 
+def test_nobody_is_warned_of_a_strategy_that_another_one_has_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = nn.Linear(1, 1)
+    with (
+        running(1, num_workers=2) as earlier,
+        earlier.strategy(),
+        running(1) as cluster,
+        cluster.strategy(),
+    ):
+        DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+    assert not caplog.records
+
+
 def test_nobody_is_warned_of_a_closed_strategy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

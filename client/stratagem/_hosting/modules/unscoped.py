@@ -10,15 +10,15 @@ _LOG = logging.getLogger("stratagem")
 
 
 class _Workers:
-    """The strategies of this process that train together with other workers."""
+    """The strategies of this process, some of which train together with other workers."""
 
     def __init__(self) -> None:
-        # Whether a warning was given for a strategy.
+        # Whether there is nothing to warn of for a strategy, or no more.
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
-    def add(self, strategy: object) -> None:
-        """Take a strategy in."""
-        self._warned[strategy] = False
+    def add(self, strategy: object, has_others: bool) -> None:
+        """Take a strategy in, which trains alone or with other workers."""
+        self._warned[strategy] = not has_others
 
     def leave_out(self, strategy: object) -> None:
         """Warn no longer of a strategy, which has been closed."""

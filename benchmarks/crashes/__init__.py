@@ -1,0 +1,1 @@
+"""Servers that are killed after they have acknowledged updates, and what is there then."""
