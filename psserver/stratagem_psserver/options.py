@@ -52,6 +52,26 @@ class ServerOptions(ServingOptions):
     log_records: int = Field(
         100_000, ge=1, description="Changes in the log after which an image replaces it."
     )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=2,
+        description="Processes with the state of this task: 2 for a primary and a backup.",
+    )
+    replica: int = Field(0, ge=0, le=1, description="Number of this process among them.")
+    arbiter: str = Field(
+        "",
+        description="Who decides which replica is the primary: file:PATH, on one host, or "
+        "kubernetes:NAMESPACE/NAME, a Lease.",
+    )
+    advertise: str = Field(
+        "", description="HOST:PORT at which others reach this replica; the default is --bind."
+    )
+    failover_seconds: float = Field(
+        1.0,
+        ge=0.1,
+        description="Seconds without a sign of the primary after which the backup takes over.",
+    )
     restore: Path | None = Field(
         None, description="Folder of checkpoints; the server restores the latest one, if any."
     )

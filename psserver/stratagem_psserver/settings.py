@@ -35,6 +35,13 @@ class ServerSettings(ServingSettings):
         snapshot_seconds: With "snapshot", seconds from one image to the next.
         log_bytes: After so many bytes of the log, an image replaces what was logged before.
         log_records: After so many records, likewise.
+        replicas: How many processes have the state of the task: 1, or 2 for a primary that serves
+            and a backup that takes over.
+        replica: The number of this process among them, from 0.
+        arbiter: Who decides which replica is the primary: "file:PATH" of one host,
+            "kubernetes:NAMESPACE/NAME" of a Lease.
+        advertise: The "host:port" at which others reach this replica; by default `bind`.
+        failover_seconds: The backup takes over after so many seconds without a sign of the primary.
     """
 
     job: str = "ps"
@@ -47,3 +54,8 @@ class ServerSettings(ServingSettings):
     snapshot_seconds: float = 60.0
     log_bytes: int = 1 << 30
     log_records: int = 100_000
+    replicas: int = 1
+    replica: int = 0
+    arbiter: str = ""
+    advertise: str = ""
+    failover_seconds: float = 1.0

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import stratagem_proto.v1.consistency_pb2
+import stratagem_proto.v1.replication_pb2
 import stratagem_proto.v1.session_pb2
 import stratagem_proto.v1.variable_pb2
 import stratagem_proto.v1.waits_pb2
@@ -344,6 +345,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
     RECORDED_CLOSURE_BYTES_FIELD_NUMBER: builtins.int
     WAITERS_FIELD_NUMBER: builtins.int
     LOG_FIELD_NUMBER: builtins.int
+    REPLICATION_FIELD_NUMBER: builtins.int
     recorded_closures: builtins.int
     """Mutations recorded of scheduled functions that have not ended."""
     recorded_closure_bytes: builtins.int
@@ -384,6 +386,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
     def log(self) -> global___LogStatus:
         """Its log; absent without --durability log."""
 
+    @property
+    def replication(self) -> stratagem_proto.v1.replication_pb2.ReplicationStatus:
+        """Its part among the replicas of its task; absent without --replicas."""
+
     def __init__(
         self,
         *,
@@ -398,9 +404,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
         recorded_closure_bytes: builtins.int = ...,
         waiters: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
         log: global___LogStatus | None = ...,
+        replication: stratagem_proto.v1.replication_pb2.ReplicationStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "log", b"log", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "log", b"log", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "log", b"log", "replication", b"replication", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "log", b"log", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "replication", b"replication", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
 
 global___ParameterServerStatus = ParameterServerStatus
 

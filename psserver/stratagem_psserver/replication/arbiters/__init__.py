@@ -1,0 +1,1 @@
+"""Who decides which replica of a task is the primary."""
