@@ -105,6 +105,7 @@ class LogRecord(google.protobuf.message.Message):
     CLOSURES_FIELD_NUMBER: builtins.int
     RECLAIMED_FIELD_NUMBER: builtins.int
     LEAP_FIELD_NUMBER: builtins.int
+    MARK_FIELD_NUMBER: builtins.int
     unix_seconds: builtins.float
     """When the change was recorded, in seconds since 1970 by the server's clock. For people."""
     reclaimed: builtins.bool
@@ -113,6 +114,10 @@ class LogRecord(google.protobuf.message.Message):
     """True if what follows can only be had from an image, for instance because values were read
     from a checkpoint. Nothing that follows was answered before there was such an image, so
     whoever reads the log without one stops here.
+    """
+    mark: builtins.bool
+    """True if nothing was being applied at this position, so that whoever reads the log can compare
+    a digest of the state there.
     """
     @property
     def mutation(self) -> global___LoggedMutation: ...
@@ -144,10 +149,11 @@ class LogRecord(google.protobuf.message.Message):
         closures: stratagem_proto.v1.closure_pb2.EndClosuresRequest | None = ...,
         reclaimed: builtins.bool = ...,
         leap: builtins.bool = ...,
+        mark: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark"] | None: ...
 
 global___LogRecord = LogRecord
 

@@ -4,9 +4,7 @@ isort:skip_file
 """
 
 import builtins
-import collections.abc
 import google.protobuf.descriptor
-import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import stratagem_proto.v1.log_pb2
@@ -212,15 +210,16 @@ global___Acknowledgement = Acknowledgement
 
 @typing.final
 class StateDigest(google.protobuf.message.Message):
-    """The digest of all state at a position of the log."""
+    """The digest of all state after a record of the log."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     position: builtins.int
+    """The position of the record, which is a mark."""
     sha256: builtins.bytes
-    """SHA-256 of the values of all variables, in the order of their names."""
+    """SHA-256 of all variables with their state, and of what else the server knows."""
     def __init__(
         self,
         *,
@@ -236,120 +235,100 @@ class FollowResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     IMAGE_FIELD_NUMBER: builtins.int
-    FILE_FIELD_NUMBER: builtins.int
-    RECORDS_FIELD_NUMBER: builtins.int
+    PIECE_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
     BEACON_FIELD_NUMBER: builtins.int
     @property
     def image(self) -> global___ImageBegin: ...
     @property
-    def file(self) -> global___ImageFile: ...
+    def piece(self) -> global___ImagePiece: ...
     @property
-    def records(self) -> global___Records: ...
+    def batch(self) -> global___BatchPiece: ...
     @property
     def beacon(self) -> global___Beacon: ...
     def __init__(
         self,
         *,
         image: global___ImageBegin | None = ...,
-        file: global___ImageFile | None = ...,
-        records: global___Records | None = ...,
+        piece: global___ImagePiece | None = ...,
+        batch: global___BatchPiece | None = ...,
         beacon: global___Beacon | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beacon", b"beacon", "file", b"file", "image", b"image", "kind", b"kind", "records", b"records"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "file", b"file", "image", b"image", "kind", b"kind", "records", b"records"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["image", "file", "records", "beacon"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["image", "piece", "batch", "beacon"] | None: ...
 
 global___FollowResponse = FollowResponse
 
 @typing.final
 class ImageBegin(google.protobuf.message.Message):
-    """An image follows: its files, then the records that it needs besides, then those after it. The
-    backup drops whatever state it has.
+    """An image follows, then the records that it needs besides, then those after it. The backup
+    replaces whatever state it has once it has all of the image.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: builtins.int
-    PIECES_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
+    NBYTES_FIELD_NUMBER: builtins.int
     position: builtins.int
     """The position of the last record that the image contains."""
-    pieces: builtins.int
-    """The number of messages of kind `file` that follow."""
-    incarnation: builtins.bytes
-    """The incarnation of the server, which the backup takes on."""
+    nbytes: builtins.int
+    """The bytes of all its files."""
     def __init__(
         self,
         *,
         position: builtins.int = ...,
-        pieces: builtins.int = ...,
-        incarnation: builtins.bytes = ...,
+        nbytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "pieces", b"pieces", "position", b"position"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nbytes", b"nbytes", "position", b"position"]) -> None: ...
 
 global___ImageBegin = ImageBegin
 
 @typing.final
-class ImageFile(google.protobuf.message.Message):
-    """A piece of a file of an image; the pieces of a file come in order."""
+class ImagePiece(google.protobuf.message.Message):
+    """A piece of a file of an image; the pieces of a file come in order, one file after the other."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PATH_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
     path: builtins.str
     """The path of the file below the folder of the image, with "/" between its parts."""
     data: builtins.bytes
+    is_last: builtins.bool
+    """Whether it is the last piece of the last file."""
     def __init__(
         self,
         *,
         path: builtins.str = ...,
         data: builtins.bytes = ...,
+        is_last: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "path", b"path"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "is_last", b"is_last", "path", b"path"]) -> None: ...
 
-global___ImageFile = ImageFile
+global___ImagePiece = ImagePiece
 
 @typing.final
-class Records(google.protobuf.message.Message):
-    """Records of the log in the order of their positions, as batches of a log contain them."""
+class BatchPiece(google.protobuf.message.Message):
+    """A piece of a batch of records, which has the bytes that it has in a segment of a log."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RECORDS_FIELD_NUMBER: builtins.int
-    @property
-    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Record]: ...
+    DATA_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    is_last: builtins.bool
+    """Whether it is the last piece of its batch."""
     def __init__(
         self,
         *,
-        records: collections.abc.Iterable[global___Record] | None = ...,
+        data: builtins.bytes = ...,
+        is_last: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "is_last", b"is_last"]) -> None: ...
 
-global___Records = Records
-
-@typing.final
-class Record(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    POSITION_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    TENSORS_FIELD_NUMBER: builtins.int
-    position: builtins.int
-    message: builtins.bytes
-    """A serialised LogRecord."""
-    tensors: builtins.bytes
-    """The bytes of its tensors."""
-    def __init__(
-        self,
-        *,
-        position: builtins.int = ...,
-        message: builtins.bytes = ...,
-        tensors: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "position", b"position", "tensors", b"tensors"]) -> None: ...
-
-global___Record = Record
+global___BatchPiece = BatchPiece
 
 @typing.final
 class Beacon(google.protobuf.message.Message):

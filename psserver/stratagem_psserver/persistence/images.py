@@ -102,9 +102,15 @@ class Image:
         return exact
 
     @property
+    def position(self) -> int:
+        """The position of the last change that it contains."""
+        position: int = self.exact["position"]
+        return position
+
+    @property
     def needed(self) -> int:
         """The position of the first record that is needed beside it."""
-        needed: int = min([self.exact["position"] + 1, *self.exact["records"]])
+        needed: int = min([self.position + 1, *self.exact["records"]])
         return needed
 
     def restore(self, state: ServerState) -> None:

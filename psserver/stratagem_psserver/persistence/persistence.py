@@ -7,18 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.log.segments import LogReader
 from stratagem_proto.server_log import LOG
-from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.log.segment_writer import SegmentWriter
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.images import Moment, read_image, take_image
-from stratagem_psserver.persistence.replay import Replay
+from stratagem_psserver.persistence.kernels import described, present_kernels
+from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.state import ServerState
 
 _SEGMENT_BYTES = 64 << 20
@@ -68,8 +66,7 @@ class Persistence:
         self._imaging: asyncio.Task[None] | None = None
         self._imaged = self._image_position
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
-        # Torch counts threads by thread, so the number to write and to compare is read once.
-        self._kernels = _kernels()
+        self._kernels = present_kernels()
         self._writer = SegmentWriter(
             self._folder.path, state.incarnation, self._task, self._kernels, _SEGMENT_BYTES
         )
@@ -98,8 +95,6 @@ class Persistence:
             FailedPreconditionError: The log was written with other kernels.
         """
         began = self._state.clock()
-        if self._image is not None:
-            self._image.restore(self._state)
         replayed, leapt = await self._replay()
         if self._reader.torn is not None:
             self._folder.cut(self._reader.torn)
@@ -116,7 +111,7 @@ class Persistence:
 
     @property
     def _image_position(self) -> int:
-        return self._image.exact["position"] if self._image else 0
+        return self._image.position if self._image else 0
 
     @property
     def _needed(self) -> int:
@@ -124,27 +119,16 @@ class Persistence:
 
     async def _replay(self) -> tuple[int, bool]:
         """Apply the records that the image lacks; return their number, and whether some remain."""
-        count, last = 0, self._image_position
-        needed = {*self._image.exact["records"]} if self._image else set()
+        count = 0
         self._require_start(self._needed)
-        is_complete = False
-        async with Replay(self._state) as replay:
+        async with Recovery(self._state, self._image) as recovery:
             for record in self._reader.records():
-                self._state.changes.replayed = record.position
-                if record.position <= last:
-                    if record.position in needed:
-                        await replay.apply_part(record)
-                    continue
-                if not is_complete:
-                    self._complete()
-                    is_complete = True
-                if record.message.leap:
-                    return count, True
-                self._require_kernels()
-                await replay.apply(record)
-                count += 1
-        if not is_complete:
-            self._complete()
+                if record.position > self._image_position:
+                    if record.message.leap:
+                        return count, True
+                    self._require_kernels()
+                    count += 1
+                await recovery.add(record)
         return count, False
 
     def _require_start(self, needed: int) -> None:
@@ -155,18 +139,14 @@ class Persistence:
                 "segments before from a backup, or move the folder away and restore a checkpoint"
             )
 
-    def _complete(self) -> None:
-        if self._image is not None:
-            self._state.rounds.complete_groups(self._image.exact["groups"])
-
     def _require_kernels(self) -> None:
         if not self._heads:
             return
         was, now = self._heads[-1].kernels, self._kernels
         if was != now:
             raise FailedPreconditionError(
-                f"the log of {self._label} was written with {_described(was)}, but this process "
-                f"has {_described(now)}, which may compute other bits. Start the server as it was "
+                f"the log of {self._label} was written with {described(was)}, but this process "
+                f"has {described(now)}, which may compute other bits. Start the server as it was "
                 "and stop it by SIGTERM, so that it leaves an image; then change it"
             )
 
@@ -216,15 +196,3 @@ class Persistence:
         self._disk.shutdown()
         self._writer.close()
         self._folder.release()
-
-
-def _kernels() -> Kernels:
-    return Kernels(
-        torch=torch.__version__,
-        threads=torch.get_num_threads(),
-        capability=torch.backends.cpu.get_cpu_capability(),
-    )
-
-
-def _described(kernels: Kernels) -> str:
-    return f"torch {kernels.torch}, {kernels.threads} threads and {kernels.capability}"

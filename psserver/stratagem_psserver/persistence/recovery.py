@@ -1,0 +1,63 @@
+"""Bringing an empty server to the state after an image and the records behind it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from typing_extensions import Self
+
+from stratagem_proto.log.segments import Record
+from stratagem_psserver.persistence.images import Image
+from stratagem_psserver.persistence.replay import Replay
+from stratagem_psserver.state import ServerState
+
+
+class Recovery:
+    """Applies records behind an image, in a context after which the server may be used.
+
+    Args:
+        state: The state of the server, which is empty and which nobody uses yet.
+        image: The image; None if the records are all that there is.
+    """
+
+    def __init__(self, state: ServerState, image: Image | None) -> None:
+        self._state, self._image = state, image
+        self._replay = Replay(state)
+        self._last = image.position if image else 0
+        self._needed = {*image.exact["records"]} if image else set()
+        self._is_complete = False
+
+    async def __aenter__(self) -> Self:
+        if self._image is not None:
+            self._image.restore(self._state)
+        await self._replay.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._complete()
+        await self._replay.__aexit__(kind, error, traceback)
+
+    async def add(self, record: Record) -> None:
+        """Apply a record, or only what the image lacks of it.
+
+        Raises:
+            DataLossError: It does not have the effect that it had before.
+        """
+        self._state.changes.replayed = record.position
+        if record.position > self._last:
+            self._complete()
+            await self._replay.apply(record)
+        elif record.position in self._needed:
+            await self._replay.apply_part(record)
+
+    def _complete(self) -> None:
+        """Go on from the image, once the contributions that it lacks are there."""
+        if self._image is not None and not self._is_complete:
+            self._state.rounds.complete_groups(self._image.exact["groups"])
+        self._is_complete = True

@@ -1,0 +1,95 @@
+"""The views of a task, and what a replica does in each; without clocks and the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from stratagem_proto.v1.replication_pb2 import Replica, View
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Be the primary of a view."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Follow the primary of a view, if it has one, or wait for the next view."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Ask the arbiter for another view."""
+
+    present: View | None
+    following: View
+
+
+Move: TypeAlias = Lead | Follow | Propose
+
+
+def next_move(view: View | None, me: Replica) -> Move:
+    """Return what a replica does in a view.
+
+    The replicas of a task have different indices, and at most one process has an index. So an
+    instance of this index that is another one than this process has ended with what it had in
+    memory.
+
+    Args:
+        view: The present view; None before there was one.
+        me: The replica.
+    """
+    if view is None:
+        return Propose(None, View(epoch=1, primary=me))
+    if is_primary(view, me):
+        return Lead(view) if view.primary == me else Propose(view, _at_its_address(view, me))
+    if is_backup(view, me):
+        return Follow(view) if view.HasField("primary") else Propose(view, alone(view, me))
+    return _outside(view, me)
+
+
+def _outside(view: View, me: Replica) -> Move:
+    """Return what a replica does that a view does not name."""
+    others_state = view.HasField("backup") and view.backup.index != me.index
+    if view.HasField("primary"):
+        if view.primary.index != me.index:
+            return Follow(view)
+        # The one before has ended, and its backup need not wait for it.
+        return Propose(view, _vacated(view) if others_state else alone(view, me))
+    return Follow(view) if others_state else Propose(view, alone(view, me))
+
+
+def is_primary(view: View, replica: Replica) -> bool:
+    """Return whether a view names the state of a replica as that of the primary."""
+    return view.HasField("primary") and view.primary.instance == replica.instance
+
+
+def is_backup(view: View, replica: Replica) -> bool:
+    """Return whether a view names the state of a replica as that of the backup."""
+    return view.HasField("backup") and view.backup.instance == replica.instance
+
+
+def alone(view: View, primary: Replica) -> View:
+    """Return the view after another one in which a replica is the primary, without a backup."""
+    return View(epoch=view.epoch + 1, primary=primary)
+
+
+def with_backup(view: View, backup: Replica) -> View:
+    """Return the view after another one in which the primary has a backup."""
+    return View(epoch=view.epoch + 1, primary=view.primary, backup=backup)
+
+
+def _vacated(view: View) -> View:
+    return View(epoch=view.epoch + 1, backup=view.backup)
+
+
+def _at_its_address(view: View, primary: Replica) -> View:
+    following = View(epoch=view.epoch + 1, primary=primary)
+    if view.HasField("backup"):
+        following.backup.CopyFrom(view.backup)
+    return following
