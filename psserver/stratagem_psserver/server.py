@@ -13,18 +13,13 @@ from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
-from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.snapshots import Snapshots
-from stratagem_psserver.rpcs.status import ParameterServerFacts
-from stratagem_psserver.servicer import (
-    SERVICE,
-    checkpoint_handler,
-    closure_handler,
-    data_handler,
-    service_handler,
-)
+from stratagem_psserver.replicated_service import ReplicatedService
+from stratagem_psserver.replication.arbiters.named import arbiter_of
+from stratagem_psserver.service import Service
+from stratagem_psserver.servicer import SERVICE
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
@@ -46,6 +41,7 @@ class ParameterServer(RpcServer):
         super().__init__(settings)
         self.settings = settings
         self._persistence: Persistence | Snapshots | None = None
+        self._replicated: ReplicatedService | None = None
 
     def start(self) -> None:
         try:
@@ -56,23 +52,30 @@ class ParameterServer(RpcServer):
             raise
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        self._state = ServerState(self.settings)
-        self._saves = Saves(self._state)
-        self._persistence = persistence_of(self._state)
+        state = ServerState(self.settings)
+        self._persistence = persistence_of(state)
         if self.settings.restore and not (self._persistence and self._persistence.has_state):
-            self._resume(self.settings.restore)
-        state, facts = self._state, ParameterServerFacts(self._state, self._saves)
-        self._status = StatusService(self.settings, state.incarnation, state.figures, facts.fill)
-        return (
-            self._status.handler(),
-            service_handler(self._state),
-            checkpoint_handler(self._state, self._saves),
-            closure_handler(self._state),
-            data_handler(self._state),
-        )
+            self._resume(state, self.settings.restore)
+        if self.settings.replicas > 1:
+            arbiter = arbiter_of(self.settings)
+            self._replicated = ReplicatedService(state, arbiter, self._forget_handlers)
+            return self._replicated.handlers
+        self._sole = Service(state)
+        return (self._sole.status_handler, *self._sole.handlers)
 
-    def _resume(self, path: str) -> None:
-        what = "restored" if resume(self._state, path) else "no checkpoint there yet"
+    @property
+    def _service(self) -> Service:
+        return self._replicated.service if self._replicated else self._sole
+
+    @property
+    def _state(self) -> ServerState:
+        return self._service.state
+
+    def _status_service(self) -> StatusService:
+        return self._service.status
+
+    def _resume(self, state: ServerState, path: str) -> None:
+        what = "restored" if resume(state, path) else "no checkpoint there yet"
         self._log.info(what, path=path)
 
     def _listens(self, sockets: FrameSockets) -> None:
@@ -90,8 +93,14 @@ class ParameterServer(RpcServer):
         shortest = min(settings.lease_seconds, settings.reconnect_seconds)
         self._recurring = [
             asyncio.create_task(_repeat(self._end_leases, shortest)),
-            asyncio.create_task(_repeat(self._state.trim, settings.lease_seconds)),
+            asyncio.create_task(_repeat(self._trim, settings.lease_seconds)),
         ]
+
+        if self._replicated is not None:
+            self._replicated.begin(settings.advertise or self.address)
+
+    def _trim(self) -> None:
+        self._state.trim()
 
     def _end_leases(self) -> None:
         for session in self._state.end_leases():
@@ -100,6 +109,8 @@ class ParameterServer(RpcServer):
             self._persistence.tend()
 
     async def _refuse(self, seconds: float) -> None:
+        if self._replicated is not None:
+            await self._replicated.leave()
         self._state.attendance.close()
         self._state.waits.close(
             UnavailableError(f"{self.settings.label} is shutting down; repeat the call")
@@ -109,7 +120,9 @@ class ParameterServer(RpcServer):
         for task in self._recurring:
             task.cancel()
         await asyncio.wait(self._recurring)
-        await self._saves.close()
+        if self._replicated is not None:
+            await self._replicated.close()
+        await self._service.saves.close()
         if self._persistence is not None:
             await self._persistence.close()
         self._state.compute.close()

@@ -36,6 +36,9 @@ class WorkerServer(RpcServer):
         self._status = StatusService(self.settings, state.incarnation, state.figures, state.fill)
         return (self._status.handler(), service_handler(state))
 
+    def _status_service(self) -> StatusService:
+        return self._status
+
     def _listens(self, sockets: FrameSockets) -> None:
         self._state.frame_sockets = sockets
 

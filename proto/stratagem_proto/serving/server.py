@@ -48,7 +48,6 @@ class RpcServer(ABC):
     """
 
     service: ClassVar[str]
-    _status: StatusService
     options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
     patience: ClassVar[float | None] = STALL_SECONDS
 
@@ -67,6 +66,10 @@ class RpcServer(ABC):
         self._stopped = threading.Event()
 
     @abstractmethod
+    def _status_service(self) -> StatusService:
+        """Return what describes the server at present."""
+
+    @abstractmethod
     def _listens(self, sockets: FrameSockets) -> None:
         """Keep the description of the sockets for clients; called before calls arrive."""
 
@@ -80,7 +83,7 @@ class RpcServer(ABC):
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """Return the handlers of all calls, that of `_status` among them; start nothing yet."""
+        """Return the handlers of all calls, that of the status among them; start nothing yet."""
 
     async def _prepare(self) -> None:  # noqa: B027 - most servers have nothing to prepare
         """Come to the state to begin with; clients cannot connect yet."""
@@ -122,7 +125,7 @@ class RpcServer(ABC):
         from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
 
         def ask() -> GetStatusResponse:
-            return self._loop.run(self._status.status(), _SCRAPE_SECONDS)
+            return self._loop.run(self._status_service().status(), _SCRAPE_SECONDS)
 
         endpoint = MetricsEndpoint(self._metrics_bind, ask)
         opened.callback(endpoint.stop)
@@ -147,6 +150,11 @@ class RpcServer(ABC):
             return None
         self._listens(listening.told)
         return SocketListener(handlers, listening, self._share, self.patience)
+
+    def _forget_handlers(self) -> None:
+        """Look handlers up again, since others answer from now on."""
+        if self._sockets is not None:
+            self._sockets.handler.cache_clear()
 
     def stop(self, grace: float | None = None) -> None:
         """Refuse new calls, let running ones end, and stop; a repetition does nothing.

@@ -14,8 +14,8 @@ from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Role, Task
+from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_proto.wire.tensors import as_bytes
-from stratagem_psserver.log.log import Log
 
 # Mutations that may have changed something although they failed for lack of memory.
 _HALF_DONE = {"CommitContribution", "FinishStep"}
@@ -26,6 +26,36 @@ class Mutation(Protocol):
 
     def SerializeToString(self) -> bytes:
         """Return it as bytes."""
+
+
+class RecordLog(Protocol):
+    """What takes the records of changes: a `Log` on disk, or that of a primary with a backup.
+
+    Attributes:
+        position: The position of the last record.
+    """
+
+    position: int
+
+    def append(
+        self, record: pb.LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
+    ) -> int:
+        """Add a record behind all others, and return its position."""
+
+    def leap(self) -> None:
+        """Add a record that only an image can follow."""
+
+    async def caught_up(self) -> None:
+        """Wait while more records are under way than memory is for."""
+
+    async def durable(self) -> None:
+        """Wait until no end of this process can lose what is to be told now."""
+
+    async def on_disk(self, position: int) -> None:
+        """Wait until the record of that position is on disk, if there is one for it."""
+
+    def report(self) -> LogStatus | None:
+        """Return the message that describes it for people; None if it is not on disk."""
 
 
 class LoggedRequest:
@@ -56,7 +86,7 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self.log: Log | None = None
+        self.log: RecordLog | None = None
         self.replayed = 0
 
     def request(

@@ -95,7 +95,10 @@ class Log:
                 which they do, so it must be a change that its client tells again.
         """
         record.unix_seconds = time.time()
-        entry = Entry(record.SerializeToString(), tensors)
+        return self.add(Entry(record.SerializeToString(), tensors), is_awaited)
+
+    def add(self, entry: Entry, is_awaited: bool = True) -> int:
+        """Add a record that is encoded already; as `append`."""
         self._pending.append(entry)
         self._pending_bytes += entry.nbytes
         self.position += 1

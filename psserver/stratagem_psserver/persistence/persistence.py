@@ -63,6 +63,7 @@ class Persistence:
         except BaseException:
             self._folder.release()
             raise
+        self._log: Log | None = None
         self._imaging: asyncio.Task[None] | None = None
         self._imaged = self._image_position
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
@@ -103,7 +104,7 @@ class Persistence:
         log = Log(self._writer, self._disk, self._label, position)
         log.on_leap = self._begin_image
         self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
-        self._state.changes.log = log
+        self._state.changes.log = self._log = log
         if leapt or self._state.resumed:
             await self._take_image()
         seconds = round(self._state.clock() - began, 3)
@@ -152,7 +153,7 @@ class Persistence:
 
     def tend(self) -> None:
         """Begin an image if the log has grown enough since the last one; called now and then."""
-        settings, log = self._state.settings, self._state.changes.log
+        settings, log = self._state.settings, self._log
         records = (log.position if log else 0) - self._imaged
         if self._writer.written >= settings.log_bytes or records >= settings.log_records:
             self._begin_image()
@@ -162,7 +163,7 @@ class Persistence:
             self._imaging = asyncio.ensure_future(self._take_image())
 
     async def _take_image(self) -> None:
-        log = self._state.changes.log
+        log = self._log
         assert log is not None
         while True:
             self._writer.rotate()
@@ -184,7 +185,7 @@ class Persistence:
         """Leave an image, so that the next start replays nothing, and release the folder."""
         if self._imaging is not None:
             await asyncio.wait([self._imaging])
-        log = self._state.changes.log
+        log = self._log
         if log is not None and log.position > self._imaged:
             leaving = asyncio.ensure_future(self._take_image())
             await asyncio.wait([leaving], timeout=_LEAVING_SECONDS)

@@ -14,14 +14,15 @@ class Lease:
 
     Args:
         seconds: How long it lasts.
+        began: When the backup has come; before its first answer there is no lease.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, began: float) -> None:
         self._seconds = seconds
         self._number = 0
         # Beacons that are not acknowledged, and when they were sent.
         self._sent: deque[tuple[int, float]] = deque()
-        self._until = float("-inf")
+        self._until = began
 
     def send(self, now: float) -> int:
         """Return the number of a beacon that is sent now."""
@@ -38,7 +39,6 @@ class Lease:
         """Return whether the primary may answer now."""
         return now < self._until
 
-    def drop(self) -> None:
-        """Forget what a backup has acknowledged, before another one follows."""
-        self._sent.clear()
-        self._until = float("-inf")
+    def silence(self, now: float) -> float:
+        """Return the seconds since the last beacon was sent that came back."""
+        return max(now - self._until + self._seconds, 0.0)

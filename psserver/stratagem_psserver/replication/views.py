@@ -49,7 +49,7 @@ def next_move(view: View | None, me: Replica) -> Move:
     if is_primary(view, me):
         return Lead(view) if view.primary == me else Propose(view, _at_its_address(view, me))
     if is_backup(view, me):
-        return Follow(view) if view.HasField("primary") else Propose(view, alone(view, me))
+        return Follow(view)
     return _outside(view, me)
 
 
@@ -82,6 +82,11 @@ def alone(view: View, primary: Replica) -> View:
 def with_backup(view: View, backup: Replica) -> View:
     """Return the view after another one in which the primary has a backup."""
     return View(epoch=view.epoch + 1, primary=view.primary, backup=backup)
+
+
+def handed_over(view: View) -> View:
+    """Return the view after another one whose primary leaves the task to its backup."""
+    return alone(view, view.backup)
 
 
 def _vacated(view: View) -> View:

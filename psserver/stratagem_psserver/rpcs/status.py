@@ -37,8 +37,8 @@ class ParameterServerFacts:
         mine.checkpoint.CopyFrom(self._saves.report())
         if state.resumed:
             mine.checkpoint.restored_from = state.settings.restore
-        if log := state.changes.log:
-            mine.log.CopyFrom(log.report())
+        if (log := state.changes.log) and (report := log.report()):
+            mine.log.CopyFrom(report)
         mine.recorded_closures = state.closures.count
         mine.recorded_closure_bytes = state.closures.nbytes
         await self._fill_variables(mine, with_variables)

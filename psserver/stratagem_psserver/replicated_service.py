@@ -1,0 +1,133 @@
+"""The service of a replica, whose state and handlers are exchanged when its part changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from stratagem_proto.errors import UnavailableError
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_psserver.persistence.kernels import present_kernels
+from stratagem_psserver.replication.arbiters.arbiter import Arbiter
+from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall, OutgoingCall
+from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHandlers
+from stratagem_psserver.replication.replica import ReplicatedTask
+from stratagem_psserver.service import Service
+from stratagem_psserver.state import ServerState
+
+
+class ReplicatedService:
+    """Answers clients while it is the primary, and refuses them otherwise.
+
+    Args:
+        state: The state to begin with.
+        arbiter: Who decides which replica is the primary.
+        on_exchange: Called when other handlers answer from now on.
+
+    Attributes:
+        service: What answers calls about the present state.
+        handlers: The handlers of all calls.
+        is_serving: Whether clients are answered.
+    """
+
+    def __init__(
+        self, state: ServerState, arbiter: Arbiter, on_exchange: Callable[[], None]
+    ) -> None:
+        self._arbiter, self._on_exchange = arbiter, on_exchange
+        self._kernels = present_kernels()
+        self._task: ReplicatedTask | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._primary = ""
+        self.is_serving = False
+        self.service = self._served(state)
+        boundary = RpcBoundary(state.settings.label, state.figures)
+        self._following = _follow_handler(boundary, self._answer)
+        self._present = ExchangedHandlers(())
+        self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
+        self.refuse("")
+
+    def _served(self, state: ServerState) -> Service:
+        return Service(state, lambda: self._require_task().report())
+
+    def _require_task(self) -> ReplicatedTask:
+        if self._task is None:
+            raise UnavailableError(f"{self.state.settings.label} is starting; ask again")
+        return self._task
+
+    async def _answer(self, call: IncomingCall) -> None:
+        await self._require_task().answer(call)
+
+    @property
+    def state(self) -> ServerState:
+        """The state that clients have access to while they are answered."""
+        return self.service.state
+
+    def fresh_state(self) -> ServerState:
+        """Return another state, which is empty and which no client has access to."""
+        return ServerState(self.state.settings, self.state.environment)
+
+    def adopt(self, state: ServerState) -> None:
+        """Replace the state by another one; whoever waits in the former is refused."""
+        former = self.service
+        state.frame_sockets = former.state.frame_sockets
+        self.service = self._served(state)
+        former.state.attendance.close()
+        former.state.waits.close(self._refused())
+        self._closing = asyncio.ensure_future(former.saves.close())
+
+    def serve(self) -> None:
+        """Answer clients from now on."""
+        self.is_serving = True
+        self._exchange(*self.service.handlers)
+
+    def refuse(self, primary: str) -> None:
+        """Refuse clients from now on; see `Host.refuse`."""
+        self.is_serving, self._primary = False, primary
+        state = self.state
+        boundary = RpcBoundary(state.settings.label, state.figures)
+        self._exchange(RefusingHandlers(self.service.handlers, boundary, self._refused))
+
+    def _refused(self) -> UnavailableError:
+        where = f"; the primary is at {self._primary}" if self._primary else ""
+        return UnavailableError(
+            f"this replica of {self.state.settings.label} does not serve clients at present{where}"
+        )
+
+    def _exchange(self, *answering: grpc.GenericRpcHandler) -> None:
+        self._present.present = (self.service.status_handler, self._following, *answering)
+        self._on_exchange()
+
+    def begin(self, address: str) -> None:
+        """Take part in the replication.
+
+        Args:
+            address: The "host:port" at which others reach this server.
+        """
+        self._task = ReplicatedTask(self, self._arbiter, address, self._kernels, OutgoingCall)
+        self._running = asyncio.create_task(self._task.run())
+
+    async def leave(self) -> None:
+        """Leave the task to the other replica, if there is one that has everything."""
+        if self._task is not None:
+            await self._task.leave()
+
+    async def close(self) -> None:
+        """Take part no more."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await self._arbiter.close()
+
+
+def _follow_handler(
+    boundary: RpcBoundary, answer: Callable[[IncomingCall], Any]
+) -> grpc.GenericRpcHandler:
+    async def follow(requests: AsyncIterator[bytes], context: Any) -> None:
+        async with boundary.crossing(context, METHOD):
+            await answer(IncomingCall(requests, context))
+
+    handler = grpc.stream_stream_rpc_method_handler(follow)
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})

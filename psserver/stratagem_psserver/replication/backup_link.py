@@ -1,0 +1,180 @@
+"""The primary's end of the call by which a backup follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.log.batches import Entry
+from stratagem_proto.v1.replication_pb2 import (
+    Beacon,
+    FollowRequest,
+    FollowResponse,
+    Replica,
+    StateDigest,
+)
+from stratagem_psserver.environment import Clock
+from stratagem_psserver.replication.batches import batch_messages, image_messages
+from stratagem_psserver.replication.channel import Channel
+from stratagem_psserver.replication.lease import Lease
+
+# No more records are applied while so many bytes wait to be sent.
+_MOST_BYTES = 256 << 20
+
+# Records of one batch; those that come while it is sent form the next one.
+_BATCH_BYTES = 4 << 20
+
+# Beacons within a lease.
+_BEACONS = 4
+
+
+class BackupLink:
+    """Sends records to a backup in their order, and notes what it acknowledges.
+
+    Args:
+        replica: The backup.
+        channel: The call.
+        seconds: How long the primary may answer after it has sent a beacon that came back.
+        clock: Returns the time in seconds.
+        on_progress: Called after each acknowledgement.
+
+    Attributes:
+        acknowledged: The position up to which the backup has all records.
+        lease: Whether the backup waits for the primary.
+        has_image: Whether the backup has been sent an image to go on from.
+        digest: The last digest of its state that the backup has told.
+        epoch: The epoch in which the primary serves.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        channel: Channel[FollowResponse, FollowRequest],
+        seconds: float,
+        clock: Clock,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.replica = replica
+        self.acknowledged = 0
+        self.lease = Lease(seconds, clock())
+        self.has_image = False
+        self.digest: StateDigest | None = None
+        self._channel, self._seconds, self._clock = channel, seconds, clock
+        self._on_progress = on_progress
+        self._queue: deque[tuple[int, Entry]] = deque()
+        self._queued_bytes = 0
+        self._filled = asyncio.Event()
+        # Beacons go between the pieces of what takes long.
+        self._sending = asyncio.Lock()
+        self._tasks: list[asyncio.Future[None]] = []
+        self.epoch = 0
+
+    def add(self, position: int, entry: Entry) -> None:
+        """Send a record behind all others."""
+        self._queue.append((position, entry))
+        self._queued_bytes += entry.nbytes
+        self._filled.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether so little waits to be sent that more records may be applied."""
+        return self._queued_bytes < _MOST_BYTES
+
+    def begin_after(self, position: int) -> None:
+        """Send only records behind a position, which an image contains."""
+        while self._queue and self._queue[0][0] <= position:
+            self._take()
+
+    async def run(self, records: Coroutine[Any, Any, None]) -> None:
+        """Send beacons and records, and note acknowledgements, until the call ends.
+
+        Args:
+            records: Sends an image, and then records for ever.
+
+        Raises:
+            StratagemError: What has ended the call.
+        """
+        parts = (self._beat(), self._receive(), records)
+        self._tasks = [asyncio.ensure_future(each) for each in parts]
+        try:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.close()
+            ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def send_image(self, folder: Path, position: int) -> None:
+        """Send an image from the folder of checkpoints that has it."""
+        messages, loop = image_messages(folder, position), asyncio.get_running_loop()
+        while message := await loop.run_in_executor(None, next, messages, None):
+            await self._send(message)
+        self.has_image = True
+
+    async def send_needed(self, records: Iterable[tuple[int, Entry]]) -> None:
+        """Send records that an image needs besides."""
+        for position, entry in records:
+            await self._send_batch(position, [entry])
+
+    async def send_records(self) -> None:
+        """Send records as they come, for ever."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._queue:
+                await self._send_batch(*self._next_batch())
+                self._on_progress()
+
+    def _next_batch(self) -> tuple[int, list[Entry]]:
+        first, entry = self._take()
+        entries, nbytes = [entry], entry.nbytes
+        for expected in count(first + 1):
+            if not self._queue or self._queue[0][0] != expected or nbytes >= _BATCH_BYTES:
+                return first, entries
+            entries.append(self._take()[1])
+            nbytes += entries[-1].nbytes
+        raise AssertionError
+
+    def _take(self) -> tuple[int, Entry]:
+        position, entry = self._queue.popleft()
+        self._queued_bytes -= entry.nbytes
+        return position, entry
+
+    async def _send_batch(self, first: int, entries: list[Entry]) -> None:
+        for message in batch_messages(first, entries):
+            await self._send(message)
+
+    async def _send(self, message: FollowResponse) -> None:
+        async with self._sending:
+            await self._channel.send(message)
+
+    async def _beat(self) -> None:
+        while True:
+            number = self.lease.send(self._clock())
+            await self._send(FollowResponse(beacon=Beacon(number=number, epoch=self.epoch)))
+            await asyncio.sleep(self._seconds / _BEACONS)
+
+    async def _receive(self) -> None:
+        while True:
+            told = (await self._channel.receive()).acknowledgement
+            self.acknowledged = max(self.acknowledged, told.position)
+            self.lease.acknowledge(told.beacon)
+            if told.HasField("digest"):
+                self.digest = told.digest
+            self._on_progress()
+
+    def close(self) -> None:
+        """End the call; a repetition does nothing."""
+        for task in self._tasks:
+            task.cancel()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a call has ended, for people."""
+    return error.message if isinstance(error, StratagemError) else repr(error)

@@ -1,0 +1,279 @@
+"""The replica that serves: no answer leaves before its backup has what it tells of."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.server_log import LOG
+from stratagem_proto.v1.replication_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    Replica,
+    ReplicationStatus,
+    Standing,
+    View,
+)
+from stratagem_psserver.persistence.images import Moment, moment_of, write_image
+from stratagem_psserver.replication.arbiters.arbiter import Arbiter
+from stratagem_psserver.replication.backup_link import BackupLink, reason_of
+from stratagem_psserver.replication.channel import Channel
+from stratagem_psserver.replication.replicated_log import ReplicatedLog
+from stratagem_psserver.replication.views import alone, handed_over, is_primary, with_backup
+from stratagem_psserver.state import ServerState
+
+# The part of `failover_seconds` for which a beacon allows answers; the rest is for clocks that run
+# at different speeds.
+_LEASE = 0.75
+
+# Looks at the backup within a lease.
+_LOOKS = 8
+
+_RETRY_SECONDS = 0.1
+
+# A backup that lacks no more records than this is waited for; then answers wait for it, too.
+_MOST_BEHIND = 1000
+
+# How often a primary asks whether it still is the one, which only a wrong deployment can change.
+_CONFIRM_SECONDS = 5.0
+
+
+class Primary:
+    """Leads a task from one view to the next, until the arbiter has another primary.
+
+    Args:
+        me: The replica.
+        view: The view in which it is the primary.
+        state: The state, whose log is set.
+        log: That log.
+        arbiter: Who decides about views.
+
+    Attributes:
+        view: The present view.
+        trouble: Why there is no backup; "" if there is one.
+    """
+
+    def __init__(
+        self, me: Replica, view: View, state: ServerState, log: ReplicatedLog, arbiter: Arbiter
+    ) -> None:
+        self.view, self.trouble = view, "no backup has come yet"
+        self._me, self._state, self._log, self._arbiter = me, state, log, arbiter
+        self._clock = state.clock
+        self._patience = state.settings.failover_seconds
+        self._link: BackupLink | None = None
+        # The one that has to have all that answers tell of.
+        self._required: BackupLink | None = None
+        # A backup that the view names may still come back until then.
+        self._awaited_until = self._clock() + self._patience
+        self._confirm_at = self._clock() + _CONFIRM_SECONDS
+        self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
+        self._is_leaving = False
+        log.may_answer = self._may_answer
+        log.on_leap = self._leapt
+
+    def _may_answer(self, position: int) -> bool:
+        """Return whether answers may leave that tell of records up to a position."""
+        required = self._required
+        if required is None:
+            # Nobody else can become the primary of a view without a backup.
+            return not self.view.HasField("backup")
+        return required.acknowledged >= position and required.lease.is_valid(self._clock())
+
+    @property
+    def standing(self) -> Standing.ValueType:
+        """What the replica is at present."""
+        is_free = self._may_answer(0)
+        return Standing.STANDING_PRIMARY if is_free else Standing.STANDING_FENCED
+
+    def fill(self, status: ReplicationStatus) -> None:
+        """Fill in what a primary knows of its backup."""
+        status.trouble = self.trouble
+        if self._link is not None:
+            status.behind = max(self._log.position - self._link.acknowledged, 0)
+            status.silent_seconds = self._link.lease.silence(self._clock())
+
+    @property
+    def link(self) -> BackupLink | None:
+        """The call of the backup, if one follows."""
+        return self._link
+
+    async def run(self) -> None:
+        """Lead until the arbiter has another primary; then nothing is answered any more."""
+        try:
+            while await self._adjust():
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
+                self._changed.clear()
+        finally:
+            self._log.end(
+                UnavailableError(
+                    f"{self._state.settings.label} is served by another replica now; nothing of "
+                    "the request was acknowledged, so repeat it there"
+                )
+            )
+            if self._link is not None:
+                self._link.close()
+            self._has_ended.set()
+
+    async def _adjust(self) -> bool:
+        """Bring the view in line with whether the backup follows; return whether to go on."""
+        if self._is_leaving:
+            return await self._hand_over()
+        if self.view.HasField("backup") and self._has_lost_backup():
+            return await self._go_on_alone()
+        link = self._link
+        if link is not None and self._required is None and self._is_up_to_date(link):
+            return await self._take_on(link)
+        if self._clock() >= self._confirm_at:
+            return await self._confirm()
+        return True
+
+    async def leave(self) -> None:
+        """Leave the task to the backup, if there is one that has everything; `run` then ends."""
+        self._is_leaving = True
+        self._changed.set()
+        await self._has_ended.wait()
+
+    async def _hand_over(self) -> bool:
+        required = self._required
+        if required is not None and await self._acknowledges(required, self._log.position):
+            await self._propose(handed_over(self.view))
+        return False
+
+    def _has_lost_backup(self) -> bool:
+        required, now = self._required, self._clock()
+        if required is None:
+            return self._link is not None or now >= self._awaited_until
+        if required is not self._link:
+            return True
+        if required.lease.is_valid(now):
+            self._awaited_until = now + self._patience * (1 - _LEASE)
+        return now >= self._awaited_until
+
+    def _is_up_to_date(self, link: BackupLink) -> bool:
+        behind = self._log.position - link.acknowledged
+        return link.has_image and link.acknowledged > 0 and behind <= _MOST_BEHIND
+
+    async def _go_on_alone(self) -> bool:
+        LOG.warning(
+            "goes on without a backup", task=self._label, why=self.trouble or "it is silent"
+        )
+        if not await self._propose(alone(self.view, self._me)):
+            return False
+        self._required = None
+        self._log.progressed()
+        return True
+
+    async def _take_on(self, link: BackupLink) -> bool:
+        """Have a backup that has caught up take part in each answer."""
+        self._required = link
+        # What was answered without it until now must be there, too, before it may take over.
+        if not await self._acknowledges(link, self._log.position):
+            self._required = None
+            self._log.progressed()
+            return True
+        if not await self._propose(with_backup(self.view, link.replica)):
+            return False
+        self.trouble = ""
+        LOG.info("has a backup", task=self._label, backup=link.replica.address)
+        self._log.progressed()
+        return True
+
+    async def _acknowledges(self, link: BackupLink, position: int) -> bool:
+        until = self._clock() + self._patience
+        while link is self._link and link.acknowledged < position and self._clock() < until:
+            self._changed.clear()
+            with suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
+        return link is self._link and link.acknowledged >= position
+
+    async def _confirm(self) -> bool:
+        self._confirm_at = self._clock() + _CONFIRM_SECONDS
+        with suppress(UnavailableError):
+            present = await self._arbiter.read()
+            return present is not None and is_primary(present, self._me)
+        return True
+
+    async def _propose(self, following: View) -> bool:
+        """Ask for a view until there is an answer; return whether it is the present one now."""
+        while True:
+            try:
+                granted = await self._arbiter.replace(self.view, following)
+                # An earlier attempt may have been granted, and only the answer was lost.
+                if granted or await self._arbiter.read() == following:
+                    self.view = following
+                    if self._link is not None:
+                        self._link.epoch = following.epoch
+                    return True
+                return False
+            except UnavailableError as error:
+                LOG.warning("the arbiter does not answer", task=self._label, why=error.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    @property
+    def _label(self) -> str:
+        return self._state.settings.label
+
+    async def follow(
+        self, replica: Replica, channel: Channel[FollowResponse, FollowRequest]
+    ) -> None:
+        """Let a backup follow until one of the two ends it.
+
+        Raises:
+            StratagemError: What has ended it.
+        """
+        lease = self._patience * _LEASE
+        link = BackupLink(replica, channel, lease, self._clock, self._progressed)
+        if self._link is not None:
+            self._link.close()
+        self._link, link.epoch = link, self.view.epoch
+        self._log.followers = [link]
+        self._changed.set()
+        self.trouble = f"the replica at {replica.address} is catching up"
+        try:
+            await link.run(self._send_all(link))
+        except (StratagemError, OSError) as error:
+            self.trouble = f"the replica at {replica.address}: {reason_of(error)}"
+            raise
+        finally:
+            self._left(link)
+
+    def _left(self, link: BackupLink) -> None:
+        if self._link is link:
+            self._link = None
+            self._log.followers = []
+            self._awaited_until = self._clock()
+        self._progressed()
+
+    def _progressed(self) -> None:
+        self._log.progressed()
+        self._changed.set()
+
+    def _leapt(self) -> None:
+        """Send another image, since no record says what has changed."""
+        if self._link is not None:
+            self._link.close()
+
+    async def _send_all(self, link: BackupLink) -> None:
+        moment = await self._moment()
+        exact = moment.facts["exact"]
+        needed = self._log.retained(exact["records"])
+        link.begin_after(moment.position)
+        with tempfile.TemporaryDirectory(prefix="stratagem-image-") as folder:
+            try:
+                writing = partial(write_image, Path(folder), moment, self._state.settings.task)
+                await asyncio.get_running_loop().run_in_executor(None, writing)
+            finally:
+                self._state.snapshots.close(moment.snapshot)
+            await link.send_image(Path(folder), moment.position)
+        await link.send_needed(needed)
+        await link.send_records()
+
+    async def _moment(self) -> Moment:
+        while (moment := await moment_of(self._state)) is None:
+            await asyncio.sleep(_RETRY_SECONDS)
+        return moment

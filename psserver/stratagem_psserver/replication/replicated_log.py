@@ -1,0 +1,175 @@
+"""The log of a primary: its records go to a backup, and to disk if it keeps a log there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.log.batches import Entry
+from stratagem_proto.v1.log_pb2 import LogRecord
+from stratagem_proto.v1.status_pb2 import LogStatus
+from stratagem_psserver.log.log import Log
+
+# Records that no image can lack any more are looked for whenever so many more are retained, and
+# after each record that is larger than this.
+_PRUNED_AT = 64
+_LARGE_BYTES = 1 << 20
+
+# Those who wait are told so after this time, and repeat their requests.
+_PATIENCE_SECONDS = 10.0
+
+
+class Follower(Protocol):
+    """Whoever gets each record."""
+
+    def add(self, position: int, entry: Entry) -> None:
+        """Send a record, behind all others."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it keeps up, so that more records may be applied."""
+
+
+class ReplicatedLog:
+    """Gives records their positions and passes them on; used on the event loop alone.
+
+    Args:
+        position: The position of the last record.
+        disk: The log on disk; None if the server keeps none.
+        needed: Returns the positions of records that an image lacks.
+        label: The server's name, for messages.
+
+    Attributes:
+        position: The position of the last record that was appended.
+        may_answer: Returns whether an answer may leave that tells of records up to a position.
+        on_leap: Called when a leap was appended, which only an image can follow.
+        followers: Who gets each record.
+    """
+
+    def __init__(
+        self, position: int, disk: Log | None, needed: Callable[[], Iterable[int]], label: str
+    ) -> None:
+        self.position = self._awaited = position
+        self.may_answer: Callable[[int], bool] = lambda position: True
+        self.on_leap: Callable[[], None] = lambda: None
+        self.followers: list[Follower] = []
+        self._disk, self._needed, self._label = disk, needed, label
+        # Records that an image may lack, by their positions.
+        self._retained: dict[int, Entry] = {}
+        self._prune_at = _PRUNED_AT
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._room: asyncio.Event = asyncio.Event()
+        self._ended: StratagemError | None = None
+
+    def append(
+        self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
+    ) -> int:
+        """Add a record behind all others, and return its position; as `Log.append`."""
+        record.unix_seconds = time.time()
+        entry = Entry(record.SerializeToString(), tensors)
+        self.position += 1
+        if record.HasField("mutation"):
+            self._retain(entry)
+        for follower in self.followers:
+            follower.add(self.position, entry)
+        if self._disk is not None:
+            self._disk.add(entry, is_awaited)
+        if is_awaited:
+            self._awaited = self.position
+        return self.position
+
+    def _retain(self, entry: Entry) -> None:
+        self._retained[self.position] = entry
+        if len(self._retained) >= self._prune_at or entry.nbytes > _LARGE_BYTES:
+            # The one that was just applied may be needed from now on.
+            needed = {*self._needed(), self.position}
+            self._retained = {one: self._retained[one] for one in needed & self._retained.keys()}
+            self._prune_at = 2 * len(self._retained) + _PRUNED_AT
+
+    def retained(self, positions: Iterable[int]) -> list[tuple[int, Entry]]:
+        """Return the records at positions that `needed` has returned."""
+        return [(position, self._retained[position]) for position in sorted(positions)]
+
+    def leap(self) -> None:
+        """Add a record that only an image can follow."""
+        self.position = self._awaited = self.position + 1
+        if self._disk is not None:
+            self._disk.leap()
+        self.on_leap()
+
+    async def caught_up(self) -> None:
+        """Wait until disk and followers keep up.
+
+        Raises:
+            UnavailableError: The disk takes too long or fails.
+        """
+        if self._disk is not None:
+            await self._disk.caught_up()
+        while not all(follower.has_room for follower in self.followers):
+            self._room.clear()
+            await self._room.wait()
+        self._require_going_on()
+
+    async def durable(self) -> None:
+        """Wait until all records are where they have to be that answers wait for.
+
+        Raises:
+            UnavailableError: That takes too long, or this server is not the primary any more.
+        """
+        position = self._awaited
+        if self._disk is not None:
+            await self._disk.durable()
+        self._require_going_on()
+        if not self.may_answer(position):
+            await self._permitted(position)
+
+    async def _permitted(self, position: int) -> None:
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((position, change))
+        try:
+            await asyncio.wait_for(change, _PATIENCE_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise UnavailableError(
+                f"{self._label} has heard nothing of its backup for {_PATIENCE_SECONDS:g} s, and "
+                "may not go on without it before the arbiter says so. Nothing is lost: repeat the "
+                "request, and see that the arbiter can be reached"
+            ) from None
+
+    def progressed(self) -> None:
+        """Let those go on who may, after `may_answer` has changed or followers have caught up."""
+        self._room.set()
+        still: deque[tuple[int, asyncio.Future[None]]] = deque()
+        for position, change in self._waiting:
+            if change.done():
+                continue
+            if self.may_answer(position):
+                change.set_result(None)
+            else:
+                still.append((position, change))
+        self._waiting = still
+
+    def end(self, error: StratagemError) -> None:
+        """Answer nothing any more, since this server is not the primary."""
+        self._ended = error
+        self._room.set()
+        for _, change in self._waiting:
+            if not change.done():
+                change.set_exception(type(error)(error.message))
+        self._waiting.clear()
+
+    def _require_going_on(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(self._ended.message)
+
+    def report(self) -> LogStatus | None:
+        """Return the message that describes the log on disk; None if there is none."""
+        return self._disk.report() if self._disk else None
+
+    async def on_disk(self, position: int) -> None:
+        """Wait until the record of that position is on disk, if the server keeps a log there."""
+        if self._disk is not None:
+            await self._disk.on_disk(position)
