@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 def file_system_of(path: Path) -> str:
     """Return the kind of the file system of a folder; "" where the system does not tell."""
     try:
-        lines = _MOUNTS.read_text().splitlines()
+        lines = MOUNTS.read_text().splitlines()
     except OSError:
         return ""
     kinds = dict(_mount(line) for line in lines)

@@ -111,7 +111,9 @@ class LeaseRegister:
 
     def _create(self, view: View, deadline: Deadline) -> bool:
         metadata = self._client.V1ObjectMeta(name=self._lease, labels=_LABELS)
-        lease = self._client.V1Lease(metadata=metadata)
+        lease = self._client.V1Lease(
+            api_version="coordination.k8s.io/v1", kind="Lease", metadata=metadata
+        )
         self._describe(lease, view)
         return self._write(
             self._api.create_namespaced_lease, self._namespace, lease, deadline=deadline

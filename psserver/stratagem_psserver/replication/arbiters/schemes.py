@@ -20,10 +20,14 @@ _REGISTERS: Mapping[str, Callable[[str, ServerSettings], Register]] = {
 }
 
 
-def arbiter_of(settings: ServerSettings) -> Arbiter:
+def arbiter_of(settings: ServerSettings, seconds: float = 1.0) -> Arbiter:
     """Return the arbiter of a task that `settings.arbiter` names.
 
     It blocks for a moment: for the start of a server.
+
+    Args:
+        settings: Those of a replica of the task.
+        seconds: How long a call takes at most.
 
     Raises:
         InvalidArgumentError: It names none, or one that this host cannot use.
@@ -35,4 +39,4 @@ def arbiter_of(settings: ServerSettings) -> Arbiter:
             f"--arbiter {settings.arbiter!r} is none; give file:PATH if all replicas are on this "
             "host, else kubernetes:NAMESPACE/NAME or etcd:HOST:PORT[,HOST:PORT...]/PREFIX"
         )
-    return ThreadedArbiter(_REGISTERS[scheme](address, settings))
+    return ThreadedArbiter(_REGISTERS[scheme](address, settings), seconds)
