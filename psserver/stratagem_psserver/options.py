@@ -61,8 +61,8 @@ class ServerOptions(ServingOptions):
     replica: int = Field(0, ge=0, le=1, description="Number of this process among them.")
     arbiter: str = Field(
         "",
-        description="Who decides which replica is the primary: file:PATH, on one host, or "
-        "kubernetes:NAMESPACE/NAME, a Lease.",
+        description="Who decides which replica is the primary: file:PATH, on one host; "
+        "kubernetes:NAMESPACE/NAME, a Lease; or etcd:HOST:PORT[,HOST:PORT...]/PREFIX.",
     )
     advertise: str = Field(
         "", description="HOST:PORT at which others reach this replica; the default is --bind."

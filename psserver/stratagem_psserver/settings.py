@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
 
 Durability: TypeAlias = Literal["none", "snapshot", "log"]
+
+MOST_REPLICAS = 2
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,14 @@ class ServerSettings(ServingSettings):
         replicas: How many processes have the state of the task: 1, or 2 for a primary that serves
             and a backup that takes over.
         replica: The number of this process among them, from 0.
-        arbiter: Who decides which replica is the primary: "file:PATH" of one host,
-            "kubernetes:NAMESPACE/NAME" of a Lease.
+        arbiter: Who decides which replica is the primary: "file:PATH" on one host,
+            "kubernetes:NAMESPACE/NAME" of a Lease, or "etcd:HOST:PORT[,HOST:PORT...]/PREFIX".
         advertise: The "host:port" at which others reach this replica; by default `bind`.
         failover_seconds: The backup takes over after so many seconds without a sign of the primary.
+
+    Raises:
+        InvalidArgumentError: As for servers of every kind; or what is said of replicas does not go
+            together.
     """
 
     job: str = "ps"
@@ -59,3 +66,42 @@ class ServerSettings(ServingSettings):
     arbiter: str = ""
     advertise: str = ""
     failover_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_replica(self)
+        if self.replicas > 1:
+            _check_replication(self)
+        elif self.arbiter:
+            raise InvalidArgumentError(
+                f"{self.label} has one replica, and so nothing for --arbiter to decide; give "
+                "--replicas 2, or leave --arbiter out"
+            )
+
+
+def _check_replica(settings: ServerSettings) -> None:
+    if settings.replicas not in (1, MOST_REPLICAS):
+        raise InvalidArgumentError(
+            f"{settings.label} cannot have {settings.replicas} replicas; give --replicas 1, or 2 "
+            "for a primary and a backup"
+        )
+    if not 0 <= settings.replica < settings.replicas:
+        raise InvalidArgumentError(
+            f"--replica {settings.replica} is none of the {settings.replicas} of {settings.label}, "
+            "which count from 0; give a smaller number, or --replicas 2 to all of them"
+        )
+
+
+def _check_replication(settings: ServerSettings) -> None:
+    if not settings.arbiter:
+        raise InvalidArgumentError(
+            f"{settings.label} has {settings.replicas} replicas, and nobody to decide which of "
+            "them serves; give all of them the same --arbiter, for instance file:PATH if they are "
+            "on one host"
+        )
+    if settings.durability == "snapshot":
+        raise InvalidArgumentError(
+            f"replicas of {settings.label} cannot have --durability snapshot: one that is started "
+            "again would have a state of the past. Use log, or none, with which the other replica "
+            "has the state"
+        )

@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.log.segments import TornTail, first_of, segments_in
+from stratagem_psserver.persistence.file_system import file_system_of
 
 _LOCK = "lock"
 _IMAGES = "images"
@@ -164,22 +165,9 @@ def _settle(segment: Path) -> None:
 
 
 def _require_disk(root: Path) -> None:
-    kind = _file_system(root.resolve())
+    kind = file_system_of(root)
     if kind in _VOLATILE:
         raise InvalidArgumentError(
             f"{str(root)!r} is in memory ({kind}), where nothing outlives the machine; choose a "
             "folder on a disk"
         )
-
-
-def _file_system(path: Path) -> str:
-    """Return the kind of the file system of a folder; "" where the system does not tell."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    kinds = {}
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        kinds[Path(before.split()[4])] = after.split()[0]
-    return next((kinds[each] for each in (path, *path.parents) if each in kinds), "")

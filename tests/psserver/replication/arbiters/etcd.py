@@ -1,0 +1,86 @@
+"""An etcd of one member, as a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+
+
+class Etcd:
+    """A running member.
+
+    Attributes:
+        port: Where it answers clients.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], port: int) -> None:
+        self._popen, self.port = popen, port
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Lets it do nothing while the block runs."""
+        self._popen.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._popen.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Etcd]:
+    """Runs etcd until the end of the block; the test is skipped where there is none."""
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("needs the program etcd: `apt-get install etcd-server`")
+    if importlib.util.find_spec("etcd3gw") is None:
+        pytest.skip("needs the package etcd3gw: `pip install 'stratagem[etcd]'`")
+    port, peers = free_port(), free_port()
+    with (folder / "etcd.log").open("wb") as log:
+        popen = subprocess.Popen(
+            [program, *_arguments(folder, port, peers)], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        eventually(lambda: popen.poll() is not None or _answers(port))
+        assert popen.poll() is None, (folder / "etcd.log").read_text()
+        yield Etcd(popen, port)
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _arguments(folder: Path, port: int, peers: int) -> list[str]:
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peers}"
+    return [
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0) as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return b'"health":"true"' in connection.makefile("rb").read()
+    except OSError:
+        return False
