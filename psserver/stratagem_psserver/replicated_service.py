@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
@@ -86,9 +87,7 @@ class ReplicatedService:
     def refuse(self, primary: str) -> None:
         """Refuse clients from now on; see `Host.refuse`."""
         self.is_serving, self._primary = False, primary
-        state = self.state
-        boundary = RpcBoundary(state.settings.label, state.figures)
-        self._exchange(RefusingHandlers(self.service.handlers, boundary, self._refused))
+        self._exchange(RefusingHandlers(self.service.handlers, self._refused))
 
     def _refused(self) -> UnavailableError:
         where = f"; the primary is at {self._primary}" if self._primary else ""
@@ -129,5 +128,5 @@ def _follow_handler(
         async with boundary.crossing(context, METHOD):
             await answer(IncomingCall(requests, context))
 
-    handler = grpc.stream_stream_rpc_method_handler(follow)
+    handler: Handler = grpc.stream_stream_rpc_method_handler(follow)
     return grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})

@@ -17,7 +17,7 @@ from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.replicated_service import ReplicatedService
-from stratagem_psserver.replication.arbiters.named import arbiter_of
+from stratagem_psserver.replication.arbiters.schemes import arbiter_of
 from stratagem_psserver.service import Service
 from stratagem_psserver.servicer import SERVICE
 from stratagem_psserver.settings import ServerSettings

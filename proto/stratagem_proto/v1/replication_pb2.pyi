@@ -189,7 +189,9 @@ class Acknowledgement(google.protobuf.message.Message):
     BEACON_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     position: builtins.int
-    """The position up to which it has all records, on disk if it keeps a log."""
+    """The position up to which it has all records, on disk if it keeps a log. Absent before it has the
+    image that it was sent.
+    """
     beacon: builtins.int
     """The number of the last beacon that it has received."""
     @property
@@ -199,12 +201,13 @@ class Acknowledgement(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        position: builtins.int = ...,
+        position: builtins.int | None = ...,
         beacon: builtins.int = ...,
         digest: global___StateDigest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "digest", b"digest", "position", b"position"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_position", b"_position", "digest", b"digest", "position", b"position"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_position", b"_position", "beacon", b"beacon", "digest", b"digest", "position", b"position"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_position", b"_position"]) -> typing.Literal["position"] | None: ...
 
 global___Acknowledgement = Acknowledgement
 

@@ -44,9 +44,9 @@ class BackupLink:
         on_progress: Called after each acknowledgement.
 
     Attributes:
-        acknowledged: The position up to which the backup has all records.
+        acknowledged: The position up to which the backup has all records; -1 before it has the
+            image.
         lease: Whether the backup waits for the primary.
-        has_image: Whether the backup has been sent an image to go on from.
         digest: The last digest of its state that the backup has told.
         epoch: The epoch in which the primary serves.
     """
@@ -60,9 +60,8 @@ class BackupLink:
         on_progress: Callable[[], None],
     ) -> None:
         self.replica = replica
-        self.acknowledged = 0
+        self.acknowledged = -1
         self.lease = Lease(seconds, clock())
-        self.has_image = False
         self.digest: StateDigest | None = None
         self._channel, self._seconds, self._clock = channel, seconds, clock
         self._on_progress = on_progress
@@ -115,7 +114,6 @@ class BackupLink:
         messages, loop = image_messages(folder, position), asyncio.get_running_loop()
         while message := await loop.run_in_executor(None, next, messages, None):
             await self._send(message)
-        self.has_image = True
 
     async def send_needed(self, records: Iterable[tuple[int, Entry]]) -> None:
         """Send records that an image needs besides."""
@@ -163,7 +161,8 @@ class BackupLink:
     async def _receive(self) -> None:
         while True:
             told = (await self._channel.receive()).acknowledgement
-            self.acknowledged = max(self.acknowledged, told.position)
+            if told.HasField("position"):
+                self.acknowledged = max(self.acknowledged, told.position)
             self.lease.acknowledge(told.beacon)
             if told.HasField("digest"):
                 self.digest = told.digest

@@ -55,8 +55,9 @@ class OutgoingCall:
     def __init__(self, address: str) -> None:
         self._peer = f"the primary at {address}"
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = method()
+        self._call = method()
 
     async def send(self, message: FollowRequest) -> None:
         """Send a message; raise as `Channel.send`."""
@@ -74,16 +75,8 @@ class OutgoingCall:
         except grpc.RpcError as error:
             raise from_rpc_error(error, self._peer, METHOD) from error
         if not isinstance(data, bytes):
-            await self._raise_status()
             raise UnavailableError(f"{self._peer} has ended the call")
         return FollowResponse.FromString(data)
-
-    async def _raise_status(self) -> None:
-        if await self._call.code() != grpc.StatusCode.OK:
-            try:
-                await self._call
-            except grpc.RpcError as error:
-                raise from_rpc_error(error, self._peer, METHOD) from error
 
     async def close(self) -> None:
         """End the call; a repetition does nothing."""

@@ -126,7 +126,7 @@ class Primary:
         if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
         link = self._link
-        if link is not None and self._required is None and self._is_up_to_date(link):
+        if link is not None and self._required is None and self._is_close(link):
             return await self._take_on(link)
         if self._clock() >= self._confirm_at:
             return await self._confirm()
@@ -154,9 +154,8 @@ class Primary:
             self._awaited_until = now + self._patience * (1 - _LEASE)
         return now >= self._awaited_until
 
-    def _is_up_to_date(self, link: BackupLink) -> bool:
-        behind = self._log.position - link.acknowledged
-        return link.has_image and link.acknowledged > 0 and behind <= _MOST_BEHIND
+    def _is_close(self, link: BackupLink) -> bool:
+        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
 
     async def _go_on_alone(self) -> bool:
         LOG.warning(
@@ -259,6 +258,9 @@ class Primary:
             self._link.close()
 
     async def _send_all(self, link: BackupLink) -> None:
+        # The backup drops what it has for the image, so nobody may rely on that any more.
+        while self.view.HasField("backup"):
+            await asyncio.sleep(self._patience / _LOOKS)
         moment = await self._moment()
         exact = moment.facts["exact"]
         needed = self._log.retained(exact["records"])

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import grpc
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary
+from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.sockets.server.call import Handler
+from stratagem_proto.wire.status import code_of, to_record, trailers
 
 
 class ExchangedHandlers(grpc.GenericRpcHandler):
@@ -28,18 +29,16 @@ class RefusingHandlers(grpc.GenericRpcHandler):
 
     Args:
         refused: The handlers of those services.
-        boundary: Where errors become statuses.
         error: Returns the error.
     """
 
     def __init__(
         self,
         refused: Sequence[grpc.GenericRpcHandler],
-        boundary: RpcBoundary,
         error: Callable[[], StratagemError],
     ) -> None:
         self._refused = ExchangedHandlers(refused)
-        self._boundary, self._error = boundary, error
+        self._error = error
 
     def service(self, details: Any) -> Any:
         """Return a handler for the calls of those services."""
@@ -48,9 +47,9 @@ class RefusingHandlers(grpc.GenericRpcHandler):
 
     def _refusing(self, handler: Any) -> Any:
         async def refuse(_: object, context: Context) -> NoReturn:
-            async with self._boundary.crossing(context, "Refused"):
-                raise self._error()
-            raise AssertionError
+            # Not logged: clients look for the primary by asking, and repeat their requests.
+            record = to_record(self._error())
+            await context.abort(code_of(record), record.message, trailers(record))
 
         async def refuse_stream(_: object, context: Context) -> AsyncIterator[bytes]:
             await refuse(_, context)

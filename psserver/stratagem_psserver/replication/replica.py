@@ -42,8 +42,6 @@ from stratagem_psserver.replication.views import (
 )
 from stratagem_psserver.state import ServerState
 
-_PAUSE_SECONDS = 0.05
-
 
 class ReplicatedTask:
     """Takes part in the replication of a task until it is closed.
@@ -105,7 +103,12 @@ class ReplicatedTask:
                 await self._take_part(self._view)
             except StratagemError as error:
                 LOG.warning("cannot take part", task=self._settings.label, why=error.message)
-                await asyncio.sleep(self._settings.failover_seconds / 4)
+            except Exception as error:
+                # Whatever it was, others are not to wait for this replica.
+                LOG.error("cannot take part", task=self._settings.label, exc_info=error)
+            else:
+                continue
+            await asyncio.sleep(self._settings.failover_seconds / 4)
 
     async def _take_part(self, view: View | None) -> None:
         move = next_move(view, self._me)
@@ -121,7 +124,7 @@ class ReplicatedTask:
         self._host.refuse(view.primary.address)
         if view.HasField("primary"):
             await self._backup.follow(view)
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(self._settings.failover_seconds / 8)
         present = await self._arbiter.read()
         if present is None or not is_backup(present, self._me) or not self._backup.is_silent:
             return
