@@ -173,7 +173,7 @@ async def _use_kernels() -> None:
 def test_a_folder_in_memory_is_refused(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_folder, "_file_system", lambda _: kind)
+    monkeypatch.setattr(log_folder, "file_system_of", lambda _: kind)
     refused(folder, InvalidArgumentError, f"is in memory .{kind}.")
     assert list(folder.iterdir()) == []
 

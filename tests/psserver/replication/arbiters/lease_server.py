@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._do(lambda names: self.server.get(*names))
+        self._do(lambda names: self.server.get(names[0]))
 
     def do_POST(self) -> None:
         lease = self._content()
@@ -93,13 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         lease = self._content()
-        self._do(lambda names: self.server.replace(*names, lease))
+        self._do(lambda names: self.server.replace(names[0], lease))
 
     def _content(self) -> Lease:
         lease: Lease = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         return lease
 
-    def _do(self, action: Any) -> None:
+    def _do(self, action: Callable[[list[str]], tuple[int, Lease | str]]) -> None:
         self.server.methods.append(self.command)
         self.server.answering.wait()
         namespace, kind, *names = self.path.split("/")[len(_PREFIX) :]

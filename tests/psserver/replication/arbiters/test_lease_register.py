@@ -107,9 +107,7 @@ def test_a_refusal_says_what_to_do(
 
 def test_a_namespace_that_is_not_there_is_named(leases: LeaseServer) -> None:
     arbiter = arbiter_of(settings_of("kubernetes:elsewhere/movies"))
-    with pytest.raises(
-        UnavailableError, match=r"'elsewhere'.* 404 .*See that the namespace exists"
-    ):
+    with pytest.raises(UnavailableError, match=r"'elsewhere'.* 404 .*that the namespace exists"):
         replaced(arbiter, None, view(1))
     asyncio.run(arbiter.close())
 

@@ -1,0 +1,1 @@
+"""How long arbiters take to read and to replace the view of a task."""
