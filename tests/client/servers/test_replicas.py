@@ -34,11 +34,11 @@ class TwoWays:
     def address(self) -> str:
         return ",".join(f"127.0.0.1:{relay.port}" for relay in self.relays)
 
-    def strategy(self, **settings: float) -> ParameterServerStrategy:
+    def strategy(self, connect_seconds: float = 60.0) -> ParameterServerStrategy:
         cluster = ClusterSpec({"ps": [self.address], "worker": ["w:1"]})
         resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=0)
         resolver.cluster_token = TOKEN
-        return ParameterServerStrategy(resolver, **settings)
+        return ParameterServerStrategy(resolver, connect_seconds=connect_seconds)
 
     def end(self, number: int) -> None:
         """Nobody listens there any more."""
