@@ -38,6 +38,8 @@ class Relay:
         self._chance: tuple[random.Random, int] | None = None
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
+        self._passing = threading.Event()
+        self._passing.set()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -57,6 +59,14 @@ class Relay:
         with self._lock:
             self._chance = self._cutting = None
 
+    def hold(self) -> None:
+        """Holds all that comes from now on, either way, as a host that is stopped or cut off."""
+        self._passing.clear()
+
+    def release(self) -> None:
+        """Lets pass what was held."""
+        self._passing.set()
+
     def _draw(self) -> None:
         self._cutting = None
         if self._chance is not None:
@@ -75,6 +85,7 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
         _close(self._listener)
         self._thread.join()
         for end in self._ends:
@@ -104,6 +115,7 @@ class Relay:
         _close(sink)
 
     def _pass(self, sink: socket.socket, data: bytes, direction: Direction) -> None:
+        self._passing.wait()
         if self.crawling is not direction:
             return sink.sendall(data)
         for at in range(0, len(data), _CRAWL_BYTES):

@@ -30,6 +30,7 @@ StratagemError
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
 ├── UnavailableError (ConnectionError)     the server cannot be reached now
+│   ├── NotPrimaryError                    a replica that serves no clients
 │   ├── PSUnavailableError                 a parameter server that a worker needs
 │   └── WorkerLostError                    a worker is gone, with what it was running
 ├── DataLossError (RuntimeError)
@@ -194,6 +195,18 @@ class DeadlineExceededError(StratagemError, TimeoutError):
 
 class UnavailableError(StratagemError, ConnectionError):
     """The server cannot be reached at the moment."""
+
+
+class NotPrimaryError(UnavailableError):
+    """The replica is not the primary of its task; nothing of the request was carried out.
+
+    Attributes:
+        primary: The "host:port" of the primary; "" if the replica knows of none.
+        epoch: The epoch of the view that says so; 0 if the replica knows of no view.
+    """
+
+    primary = ""
+    epoch = 0
 
 
 class PSUnavailableError(UnavailableError):

@@ -86,3 +86,14 @@ def test_a_failure_of_our_servers_keeps_its_own_words() -> None:
 def test_a_damaged_detail_falls_back_to_the_status() -> None:
     error = status.from_rpc_error(FailedCall((status.DETAIL_KEY, b"\xff")), "p", "Read")
     assert type(error) is errors.UnavailableError
+
+
+def test_a_replica_that_is_not_the_primary_says_which_one_is() -> None:
+    refusal = errors.NotPrimaryError("this is the backup", task="/job:ps/task:0")
+    refusal.primary, refusal.epoch = "10.0.0.2:2222", 7
+    record = status.to_record(refusal)
+    received = status.from_record(record)
+    assert isinstance(received, errors.NotPrimaryError)
+    assert (received.primary, received.epoch) == ("10.0.0.2:2222", 7)
+    call = FailedCall(*status.trailers(record))
+    assert status.is_transient(call)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stratagem._cluster.roles import id_in_cluster, is_chief, validated, worker_count
 from stratagem._cluster.spec import ClusterSpec
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_EVALUATOR, ROLE_WORKER, Role
 
 COORDINATOR = (
@@ -49,7 +50,9 @@ class Membership:
                 f"but {cluster} has none; add the addresses of parameter servers"
             )
         for index in cluster.task_indices("ps"):
-            _require_port(index, cluster.task_address("ps", index))
+            name = f"/job:ps/task:{index}"
+            for address in replica_addresses(name, cluster.task_address("ps", index)):
+                _require_port(name, address)
         return cls(cluster, task_type, task_id)
 
     @property
@@ -150,7 +153,7 @@ class Membership:
 
     @property
     def server_addresses(self) -> list[str]:
-        """The address of each parameter server, as "host:port".
+        """The address of each parameter server, or those of its replicas with commas between.
 
         Raises:
             InvalidArgumentError: The indices of the ps job have gaps.
@@ -163,12 +166,12 @@ class Membership:
         return [self.cluster.task_address("ps", index) for index in indices]
 
 
-def _require_port(index: int, address: str) -> None:
+def _require_port(task: str, address: str) -> None:
     """Check an address at once, of which connecting would complain a minute later."""
     host, _, port = address.rpartition(":")
     named = port.isdecimal() and 0 < int(port) < 1 << 16
     if not host or "//" in host or not named:
         raise InvalidArgumentError(
-            f"the address of /job:ps/task:{index} is {address!r}; write it as "
-            "'host:port', with the port at which the server listens"
+            f"the address of {task} is {address!r}; write it as 'host:port', with the port at "
+            "which the server listens"
         )

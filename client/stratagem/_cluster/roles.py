@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from stratagem._cluster.spec import ClusterSpec, Tasks
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.replica_addresses import replica_addresses, require_one_address
 from stratagem_proto.v1.cluster_pb2 import ClusterDef
 
 Cluster = ClusterSpec | ClusterDef | Mapping[str, Tasks]
@@ -106,10 +107,12 @@ def validated(cluster_spec: Cluster, task_type: str | None, task_id: int | None)
 
     Raises:
         InvalidArgumentError: A job is not one of a training cluster, there are two chiefs or
-            evaluators, or the task is not in the cluster. Spec: MWU-7.
+            evaluators, the task is not in the cluster, or an address lists what are no replicas of
+            a parameter server. Spec: MWU-7.
     """
     cluster = normalize_cluster_spec(cluster_spec)
     _check_jobs(cluster)
+    _check_replicas(cluster)
     if task_type is not None:
         _check_task(cluster, task_type, task_id)
     return cluster
@@ -126,6 +129,13 @@ def _check_jobs(cluster: ClusterSpec) -> None:
             raise InvalidArgumentError(
                 f"There must be at most one {job!r} task, but {cluster} has {_count(cluster, job)}"
             )
+
+
+def _check_replicas(cluster: ClusterSpec) -> None:
+    for job in cluster.jobs:
+        check = replica_addresses if job == "ps" else require_one_address
+        for index in cluster.task_indices(job):
+            check(f"/job:{job}/task:{index}", cluster.task_address(job, index))
 
 
 def _check_task(cluster: ClusterSpec, task_type: str, task_id: int | None) -> None:

@@ -10,6 +10,7 @@ from stratagem._cluster.roles import Cluster
 from stratagem._cluster.spec import ClusterSpec
 from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.serving.task_servers import TaskSettings, task_server
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
 
@@ -195,5 +196,14 @@ class Server:
 def _address(server: ServerDef) -> str:
     cluster = ClusterSpec(server.cluster)
     address = cluster.task_address(server.job_name, server.task_index)
+    _require_no_replicas(f"/job:{server.job_name}/task:{server.task_index}", address)
     host, _, _ = address.rpartition(":")
     return f"{host}:{server.port}" if server.port else address
+
+
+def _require_no_replicas(task: str, address: str) -> None:
+    if len(replica_addresses(task, address)) > 1:
+        raise UnimplementedError(
+            f"{task} has replicas, {address}, and a server in a program has none; start each by "
+            "`stratagem ps --replicas 2 --replica N`"
+        )

@@ -17,7 +17,7 @@ class ClusterSpec:
     Args:
         cluster: Addresses ("host:port") by job name: a list, or a mapping from task index (a
             number, or a string of digits) where indices have gaps. Or a `ClusterDef`, or another
-            `ClusterSpec`.
+            `ClusterSpec`. That of a parameter server may list its replicas, with commas between.
 
     Raises:
         InvalidTypeError: `cluster`, a job's tasks, a name, an index or an address has another type.
@@ -54,6 +54,8 @@ class ClusterSpec:
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return the address of a task, "host:port".
+
+        A task of the job ps may have replicas; then it is their addresses with commas between.
 
         Raises:
             InvalidArgumentError: There is no such job, or no such task in it.

@@ -112,8 +112,11 @@ class ServerGroup:
 
     @property
     def addresses(self) -> Sequence[str]:
-        """The "host:port" of each server as far as is known, by task index."""
-        return [connection.route.address for connection in self._connections]
+        """The "host:port" of each server as far as is known, by task index.
+
+        Of a server with replicas it is theirs, with commas between.
+        """
+        return [connection.route.listed for connection in self._connections]
 
     @property
     def identity(self) -> Identity:
@@ -134,7 +137,7 @@ class ServerGroup:
     @property
     def whereabouts(self) -> object:
         """What changes whenever `runs` or `addresses` do."""
-        return [(each.run, each.route.address) for each in self._connections]
+        return [(each.run, each.route.listed) for each in self._connections]
 
     def need_all(self, condition: Callable[[], bool]) -> None:
         """Take servers for lost that go back to a checkpoint while a condition holds."""

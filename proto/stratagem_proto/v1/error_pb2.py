@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/error.proto\x12\x12stratagem_proto.v1\"e\n\x0b\x45rrorDetail\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x10\n\x08variable\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x15\n\rretry_seconds\x18\x05 \x01(\x01\"`\n\x0eRecordedStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12/\n\x06\x64\x65tail\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.ErrorDetailb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/error.proto\x12\x12stratagem_proto.v1\"\x85\x01\n\x0b\x45rrorDetail\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x10\n\x08variable\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x15\n\rretry_seconds\x18\x05 \x01(\x01\x12\x0f\n\x07primary\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\"`\n\x0eRecordedStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12/\n\x06\x64\x65tail\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.ErrorDetailb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORDETAIL']._serialized_start=54
-  _globals['_ERRORDETAIL']._serialized_end=155
-  _globals['_RECORDEDSTATUS']._serialized_start=157
-  _globals['_RECORDEDSTATUS']._serialized_end=253
+  _globals['_ERRORDETAIL']._serialized_start=55
+  _globals['_ERRORDETAIL']._serialized_end=188
+  _globals['_RECORDEDSTATUS']._serialized_start=190
+  _globals['_RECORDEDSTATUS']._serialized_end=286
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,8 @@ class ErrorDetail(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
     RETRY_SECONDS_FIELD_NUMBER: builtins.int
+    PRIMARY_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     error: builtins.str
     """Name of the class in the error tree, for instance "VariableNotFoundError"."""
     variable: builtins.str
@@ -36,6 +38,12 @@ class ErrorDetail(google.protobuf.message.Message):
     """When to try again after a refusal for lack of room, in seconds from now. 0 if
     waiting will not help, or if nothing is known.
     """
+    primary: builtins.str
+    """"host:port" of the replica that serves clients, where another one refuses them by a
+    NotPrimaryError; empty if it knows of none.
+    """
+    epoch: builtins.int
+    """Epoch of the View that says so; 0 if the replica knows of none."""
     def __init__(
         self,
         *,
@@ -44,8 +52,10 @@ class ErrorDetail(google.protobuf.message.Message):
         task: builtins.str = ...,
         location: builtins.str = ...,
         retry_seconds: builtins.float = ...,
+        primary: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "location", b"location", "retry_seconds", b"retry_seconds", "task", b"task", "variable", b"variable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "error", b"error", "location", b"location", "primary", b"primary", "retry_seconds", b"retry_seconds", "task", b"task", "variable", b"variable"]) -> None: ...
 
 global___ErrorDetail = ErrorDetail
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import (
     InternalError,
+    NotPrimaryError,
     ResourceExhaustedError,
     StratagemError,
     UnavailableError,
@@ -29,8 +30,13 @@ _TRANSIENT_CODES = {
     grpc.StatusCode.INTERNAL,
 }
 
-# The errors of a server that shuts down, or whose budgets are used up at the moment.
-_TRANSIENT_ERRORS = {UnavailableError.__name__, ResourceExhaustedError.__name__}
+# The errors of a server that shuts down or is not the primary, or whose budgets are used up at the
+# moment.
+_TRANSIENT_ERRORS = {
+    UnavailableError.__name__,
+    NotPrimaryError.__name__,
+    ResourceExhaustedError.__name__,
+}
 
 
 def to_record(error: BaseException) -> RecordedStatus:
@@ -43,23 +49,19 @@ def to_record(error: BaseException) -> RecordedStatus:
         error = InternalError(
             f"the server failed with {type(error).__name__}; its log has the traceback"
         )
-    return RecordedStatus(
-        code=STATUS_CODES[type(error)].value[0],
-        message=error.message,
-        detail=ErrorDetail(
-            error=type(error).__name__,
-            variable=error.variable,
-            task=error.task,
-            location=error.location,
-            retry_seconds=_retry_seconds(error),
-        ),
+    detail = ErrorDetail(
+        error=type(error).__name__,
+        variable=error.variable,
+        task=error.task,
+        location=error.location,
     )
-
-
-def _retry_seconds(error: StratagemError) -> float:
     if isinstance(error, ResourceExhaustedError):
-        return error.retry_seconds
-    return 0.0
+        detail.retry_seconds = error.retry_seconds
+    if isinstance(error, NotPrimaryError):
+        detail.primary, detail.epoch = error.primary, error.epoch
+    return RecordedStatus(
+        code=STATUS_CODES[type(error)].value[0], message=error.message, detail=detail
+    )
 
 
 def from_record(record: RecordedStatus) -> StratagemError:
@@ -72,6 +74,8 @@ def from_record(record: RecordedStatus) -> StratagemError:
     )
     if isinstance(error, ResourceExhaustedError) and detail.retry_seconds:
         error.retry_seconds = detail.retry_seconds
+    if isinstance(error, NotPrimaryError) and (detail.primary or detail.epoch):
+        error.primary, error.epoch = detail.primary, detail.epoch
     return error
 
 
@@ -116,8 +120,8 @@ def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
 def is_transient(error: grpc.RpcError) -> bool:
     """Return whether a failed call may succeed when it is repeated.
 
-    An error of the server itself has a detail. It is final, except when the server shuts down or a
-    budget is used up.
+    An error of the server itself has a detail. It is final, except when the server shuts down or is
+    not the primary, or a budget is used up.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = detail_of(call.trailing_metadata() or ())

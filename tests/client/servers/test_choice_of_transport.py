@@ -111,7 +111,7 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
 ) -> None:
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        transport = connection.route._transport
+        transport = connection.route.transport
         assert transport._sockets is not None
         transport._sockets.close()
         failing = Failing(transport._sockets.endpoint)
@@ -128,7 +128,7 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
 ) -> None:
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        transport = connection.route._transport
+        transport = connection.route.transport
         newer = transport._sockets
         assert newer is not None
         former = Failing(newer.endpoint)
@@ -144,7 +144,7 @@ def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
 ) -> None:
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        transport = connection.route._transport
+        transport = connection.route.transport
         assert transport._sockets is not None
         told, failing = transport._told, Failing(transport._sockets.endpoint)
         transport.learn(FrameSockets())

@@ -137,7 +137,7 @@ def servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
 def cut_off(strategy: ParameterServerStrategy) -> None:
     """Breaks the connections that pipelined calls go over, if they do."""
     for connection in servers_of(strategy)._connections:
-        local = connection.route._transport._sockets
+        local = connection.route.transport._sockets
         if local is not None and local._pipeline is not None:
             local._pipeline.break_off()
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._ps_client.connections.experience import Experience
 from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.connections.route import ServerRoute, forked_error, restarted_error
@@ -55,6 +56,7 @@ class Connection:
 
     Attributes:
         route: The way to the server.
+        experience: What the server has carried out for this process.
         deadlines: How long its calls may take.
         needs_all: Whether this process cannot go on without what the server had applied, whatever
             its identity says.
@@ -71,10 +73,11 @@ class Connection:
     ) -> None:
         """Describe the server; do not connect.
 
-        Where it is now is said by `locate`, "" if that is not known; by default it stays where it
-        was.
+        The address may list those of its replicas. Where it is now is said by `locate`, "" if that
+        is not known; by default it stays where it was.
         """
-        self.route = ServerRoute(task, address, locate)
+        self.route = ServerRoute(task, address, locate, identity.token)
+        self.experience = Experience()
         self.peer = self.route.peer
         self.deadlines = deadlines
         self.needs_all: Callable[[], bool] = bool
@@ -256,6 +259,26 @@ class Connection:
         if session is None or self._restarted:
             return True
         return self._attendance.begin(self.route.address, session.identifier)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the server has replicas."""
+        return self.route.is_replicated
+
+    def follow(self) -> None:
+        """Go to another replica if the present one answers nothing and that one serves.
+
+        Raises:
+            StratagemError: It serves, and could not be reached.
+        """
+        self.route.look(time.monotonic())
+        session = self._session
+        if session is not None and not self.route.is_met and not self._restarted:
+            request = opening(self._identity, session)
+            answer = Pending(self, request, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+            if session.goes_on(answer):
+                self.route.learn(answer.frame_sockets)
+                self.attend()
 
     def awaited(self) -> AwaitedAnswer | None:
         """Return which answer of the server a thread waits for; None if none does."""

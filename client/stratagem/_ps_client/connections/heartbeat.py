@@ -10,6 +10,7 @@ from itertools import islice
 
 from stratagem._core.waiting import waits_for_tasks
 from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.primary_watch import PrimaryWatch
 from stratagem._ps_client.connections.session import ServerSession
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
@@ -40,6 +41,7 @@ class Heartbeat:
     def __init__(self, connections: Sequence[Connection], steps: StepCount, name: str) -> None:
         self._connections, self._steps, self._name = connections, steps, name
         self.idle: Callable[[], None] = lambda: None
+        self._watch = PrimaryWatch(connections)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -54,9 +56,11 @@ class Heartbeat:
                     target=self._run, name="stratagem-heartbeat", daemon=True
                 )
                 self._thread.start()
+                self._watch.start()
 
     def stop(self) -> None:
         """Stop it; do not wait for a heartbeat under way."""
+        self._watch.stop()
         self._stopped.set()
         self._steps.wake()
 

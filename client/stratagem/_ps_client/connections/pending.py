@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol
 
 import grpc
 
 from stratagem._core.waiting import Wait
+from stratagem._ps_client.connections.experience import Experience
 from stratagem._ps_client.connections.repetition import Repetition, is_unreached
 from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.transports.call import Attempt, Style
 from stratagem_proto.errors import CancelledError, SessionLostError, StratagemError
+from stratagem_proto.sockets.client.errors import broken
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -36,6 +38,10 @@ class SessionOwner(Protocol):
     def acknowledge(self, request: Request[Any]) -> None:
         """Tell with a repeated mutation which ones need no answer any more."""
 
+    @property
+    def experience(self) -> Experience:
+        """What the server has carried out for this process."""
+
     def has_room_for(self, request: Request[Any]) -> bool:
         """Return whether the server could take the request if it had no other."""
 
@@ -50,6 +56,7 @@ class Pending(Generic[Result]):
 
     Attributes:
         attempt: What was sent last.
+        sent_at: When, in seconds of `time.monotonic`.
         is_awaited: Whether a thread waits for the result.
     """
 
@@ -66,11 +73,12 @@ class Pending(Generic[Result]):
         self._request = request
         self._deadlines = deadlines
         self._on_outcome: Callable[[], None] | None = on_outcome
-        self._repetition = Repetition(request, self._route.peer, deadlines.connect)
+        self._repetition = Repetition(
+            request, self._route.peer, deadlines.connect, self._route.is_replicated
+        )
         self._wait: Wait | None = None
-        self._run = owner.run
         self.is_awaited = False
-        self.attempt = self._route.attempt(request, deadlines, style)
+        self.attempt = self._sent(style)
 
     @property
     def method(self) -> str:
@@ -99,10 +107,15 @@ class Pending(Generic[Result]):
         if self._request.awaits or self._request.opens:
             self._await(self._request.awaits, self._request.wait)
         self.is_awaited = True
+        self._route.awaited.add(self)
         try:
-            return self._repeated()
+            result = self._repeated()
+            if self._request.mutates and self._route.is_replicated:
+                self._owner.experience.note(self._request)
+            return result
         finally:
             self.is_awaited = False
+            self._route.awaited.discard(self)
             if self._wait is not None:
                 self._wait.end()
             self.abandon()
@@ -135,47 +148,78 @@ class Pending(Generic[Result]):
         """Send the request no more after the attempt under way; in any thread."""
         self._repetition.allowed = False
 
+    def _sent(self, style: Style) -> Attempt:
+        self._transport, self._reigns = self._route.transport, self._route.reigns
+        self._run, self.sent_at = self._owner.run, time.monotonic()
+        return self._route.attempt(self._request, self._deadlines, style)
+
     def _repeated(self) -> Result:
         while True:
             try:
                 return self._received()
             except StratagemError as error:
-                pause = self._pause_after(error)
-            self._route.closed.wait(pause)
+                self._require_passing(error)
+                self._wait_for_server(error)
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
-        self._run = self._owner.run
         if self._request.mutates:
-            self._repetition.require_harmless(self._run)
+            self._repetition.require_harmless(self._present_run)
             self._owner.acknowledge(self._request)
-        return self._route.attempt(self._request, self._deadlines, Style.AWAITED)
+        return self._sent(Style.AWAITED)
+
+    @property
+    def _present_run(self) -> Hashable:
+        """What a request that is sent now may end: a replica that takes over has the same run."""
+        return self._owner.run, self._route.reigns
 
     def _received(self) -> Result:
+        peer, method = self._route.peer, self._request.method
         try:
             return self._request.receive(self.attempt.responses)
         except grpc.RpcError as error:
-            peer, method = self._route.peer, self._request.method
             raise from_rpc_error(error, peer, method) from error
-        except ValueError:
+        except ValueError as error:
             # What grpc raises where another thread has closed the channel.
             self._route.require_open()
-            raise
+            if not self._transport.is_closed:
+                raise
+            broke = broken(error)
+            raise from_rpc_error(broke, peer, method) from broke
 
-    def _pause_after(self, error: StratagemError) -> float:
-        """Return the seconds until the request is sent again; raise what ends it."""
+    def _require_passing(self, error: StratagemError) -> None:
+        """Raise a failure that ends the request."""
         if isinstance(error, SessionLostError):
             self._owner.resume()
         else:
             has_room = self._owner.has_room_for(self._request)
-            self._repetition.require_passing(error, self._run, has_room)
-        if is_unreached(error):
-            self._route.find()
-        if self._route.closed.is_set():
-            raise CancelledError(
-                f"{self._request.method} on {self._route.peer}: the strategy was "
-                f"closed before the answer came{self._repetition.doubt}"
-            ) from error
-        if not self._repetition.has_failed and self._deadlines.connect:
-            self._await("", self._deadlines.connect)
-        return self._repetition.pause(error, time.monotonic())
+            # A server that was left may live on.
+            run = None if self._transport.is_closed else (self._run, self._reigns)
+            self._repetition.require_passing(error, run, has_room)
+
+    def _wait_for_server(self, error: StratagemError) -> None:
+        """Return once it makes sense to send the request again; raise what ends it."""
+        is_found = False
+        while not is_found:
+            is_found = not is_unreached(error) or self._is_found(error)
+            if self._route.closed.is_set():
+                raise CancelledError(
+                    f"{self._request.method} on {self._route.peer}: the strategy was "
+                    f"closed before the answer came{self._repetition.doubt}"
+                ) from error
+            if not self._repetition.has_failed and self._deadlines.connect:
+                self._await("", self._deadlines.connect)
+            self._route.closed.wait(self._repetition.pause(error, time.monotonic()))
+
+    def _is_found(self, error: StratagemError) -> bool:
+        """Look for the server; return whether it is there and may be sent the request."""
+        if self._route.is_replicated and not self._deadlines.connect:
+            return True  # nothing is sent again
+        found = self._route.find(self._transport, error)
+        self._repetition.is_held_back = (
+            found
+            and not self._route.has_backup
+            and self._repetition.is_suspect(self._present_run)
+            and not self._owner.experience.covers(self._request)
+        )
+        return found and not self._repetition.is_held_back

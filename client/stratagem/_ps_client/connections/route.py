@@ -6,45 +6,104 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from stratagem._ps_client.connections.primary_search import Primary, PrimarySearch
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem._ps_client.transports.server_transport import ServerTransport
-from stratagem_proto.errors import CancelledError, ForkedProcessError, SessionLostError
+from stratagem_proto.errors import (
+    CancelledError,
+    ForkedProcessError,
+    NotPrimaryError,
+    SessionLostError,
+    StratagemError,
+)
 from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.segment import Segment
 
 _LOG = logging.getLogger("stratagem")
 
+# An answer that takes longer may never come; other replicas are asked who serves.
+_PATIENCE_SECONDS = 0.5
+
+# For so long a replica is believed that it serves and needs its time.
+_TRUST_SECONDS = 1.0
+
+
+class AwaitedAttempt(Protocol):
+    """A request whose answer a thread waits for.
+
+    Attributes:
+        sent_at: When it was sent last, in seconds of `time.monotonic`.
+    """
+
+    sent_at: float
+
 
 class ServerRoute:
     """Sends attempts to one server, wherever it is now. Thread-safe.
 
-    Nothing is sent before the first attempt.
+    Nothing is sent before the first attempt. Of a task with replicas, attempts go to the primary.
 
     Attributes:
-        peer: The server and its first address, as errors and the log call it.
+        peer: The server and its first address, or those of its replicas, as errors and the log call
+            it.
         meter: Counts the bytes that pass.
         closed: Set once nothing can be sent any more.
+        awaited: What threads wait for at present.
+        reigns: How often another replica was found to serve.
+        has_backup: Whether the server may end without a loss of what it has, as far as is known.
     """
 
-    def __init__(self, task: int, address: str, locate: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        task: int,
+        address: str,
+        locate: Callable[[], str] | None = None,
+        token: str = "",
+    ) -> None:
+        """Describe the server; send nothing.
+
+        Args:
+            task: Its index in the job ps.
+            address: Its address, or those of its replicas with commas between them.
+            locate: Says where it is now, likewise; "" if that is not known.
+            token: The secret by which replicas are asked which one serves.
+        """
         self._task = f"/job:ps/task:{task}"
         self.peer = f"{self._task} at {address}"
         self.meter = TrafficMeter()
         self.closed = threading.Event()
-        self._locate = locate
-        self._transport = ServerTransport(address)
+        self.awaited: set[AwaitedAttempt] = set()
+        self.reigns = 0
+        self.has_backup = True
+        self._locate, self._token = locate, token
+        self._epoch = 0
+        self._looks_from, self._searches = 0.0, 0
         self._retired: list[ServerTransport] = []
-        self._moving = threading.Lock()
+        self._moving, self._finding = threading.Lock(), threading.Lock()
+        self._settle(address)
+
+    def _settle(self, address: str) -> None:
+        self.listed = address
+        self._replicas = replica_addresses(self._task, address)
+        self._search = PrimarySearch(self._replicas, self._token)
+        self.transport = ServerTransport(self._replicas[0])
 
     @property
     def address(self) -> str:
         """The address to which attempts go."""
-        return self._transport.address
+        return self.transport.address
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the server has replicas, of which another may serve."""
+        return len(self._replicas) > 1
 
     @property
     def place(self) -> str:
@@ -54,27 +113,105 @@ class ServerRoute:
     @property
     def way(self) -> str:
         """How attempts go: "unix", "tcp" or "grpc"."""
-        return self._transport.way
+        return self.transport.way
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the server has told of its sockets since attempts go to it."""
+        return self.transport.is_told
 
     def learn(self, sockets: FrameSockets) -> None:
         """Use the sockets that the server has told of, where possible."""
-        self._transport.learn(sockets)
+        self.transport.learn(sockets)
 
-    def find(self) -> None:
-        """Look where the server is after it could not be reached."""
-        if self._locate is not None:
-            self.move(self._locate())
+    def find(self, failed: ServerTransport, error: StratagemError) -> bool:
+        """Look where the server is after it could not be reached.
+
+        Args:
+            failed: By which it could not.
+            error: Why.
+
+        Returns:
+            Whether it makes sense to try again; if not, no replica serves yet.
+        """
+        if not self.is_replicated:
+            self.move(self._located())
+            return True
+        searches = self._searches
+        with self._finding:
+            if failed is not self.transport or self._searches != searches:
+                # Another thread has looked meanwhile.
+                return failed is not self.transport
+            return self._find_primary(error)
+
+    def _find_primary(self, error: StratagemError) -> bool:
+        if isinstance(error, NotPrimaryError) and error.primary in self._replicas:
+            return self._follow(Primary(error.primary, error.epoch, has_backup=True))
+        found = self._searched()
+        if found is None:
+            self.move(self._located())
+        return found is not None and self._follow(found)
+
+    def _searched(self) -> Primary | None:
+        self._searches += 1
+        try:
+            return self._search.find(self._epoch)
+        except ValueError:
+            # Another thread has closed the route, or given it other replicas.
+            return None
+
+    def _located(self) -> str:
+        return self._locate() if self._locate is not None else ""
+
+    def look(self, now: float) -> None:
+        """Go to another replica if this one leaves an answer out for long and that one serves.
+
+        Attempts that wait here fail then, and their requests are sent there.
+
+        Args:
+            now: Seconds of `time.monotonic`.
+        """
+        began = min((attempt.sent_at for attempt in self.awaited.copy()), default=now)
+        if now < began + _PATIENCE_SECONDS or now < self._looks_from:
+            return
+        with self._finding:
+            present, found = self.address, self._searched()
+            if found is not None and self._follow(found) and self.address == present:
+                # It is there, and has its reasons.
+                self._looks_from = now + _TRUST_SECONDS
+
+    def _follow(self, primary: Primary) -> bool:
+        """Send attempts to a primary from now on; return whether it is not one of the past."""
+        with self._moving:
+            if primary.epoch < self._epoch or self.closed.is_set():
+                return False
+            is_new = primary.address != self.address
+            # The first epoch that is heard of may have begun long ago.
+            if is_new or 0 < self._epoch < primary.epoch:
+                self.reigns += 1
+            self._epoch, self.has_backup = primary.epoch, primary.has_backup
+            left = self.transport
+            if is_new:
+                _LOG.warning("%s is served by the replica at %s now", self._task, primary.address)
+                self.transport = ServerTransport(primary.address)
+        if is_new:
+            left.close()
+        return True
 
     def move(self, address: str) -> None:
-        """Send attempts to another address from now on, unless it is empty."""
+        """Send attempts to another address, or to other replicas, unless it is empty."""
         with self._moving:
-            if address in ("", self.address) or self.closed.is_set():
+            if self.closed.is_set() or not address or self._is_here(address):
                 return
             _LOG.warning("%s is looked for at %s from now on", self.peer, address)
             # Other threads may still wait there, each until its own call fails.
-            self._transport.retire()
-            self._retired.append(self._transport)
-            self._transport = ServerTransport(address)
+            self.transport.retire()
+            self._retired.append(self.transport)
+            self._search.close()
+            self._settle(address)
+
+    def _is_here(self, address: str) -> bool:
+        return {*replica_addresses(self._task, address)} == {*self._replicas}
 
     def attempt(
         self, request: Request[Result], deadlines: Deadlines, style: Style = Style.SENT
@@ -99,12 +236,15 @@ class ServerRoute:
             style=style,
             room=request.room,
         )
+        transport = self.transport
         try:
-            attempt = self._transport.send(call, control=request.opens)
+            attempt = transport.send(call, control=request.opens)
         except ValueError:
             # What grpc raises where another thread has closed the channel.
             self.require_open()
-            raise
+            if transport is self.transport:
+                raise
+            return self.attempt(request, deadlines, style)
         attempt.responses.received = self.meter.received
         return attempt
 
@@ -115,13 +255,14 @@ class ServerRoute:
 
     def trim(self) -> None:
         """Free shared memory that was not used since the last call."""
-        self._transport.trim()
+        self.transport.trim()
 
     def close(self) -> None:
         """Fail all attempts, those under way and those to come."""
         self.closed.set()
         with self._moving:
-            for transport in (*self._retired, self._transport):
+            self._search.close()
+            for transport in (*self._retired, self.transport):
                 transport.close()
 
 

@@ -28,21 +28,24 @@ class ServerTransport:
 
     Attributes:
         address: "host:port" of the server.
+        is_told: Whether the server has told of its sockets, if it has any.
+        is_closed: Whether all calls were ended from here.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.is_told = self.is_closed = False
         self._grpc = GrpcTransport(address)
         self._sockets: SocketTransport | None = None
         # Remembered, so that what was tried in vain is not tried again.
         self._told = FrameSockets()
         self._rests_until = 0.0
         self._setting = transport_from_environment()
-        self._closed = False
         self._learning = threading.Lock()
 
     def learn(self, told: FrameSockets) -> None:
         """Connect to what the server says of its sockets, if that is possible."""
+        self.is_told = True
         with self._learning:  # threads that lost one session hear of the next one each
             if told != self._told:
                 self._forget()
@@ -58,7 +61,7 @@ class ServerTransport:
                 _LOG.debug("%s is not called by %s: %s", self.address, endpoint.way, error)
             else:
                 self._sockets = sockets
-                if self._closed:
+                if self.is_closed:
                     self._forget()
                 return
 
@@ -112,6 +115,6 @@ class ServerTransport:
 
     def close(self) -> None:
         """End all calls; none can be begun any more."""
-        self._closed = True
+        self.is_closed = True
         self._forget()
         self._grpc.close()

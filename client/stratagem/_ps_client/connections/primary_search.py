@@ -1,0 +1,120 @@
+"""The search for the replica that serves a task."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import grpc
+
+from stratagem._core.interruption import uninterrupted
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.server_status import begin_status
+
+# A replica that does not say so sooner is busy, stopped or cut off, and asked again.
+_SECONDS = 0.5
+
+_Answer = tuple[str, GetStatusResponse | None]
+
+
+class Primary(NamedTuple):
+    """The replica that serves a task.
+
+    Attributes:
+        address: The "host:port" by which this process knows it.
+        epoch: The epoch of the view that says so; 0 of a server that has no replicas.
+        has_backup: Whether another replica has all that it acknowledges.
+    """
+
+    address: str
+    epoch: int
+    has_backup: bool
+
+
+class PrimarySearch:
+    """Asks replicas which of them is the primary. Thread-safe.
+
+    It keeps a channel to each, since it asks again and again while one takes over.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str) -> None:
+        """Ask nothing yet.
+
+        Args:
+            addresses: Where the replicas are.
+            token: The secret of the cluster.
+        """
+        self._addresses, self._token = addresses, token
+        self._channels: dict[str, grpc.Channel] = {}
+        self._closed = False
+        self._opening = threading.Lock()
+
+    def find(self, epoch: int) -> Primary | None:
+        """Return the replica that says first that it is the primary; None if none does in time.
+
+        Args:
+            epoch: What is older is not believed.
+        """
+        answers: SimpleQueue[_Answer] = SimpleQueue()
+        calls = [self._asked(address, answers.put) for address in self._addresses]
+        try:
+            # Each call ends at its deadline.
+            for _ in calls:
+                primary = _primary(*answers.get())
+                if primary is not None and primary.epoch >= epoch:
+                    return primary
+            return None
+        finally:
+            with uninterrupted():
+                for call in calls:
+                    call.cancel()
+
+    def _asked(
+        self, address: str, answered: Callable[[_Answer], None]
+    ) -> grpc.Future[GetStatusResponse]:
+        with uninterrupted():
+            call = begin_status(self._channel(address), self._token, _SECONDS)
+            call.add_done_callback(partial(_tell, address, answered))
+            return call
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._opening:
+            if self._closed:
+                raise ValueError("the search is closed")
+            if address not in self._channels:
+                self._channels[address] = open_channel(address)
+            return self._channels[address]
+
+    def close(self) -> None:
+        """Ask no more; `find` then raises ValueError."""
+        with uninterrupted(), self._opening:
+            self._closed = True
+            for channel in self._channels.values():
+                channel.close()
+
+
+def _tell(
+    address: str, answered: Callable[[_Answer], None], call: grpc.Future[GetStatusResponse]
+) -> None:
+    try:
+        answered((address, call.result()))
+    except (grpc.RpcError, grpc.FutureCancelledError):
+        answered((address, None))
+
+
+def _primary(address: str, status: GetStatusResponse | None) -> Primary | None:
+    """Return what a replica's answer says of it, if it is the primary."""
+    if status is None:
+        return None
+    server = status.parameter_server
+    if not server.HasField("replication"):
+        return Primary(address, 0, has_backup=True)
+    found = server.replication
+    if found.standing != STANDING_PRIMARY:
+        return None
+    return Primary(address, found.view.epoch, found.view.HasField("backup"))
