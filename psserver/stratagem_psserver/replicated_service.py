@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from stratagem_proto.errors import UnavailableError
+from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall, OutgoingCall
@@ -41,14 +42,14 @@ class ReplicatedService:
         self._kernels = present_kernels()
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
-        self._primary = ""
+        self._view: View | None = None
         self.is_serving = False
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
         self._following = _follow_handler(boundary, self._answer)
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
-        self.refuse("")
+        self.refuse(None)
 
     def _served(self, state: ServerState) -> Service:
         return Service(state, lambda: self._require_task().report())
@@ -84,16 +85,17 @@ class ReplicatedService:
         self.is_serving = True
         self._exchange(*self.service.handlers)
 
-    def refuse(self, primary: str) -> None:
+    def refuse(self, view: View | None) -> None:
         """Refuse clients from now on; see `Host.refuse`."""
-        self.is_serving, self._primary = False, primary
+        self.is_serving, self._view = False, view
         self._exchange(RefusingHandlers(self.service.handlers, self._refused))
 
-    def _refused(self) -> UnavailableError:
-        where = f"; the primary is at {self._primary}" if self._primary else ""
-        return UnavailableError(
-            f"this replica of {self.state.settings.label} does not serve clients at present{where}"
-        )
+    def _refused(self) -> NotPrimaryError:
+        error = NotPrimaryError(f"this replica of {self.state.settings.label} serves no clients")
+        if self._view is not None and self._view.HasField("primary"):
+            error.primary, error.epoch = self._view.primary.address, self._view.epoch
+            error.message += f"; the primary is at {error.primary}"
+        return error
 
     def _exchange(self, *answering: grpc.GenericRpcHandler) -> None:
         self._present.present = (self.service.status_handler, self._following, *answering)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.state import ServerState
 
 
@@ -23,9 +24,9 @@ class Host(Protocol):
     def serve(self) -> None:
         """Answer clients from now on."""
 
-    def refuse(self, primary: str) -> None:
+    def refuse(self, view: View | None) -> None:
         """Refuse clients from now on.
 
         Args:
-            primary: The address of the replica that serves; "" if that is not known.
+            view: The view that says which replica serves; None if that is not known.
         """

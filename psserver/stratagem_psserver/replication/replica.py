@@ -121,7 +121,7 @@ class ReplicatedTask:
                 await self._follow(move.view)
 
     async def _follow(self, view: View) -> None:
-        self._host.refuse(view.primary.address)
+        self._host.refuse(view)
         if view.HasField("primary"):
             await self._backup.follow(view)
         await asyncio.sleep(self._settings.failover_seconds / 8)
@@ -143,7 +143,7 @@ class ReplicatedTask:
         finally:
             self._position = log.position
             self._primary = None
-            self._host.refuse("")
+            self._host.refuse(None)
         if not self._is_leaving:
             LOG.warning("is not the primary any more", task=self._settings.label)
             self._host.adopt(self._host.fresh_state())
