@@ -18,8 +18,8 @@ SERVERS = WORKERS = 2
 
 PATIENCE_SECONDS = 120.0
 END = "end"
-# So much is logged within a few steps of any program.
-_STEPS_BYTES = 4_000
+# So often the logs have changed when somebody looked, within some steps of any program.
+_CHANGES = 10
 _LONGEST_PAUSE = 0.3
 
 
@@ -103,10 +103,14 @@ class Attack:
 
     def _await_steps(self, is_over: threading.Event) -> None:
         """Wait until servers have logged some steps."""
-        enough, deadline = self._logged() + _STEPS_BYTES, time.monotonic() + PATIENCE_SECONDS
-        while self._logged() < enough and not is_over.wait(0.01):
+        seen, changes, deadline = self._written(), 0, time.monotonic() + PATIENCE_SECONDS
+        while changes < _CHANGES and not is_over.wait(0.01):
+            before, seen = seen, self._written()
+            changes += seen != before
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing was logged for {PATIENCE_SECONDS:g} s")
 
-    def _logged(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("ps-*/segment-*.log"))
+    def _written(self) -> int:
+        """When something was written to a log for the last time."""
+        logs = self.folder.glob("ps-*/segment-*.log")
+        return max((path.stat().st_mtime_ns for path in logs), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from errno import EIO
@@ -22,7 +23,7 @@ Names = Mapping[str, int]
 # image six.
 _SYNCS = (1, 1, 1, 2, 4, 6)
 
-_pwritev = os.pwritev
+_pwritev, _ftruncate = os.pwritev, os.ftruncate
 
 
 class Killed(BaseException):
@@ -47,6 +48,8 @@ class Disk:
         self._root.mkdir()
         self._vault.mkdir()
         self._sizes: dict[int, int] = {}
+        # What was at places of files before they were written over, since the last sync.
+        self._replaced: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self._names: dict[int, Names] = {}
         # Files whose last sync failed: the system takes what it has in memory for synced.
         self._doubtful: set[int] = set()
@@ -88,18 +91,48 @@ class Disk:
         elif about.st_ino not in self._doubtful:
             self._keep(path, about.st_ino)
             self._sizes[about.st_ino] = about.st_size
+            self._replaced.pop(about.st_ino, None)
 
     def pwritev(self, file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
         """Do what `os.pwritev` does."""
         self._doubtful.discard(os.fstat(file).st_ino)
+        self._note_replaced(file, offset, sum(map(len, pieces)))
         return _pwritev(file, pieces, offset)
+
+    def ftruncate(self, file: int, length: int) -> None:
+        """Do what `os.ftruncate` does."""
+        self._note_replaced(file, length, max(0, os.fstat(file).st_size - length))
+        _ftruncate(file, length)
+
+    def _note_replaced(self, file: int, offset: int, nbytes: int) -> None:
+        name, inode = f"/proc/self/fd/{file}", os.fstat(file).st_ino
+        # So that no other file gets its number.
+        self._keep(Path(os.readlink(name)), inode)
+        with open(name, "rb") as before:
+            before.seek(offset)
+            self._replaced[inode].append((offset, before.read(nbytes)))
 
     def posix_fadvise(self, file: int, *_: int) -> None:
         """Forget what the system has in memory of a file, and the disk has not."""
         inode = os.fstat(file).st_ino
         if inode in self._doubtful:
             self._doubtful.discard(inode)
-            os.truncate(f"/proc/self/fd/{file}", self._sizes.get(inode, 0))
+            name = Path(f"/proc/self/fd/{file}")
+            self._bring_back(name, inode, lambda nbytes: (0, nbytes))
+            os.truncate(name, self._sizes.get(inode, 0))
+
+    def _bring_back(self, path: Path, inode: int, part: Callable[[int], tuple[int, int]]) -> None:
+        """Bring back parts of what was written over since the last sync."""
+        with path.open("r+b") as file:
+            for offset, before in reversed(self._replaced.pop(inode, ())):
+                begin, end = part(len(before))
+                if begin < end:
+                    file.seek(offset + begin)
+                    file.write(before[begin:end])
+
+    def _some(self, nbytes: int) -> tuple[int, int]:
+        places = [self._world.chance.choice((0, nbytes // 2, nbytes)) for _ in range(2)]
+        return min(places), max(places)
 
     def _names_in(self, path: Path) -> Names:
         names = {}
@@ -156,6 +189,7 @@ class Disk:
         os.link(kept if kept.exists() or path is None else path, target)
         if loses_power:
             self._doubtful.discard(inode)
+            self._bring_back(target, inode, self._some)
             size = target.stat().st_size
             synced = min(size, self._sizes.get(inode, 0))
             os.truncate(target, self._world.chance.choice((synced, size, (synced + size) // 2)))
@@ -200,6 +234,7 @@ def simulated_disk(world: World) -> Iterator[Disk]:
             patch.object(os, "fsync", made.fsync),
             patch.object(os, "fdatasync", made.fdatasync),
             patch.object(os, "pwritev", made.pwritev),
+            patch.object(os, "ftruncate", made.ftruncate),
             patch.object(os, "posix_fadvise", made.posix_fadvise),
             patch.object(folder, "_VOLATILE", frozenset()),
             closing(made),

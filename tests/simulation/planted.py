@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stratagem_proto.log.segments import segments_in
+from stratagem_proto.log.batches import BatchHeader
+from stratagem_proto.log.segments import LogReader, segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import CheckpointGate
@@ -165,6 +166,15 @@ def _trusts_memory(self: StateFolder) -> None:
     """Take what the system has in memory for what is on disk."""
 
 
+def _takes_for_new(self: LogReader, header: BatchHeader) -> bool:
+    """Take what an earlier use of the file has left for what belongs there."""
+    return False
+
+
+def _cuts_nothing(file: int, end: int) -> None:
+    """Leave behind the end of a segment what its file had before."""
+
+
 def _reads_all(self: StateFolder, needed: int = 1) -> list[Path]:
     """Read segments, too, that were removed before a loss of power."""
     return segments_in(self.path)
@@ -191,5 +201,7 @@ PLANTED: Mapping[str, Plant] = {
     "a segment's name is not on disk": _replaced(segment_writer, "sync_folder", _syncs_nothing),
     "a server's folder is not on disk": _replaced(folder, "sync_folder", _syncs_nothing),
     "memory is taken for the disk": _replaced(StateFolder, "settle", _trusts_memory),
+    "old batches are taken for new ones": _replaced(LogReader, "_is_old", _takes_for_new),
+    "a segment keeps what was behind its end": _replaced(segment_writer, "_cut", _cuts_nothing),
     "removed segments are read": _replaced(StateFolder, "segments", _reads_all),
 }

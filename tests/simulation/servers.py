@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.log.segments import LogReader
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -199,9 +202,12 @@ class SimulatedServer:
 
     def _tear(self) -> None:
         """Leave a part of a batch at the end of the log, which was being written."""
-        segments = sorted(Path(self.settings.durability_folder).glob("*/*.log"))
+        segments = sorted(Path(self.settings.durability_folder).glob("*/segment-*.log"))
         if segments and self._world.chance.random() < 0.5:
-            with segments[-1].open("ab") as file:
+            reader = LogReader(segments[-1:])
+            deque(reader.records(), 0)
+            with segments[-1].open("r+b") as file:
+                file.seek(*((reader.tail.offset,) if reader.tail else (0, os.SEEK_END)))
                 file.write(self._world.chance.randbytes(self._world.chance.randint(1, 60)))
             self._world.faults["torn log"] += 1
 

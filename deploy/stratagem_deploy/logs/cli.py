@@ -61,8 +61,8 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Read every byte of a log and compare it with its checksums.
 
-    An end that was not written in full is no damage: nobody has heard of it, and the server cuts it
-    off when it starts.
+    What is behind the last record is no damage: room for the next ones, or an end that was not
+    written in full, of which nobody has heard. The server cuts it off when it starts.
 
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """

@@ -78,13 +78,13 @@ def contents(folder: Path) -> dict[str, Any]:
             {"kind": kind, "count": count, "nbytes": nbytes[kind]}
             for kind, count in kinds.most_common()
         ],
-        "torn_bytes": _torn_bytes(reader),
+        "bytes_behind": _bytes_behind(reader),
     }
 
 
-def _torn_bytes(reader: LogReader) -> int:
-    torn = reader.torn
-    return torn.path.stat().st_size - torn.offset if torn else 0
+def _bytes_behind(reader: LogReader) -> int:
+    tail = reader.tail
+    return tail.path.stat().st_size - tail.offset if tail else 0
 
 
 def table(listed: Mapping[str, Any]) -> None:
@@ -99,8 +99,11 @@ def table(listed: Mapping[str, Any]) -> None:
         f"{len(listed['segments'])} segments; torch {listed['torch']}, {listed['threads']} "
         f"threads, {listed['capability']}"
     )
-    if listed["torn_bytes"]:
-        console.print(f"{listed['torn_bytes']} bytes at the end were not written in full")
+    if listed["bytes_behind"]:
+        console.print(
+            f"{listed['bytes_behind']} bytes behind them are room for the next ones, or were not "
+            "written in full"
+        )
 
 
 def line(record: Record, as_json: bool) -> str:

@@ -3,7 +3,8 @@
 A batch is a header of fixed size and the records one after the other; each record is its own size,
 the size of its tensors, a serialised message and the bytes of the tensors. All numbers are little
 endian. A server writes a batch only when the one before is on disk, so that a damaged batch with an
-intact one behind it was damaged later, while a damaged one at the end was never written in full.
+intact one of later records behind it was damaged later, while a damaged one at the end was never
+written in full. Intact ones of earlier records are left of an earlier use of the file.
 """
 
 from __future__ import annotations

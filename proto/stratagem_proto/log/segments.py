@@ -13,6 +13,7 @@ from stratagem_proto.errors import DataLossError
 from stratagem_proto.log.batches import (
     HEADER_BYTES,
     MARK,
+    BatchHeader,
     Entry,
     decode_contents,
     decode_header,
@@ -40,12 +41,15 @@ class Record:
 
 
 @dataclass(frozen=True)
-class TornTail:
-    """The end of a log that was not written in full, because its server was killed meanwhile.
+class Tail:
+    """What is behind the last record of a log.
+
+    It is what an earlier use of the file has left, zeros for which the next records were to be
+    written, or a batch that was not written in full because its server was killed meanwhile.
 
     Attributes:
         path: The segment.
-        offset: Where its intact part ends.
+        offset: Where its last batch ends.
     """
 
     path: Path
@@ -76,14 +80,14 @@ class LogReader:
         segments: The segments, without gaps and in their order.
 
     Attributes:
-        torn: The end that was not written in full, if the reader has come upon one.
+        tail: What is behind the last record, once the reader has come there; None if nothing is.
         position: The position of the last record that was read; that before the first, to begin
             with.
     """
 
     def __init__(self, segments: Sequence[Path]) -> None:
         self._segments = list(segments)
-        self.torn: TornTail | None = None
+        self.tail: Tail | None = None
         self.position = first_of(segments[0]) - 1 if segments else 0
 
     def heads(self) -> Iterator[tuple[Path, SegmentHead]]:
@@ -94,7 +98,7 @@ class LogReader:
                 yield path, _head(path, entries)
 
     def records(self) -> Iterator[Record]:
-        """Yield all records; an end that was not written in full is not among them.
+        """Yield all records.
 
         Raises:
             DataLossError: A record is damaged or missing.
@@ -121,35 +125,63 @@ class LogReader:
             yield Record(self.position, message, memoryview(entry.tensors))
 
     def _batches(self, path: Path) -> Iterator[list[Entry]]:
-        data = memoryview(path.read_bytes())
+        data, offset = _read(path), 0
         if not data:
-            self._require_torn(path, 0, data)
-        offset = 0
+            self._end(path, 0, data)
         while offset < len(data):
-            header = decode_header(data[offset : offset + HEADER_BYTES])
-            begin = offset + HEADER_BYTES
-            entries = decode_contents(header, data[begin:]) if header else None
-            if header is None or entries is None:
-                self._require_torn(path, offset, data)
-                return
-            if header.first:
-                _require_next(path, header.first, self.position)
+            entries = self._batch(path, data, offset)
+            if entries is None:
+                data = self._end(path, offset, data)
+                continue
             yield entries
-            offset = begin + header.nbytes
+            offset += HEADER_BYTES + sum(entry.nbytes for entry in entries)
 
-    def _require_torn(self, path: Path, offset: int, data: memoryview) -> None:
-        """Note that a segment ends there.
+    def _batch(self, path: Path, data: memoryview, offset: int) -> list[Entry] | None:
+        """Return the records of the batch at a place; None if there is none."""
+        header = decode_header(data[offset : offset + HEADER_BYTES])
+        if header is None or (offset and self._is_old(header)):
+            return None
+        entries = decode_contents(header, data[offset + HEADER_BYTES :])
+        if offset and entries is not None:
+            _require_next(path, header.first, self.position)
+        return entries
+
+    def _is_old(self, header: BatchHeader) -> bool:
+        """Return whether a batch is left of an earlier use of the file, so that none follows."""
+        return header.first <= self.position
+
+    def _end(self, path: Path, offset: int, data: memoryview) -> memoryview:
+        """Note that the log ends there, and return what is still to be read.
 
         Raises:
             DataLossError: More has been written behind, so that this was damaged later.
         """
-        if path != self._segments[-1] or _has_intact_batch(data[offset + 1 :]):
+        is_damaged = path != self._segments[-1]
+        if not is_damaged and self._has_later_batch(data, offset):
+            # A server may have written both while the file was read.
+            data = _read(path)
+            if self._batch(path, data, offset) is not None:
+                return data
+            is_damaged = True
+        if is_damaged:
             raise DataLossError(
                 f"the log is damaged: {str(path)!r} is not what was written from byte {offset} on, "
                 f"behind record {self.position}, and what follows is intact. Restore the file from "
                 "a backup, or move the folder away and restore a checkpoint"
             )
-        self.torn = TornTail(path, offset)
+        self.tail = Tail(path, offset)
+        return data[:offset]
+
+    def _has_later_batch(self, data: memoryview, offset: int) -> bool:
+        """Return whether a batch is intact that was written after what belongs to that place."""
+        return _has_intact_batch(data[offset + 1 :], self.position + 1 if offset else 0)
+
+
+def _read(path: Path) -> memoryview:
+    data = path.read_bytes()
+    # It must have kept its name until here: a server writes over files that it has taken it from.
+    path.stat()
+    return memoryview(data)
 
 
 def _head(path: Path, entries: Sequence[Entry]) -> SegmentHead:
@@ -173,13 +205,14 @@ def _require_next(path: Path, first: int, position: int) -> None:
         )
 
 
-def _has_intact_batch(data: memoryview) -> bool:
+def _has_intact_batch(data: memoryview, least: int) -> bool:
+    """Return whether there is an intact batch with records from a position on."""
     text = bytes(data)
     start = text.find(MARK)
     while start >= 0:
         header = decode_header(data[start : start + HEADER_BYTES])
         behind = data[start + HEADER_BYTES :]
-        if header is not None and decode_contents(header, behind) is not None:
+        if header is not None and header.first >= least and decode_contents(header, behind):
             return True
         start = text.find(MARK, start + 1)
     return False

@@ -9,12 +9,18 @@ from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import sync_folder
 from stratagem_proto.log.batches import Entry, encode_batch
-from stratagem_proto.log.segments import FORMAT, segment_name
-from stratagem_proto.v1.log_pb2 import Kernels, SegmentHead
-from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.log.segments import segment_name
+from stratagem_proto.v1.log_pb2 import SegmentHead
+from stratagem_psserver.log.spares import Spares
 
 # The most pieces of one system call; the least that POSIX allows is 16, and Linux allows 1024.
 _MOST_PIECES = 1024
+
+# Small batches write zeros behind them where the file ends, so that the next ones write over blocks
+# that the file has: 100 bytes then take 0.15 ms, and 0.27 where the file grows.
+_ROOM = bytes(256 << 10)
+# For larger ones, to write all bytes twice takes as long as it saves.
+_SMALL_BYTES = 64 << 10
 
 
 class SegmentWriter:
@@ -22,23 +28,22 @@ class SegmentWriter:
 
     Args:
         folder: The folder.
-        incarnation: The incarnation of the server.
-        task: The task of the server.
-        kernels: What the bits of its updates depend on.
+        head: The head of each segment, but for its position and time.
         segment_bytes: A segment of at least this size is followed by the next one.
+        spares: The files that segments may have.
 
     Attributes:
         written: The bytes that were written since `written` was last set.
     """
 
-    def __init__(
-        self, folder: Path, incarnation: bytes, task: Task, kernels: Kernels, segment_bytes: int
-    ) -> None:
-        self._folder, self._segment_bytes = folder, segment_bytes
-        self._head = SegmentHead(format=FORMAT, incarnation=incarnation, task=task, kernels=kernels)
+    def __init__(self, folder: Path, head: SegmentHead, segment_bytes: int, spares: Spares) -> None:
+        self._folder, self._head = folder, head
+        self._segment_bytes, self._spares = segment_bytes, spares
         self._file: int | None = None
         # The end of the last batch that is on disk.
         self._end = 0
+        # The size of the file.
+        self._size = 0
         self._is_full = False
         self.written = 0
 
@@ -59,17 +64,22 @@ class SegmentWriter:
 
     def _begin(self, first: int) -> None:
         if self._file is not None:
-            # A failed attempt may have left records behind the end, which the next segment repeats.
-            os.ftruncate(self._file, self._end)
-            os.fdatasync(self._file)
+            # Behind the end are batches of an earlier use of the file, or of a failed attempt,
+            # which the next segment repeats.
+            _cut(self._file, self._end)
         self.close()
-        path = self._folder / segment_name(first)
-        # It exists if an earlier attempt to begin it failed; nothing in it was acknowledged.
-        file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        path, spare = self._folder / segment_name(first), self._spares.largest()
+        # The name exists if an earlier attempt to begin it failed; nothing in it was acknowledged.
+        flags = os.O_CREAT | os.O_TRUNC if spare is None else 0
+        file = os.open(spare or path, flags | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._file, self._end, self._is_full = file, 0, False
+        self._size = os.fstat(file).st_size
         try:
             self._head.first, self._head.unix_seconds = first, time.time()
             self._append(file, encode_batch(0, [Entry(self._head.SerializeToString())]))
+            if spare is not None:
+                # Only now, since a segment must not have the head of another one.
+                spare.rename(path)
             sync_folder(self._folder)
         except OSError:
             self.close()
@@ -78,12 +88,16 @@ class SegmentWriter:
     def _append(self, file: int, pieces: Sequence[bytes | memoryview]) -> None:
         # What a failed attempt has left behind the end is written over. The bytes are written
         # again, not only synced again: after an error the system may have dropped them.
-        end = self._end
+        nbytes = sum(map(len, pieces))
+        if self._end + nbytes > self._size and nbytes <= _SMALL_BYTES:
+            pieces = [*pieces, _ROOM]
+        reached = self._end
         for start in range(0, len(pieces), _MOST_PIECES):
-            end = _write_all(file, pieces[start : start + _MOST_PIECES], end)
+            reached = _write_all(file, pieces[start : start + _MOST_PIECES], reached)
         os.fdatasync(file)
-        self.written += end - self._end
-        self._end = end
+        self._end += nbytes
+        self._size = max(self._size, reached)
+        self.written += nbytes
 
     def rotate(self) -> None:
         """Let the next write begin another segment; from any thread."""
@@ -94,6 +108,12 @@ class SegmentWriter:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _cut(file: int, end: int) -> None:
+    """Let a file end there, on disk as well."""
+    os.ftruncate(file, end)
+    os.fdatasync(file)
 
 
 def _write_all(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.log.segments import TornTail, first_of, segments_in
+from stratagem_proto.log.segments import Tail, first_of, segments_in
 from stratagem_psserver.persistence.file_system import file_system_of
 
 _LOCK = "lock"
@@ -33,7 +34,8 @@ class StateFolder:
     ├── lock              which process uses the folder
     ├── images/           the last image, as a folder of checkpoints
     ├── left-in-order     whether the image is the state at the end of the process; without a log
-    └── segment-….log     the changes since, in the order of the numbers; with a log
+    ├── segment-….log     the changes since, in the order of the numbers; with a log
+    └── spare-…           files of segments to come, for as long as the process runs
     ```
 
     Args:
@@ -114,23 +116,27 @@ class StateFolder:
                 "that its disk works"
             ) from error
 
-    def cut(self, torn: TornTail) -> None:
-        """Remove an end that was not written in full, of which nobody has heard."""
-        if torn.offset:
-            with torn.path.open("r+b") as file:
-                file.truncate(torn.offset)
+    def cut(self, tail: Tail) -> None:
+        """Remove what is behind the last record, of which nobody has heard."""
+        if tail.offset:
+            with tail.path.open("r+b") as file:
+                file.truncate(tail.offset)
                 os.fsync(file.fileno())
         else:
-            torn.path.unlink()
+            tail.path.unlink()
         sync_folder(self.path)
 
-    def remove_before(self, position: int) -> None:
-        """Remove the segments of which no record has that position or a later one."""
-        segments = self.segments()
-        for path, following in pairwise(segments):
+    def give_up_before(self, position: int, give_up: Callable[[Path], None]) -> None:
+        """Give up the segments of which no record has that position or a later one.
+
+        Args:
+            position: The position.
+            give_up: What takes the name of a segment from its file.
+        """
+        for path, following in pairwise(self.segments()):
             if first_of(following) > position:
                 break
-            path.unlink()
+            give_up(path)
 
     @property
     def was_left_in_order(self) -> bool:

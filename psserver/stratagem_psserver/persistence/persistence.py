@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.log.segments import LogReader
+from stratagem_proto.log.segments import FORMAT, LogReader
 from stratagem_proto.server_log import LOG
+from stratagem_proto.v1.log_pb2 import SegmentHead
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.log.segment_writer import SegmentWriter
+from stratagem_psserver.log.spares import Spares
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.images import Moment, read_image, take_image
 from stratagem_psserver.persistence.kernels import described, present_kernels
@@ -68,8 +70,16 @@ class Persistence:
         self._imaged = self._image_position
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._kernels = present_kernels()
-        self._writer = SegmentWriter(
-            self._folder.path, state.incarnation, self._task, self._kernels, _SEGMENT_BYTES
+        most = max(1, settings.log_bytes // _SEGMENT_BYTES)
+        self._spares = Spares(self._folder.path, most, settings.log_bytes)
+        self._writer = SegmentWriter(self._folder.path, self._head(), _SEGMENT_BYTES, self._spares)
+
+    def _head(self) -> SegmentHead:
+        return SegmentHead(
+            format=FORMAT,
+            incarnation=self._state.incarnation,
+            task=self._task,
+            kernels=self._kernels,
         )
 
     @property
@@ -96,9 +106,11 @@ class Persistence:
             FailedPreconditionError: The log was written with other kernels.
         """
         began = self._state.clock()
+        # Those of another process.
+        self._spares.remove()
         replayed, leapt = await self._replay()
-        if self._reader.torn is not None:
-            self._folder.cut(self._reader.torn)
+        if self._reader.tail is not None:
+            self._folder.cut(self._reader.tail)
         self._state.ledger.renew_all(self._state.clock())
         position = max(self._reader.position, self._image_position)
         log = Log(self._writer, self._disk, self._label, position)
@@ -178,7 +190,7 @@ class Persistence:
         """Remove what an image has replaced."""
         self._imaged, self._writer.written = moment.position, 0
         log.covered(moment.position)
-        remove = partial(self._folder.remove_before, moment.needed)
+        remove = partial(self._folder.give_up_before, moment.needed, self._spares.keep)
         await asyncio.get_running_loop().run_in_executor(None, remove)
 
     async def close(self) -> None:
@@ -190,6 +202,7 @@ class Persistence:
             leaving = asyncio.ensure_future(self._take_image())
             await asyncio.wait([leaving], timeout=_LEAVING_SECONDS)
             await log.close()
+        self._spares.remove()
         self.release()
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from tests.psserver.persistence.servers import client_of, killed, logged, segments
+from tests.psserver.persistence.servers import client_of, end_of, killed, logged, segments
 
 
 def call(*arguments: object, code: int = 0) -> str:
@@ -49,11 +49,13 @@ def test_tail_prints_a_line_for_each_of_the_last_records(folder: Path) -> None:
 def test_verify_says_what_is_intact_and_what_is_damaged(folder: Path, tmp_path: Path) -> None:
     assert "3 records are intact, up to record 3" in call("verify", folder)
     (path,) = segments(folder.parent)
-    data = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes()[: end_of(path)])
     torn = tmp_path / path.name
     torn.write_bytes(data[:-1])
     assert "2 records are intact" in call("verify", tmp_path)
     assert "were not written in full" in call("inspect", tmp_path)
+    behind = json.loads(call("inspect", tmp_path, "--json"))["bytes_behind"]
+    assert behind == len(data) - 1 - end_of(torn)
     data[len(data) // 3] ^= 1
     torn.write_bytes(data)
     assert "the log is damaged" in call("verify", tmp_path, code=1)

@@ -16,7 +16,7 @@ from stratagem_proto.log.batches import (
     decode_header,
     encode_batch,
 )
-from stratagem_proto.log.segments import FORMAT, LogReader, Record, TornTail, segment_name
+from stratagem_proto.log.segments import FORMAT, LogReader, Record, Tail, segment_name
 from stratagem_proto.v1.log_pb2 import EndedSession, LogRecord, SegmentHead
 
 
@@ -25,21 +25,25 @@ def entry(number: int) -> Entry:
     return Entry(record.SerializeToString(), bytes(number))
 
 
+def batch(first: int, size: int) -> bytes:
+    """A batch with so many records."""
+    return b"".join(encode_batch(first, [entry(number) for number in range(first, first + size)]))
+
+
 def segment(folder: Path, first: int, *batches: int) -> Path:
     """Writes a segment with batches of so many records."""
-    head = SegmentHead(format=FORMAT, first=first).SerializeToString()
-    data = [*encode_batch(0, [Entry(head)])]
+    path, head = folder / segment_name(first), SegmentHead(format=FORMAT, first=first)
+    data = [*encode_batch(0, [Entry(head.SerializeToString())])]
     for size in batches:
-        data += encode_batch(first, [entry(number) for number in range(first, first + size)])
+        data.append(batch(first, size))
         first += size
-    path = folder / segment_name(first - sum(batches))
     path.write_bytes(b"".join(data))
     return path
 
 
-def read(*segments: Path) -> tuple[list[Record], TornTail | None]:
+def read(*segments: Path) -> tuple[list[Record], Tail | None]:
     reader = LogReader(segments)
-    return list(reader.records()), reader.torn
+    return list(reader.records()), reader.tail
 
 
 @given(st.integers(0), st.lists(st.tuples(st.binary(), st.binary())))
@@ -57,11 +61,11 @@ def test_a_batch_has_the_records_that_were_written(
 
 
 def test_records_are_read_in_their_order_over_all_segments(tmp_path: Path) -> None:
-    records, torn = read(segment(tmp_path, 1, 2, 1), segment(tmp_path, 4, 3))
+    records, tail = read(segment(tmp_path, 1, 2, 1), segment(tmp_path, 4, 3))
     assert [each.position for each in records] == [1, 2, 3, 4, 5, 6]
     assert [each.message.ended.why for each in records][3] == "reason 4"
     assert bytes(records[4].tensors) == bytes(5)
-    assert torn is None
+    assert tail is None
 
 
 def test_a_segment_cut_anywhere_has_the_batches_before_the_cut(tmp_path: Path) -> None:
@@ -70,23 +74,76 @@ def test_a_segment_cut_anywhere_has_the_batches_before_the_cut(tmp_path: Path) -
     whole = {0: 0}
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        records, torn = read(path)
+        records, tail = read(path)
         whole[len(records)] = max(whole.get(len(records), 0), size)
-        if torn is not None:
-            assert torn == TornTail(path, torn.offset)
-            path.write_bytes(data[: torn.offset])
-            assert read(path)[0] == records or not torn.offset
+        if tail is not None:
+            assert tail == Tail(path, tail.offset)
+            path.write_bytes(data[: tail.offset])
+            assert read(path)[0] == records or not tail.offset
     assert sorted(whole) == [0, 1, 3]
 
 
 def test_a_byte_that_was_changed_behind_the_last_batch_but_one_is_a_loss(tmp_path: Path) -> None:
     path = segment(tmp_path, 1, 1, 2, 1)
     data = path.read_bytes()
-    last = len(data) - len(b"".join(encode_batch(4, [entry(4)])))
+    last = len(data) - len(batch(4, 1))
     for place in range(last):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(DataLossError, match=r"segment-0+1\.log.* from byte \d+ on"):
             read(path)
+
+
+def test_old_batches_behind_the_end_are_neither_read_nor_damage(tmp_path: Path) -> None:
+    old = segment(tmp_path, 1, 1, 1, 1, 1).read_bytes()
+    path = segment(tmp_path, 5, 1, 1)
+    data = path.read_bytes()
+    heads = [len(old) - sum(len(batch(first, 1)) for first in range(1, 5))]
+    # Where old batches begin is where the next one would, or anywhere else.
+    for behind in (old[heads[0] :], old[len(data) :], bytes(100), b"\0" + old):
+        path.write_bytes(data + behind)
+        records, tail = read(path)
+        assert [each.position for each in records] == [5, 6]
+        assert tail == Tail(path, len(data))
+
+
+def test_a_torn_batch_over_old_ones_is_no_damage_but_one_before_a_newer_batch_is(
+    tmp_path: Path,
+) -> None:
+    path = segment(tmp_path, 5, 1)
+    data, torn, old = path.read_bytes(), batch(6, 1)[:-1], batch(3, 2)
+    path.write_bytes(data + torn + old)
+    assert [each.position for each in read(path)[0]] == [5]
+    path.write_bytes(data + torn + old + batch(7, 1))
+    with pytest.raises(DataLossError, match=f"from byte {len(data)} on"):
+        read(path)
+
+
+def test_what_a_server_writes_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = segment(tmp_path, 1, 1, 1, 1)
+    data, size = path.read_bytes(), len(batch(2, 1))
+    begin = len(data) - size - len(batch(3, 1))
+    early, read_bytes = data[:begin] + bytes(size) + data[begin + size :], Path.read_bytes
+    seen = iter([early])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(seen, None) or read_bytes(path))
+    assert [each.position for each in read(path)[0]] == [1, 2, 3]
+
+
+def test_a_segment_that_lost_its_name_while_it_was_read_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = segment(tmp_path, 1, 1)
+    read_bytes = Path.read_bytes
+
+    def read_late(path: Path) -> bytes:
+        data = read_bytes(path)
+        path.rename(tmp_path / "spare")
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_late)
+    with pytest.raises(FileNotFoundError):
+        read(path)
 
 
 def test_a_damaged_end_of_an_earlier_segment_is_a_loss(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stratagem_proto.log.segments import LogReader
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.wire import RawClient
@@ -32,6 +34,13 @@ def client_of(server: ParameterServer, before: RawClient | None = None) -> Itera
 def killed(folder: Path) -> Path:
     """A folder with what the disk has if the process is killed now."""
     return Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-killed")))
+
+
+def end_of(segment: Path) -> int:
+    """Where the last batch of a segment ends; behind it is room for the next ones."""
+    reader = LogReader([segment])
+    deque(reader.records(), 0)
+    return reader.tail.offset if reader.tail else segment.stat().st_size
 
 
 def segments(folder: Path) -> list[Path]:

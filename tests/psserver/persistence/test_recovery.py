@@ -18,7 +18,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.psserver.persistence.servers import client_of, killed, logged, segments
+from tests.psserver.persistence.servers import client_of, end_of, killed, logged, segments
 from tests.psserver.wire import RawClient, encoded, optimizer_program, update_header
 
 
@@ -106,7 +106,7 @@ def test_an_end_that_was_not_written_in_full_is_cut_off(folder: Path) -> None:
         trained(client, steps=3)
         copy = killed(folder)
     path = segments(copy)[-1]
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[: end_of(path) - 1])
     with logged(copy) as other, client_of(other, client) as again:
         assert again.read("v")[0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
         again.assign("v", torch.full((2, 2), 3.0))
@@ -120,7 +120,7 @@ def test_a_damaged_log_is_not_read(folder: Path) -> None:
         copy = killed(folder)
     path = segments(copy)[0]
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[end_of(path) // 2] ^= 1
     path.write_bytes(data)
     refused(copy, DataLossError, f"{path.name}.* from byte")
     assert path.read_bytes() == data

@@ -1,0 +1,54 @@
+"""Segments that nothing needs any more, whose files the next segments write over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stratagem_proto.log.segments import first_of
+
+_PREFIX = "spare-"
+
+
+class Spares:
+    """The files in a folder that the next segments of its log may have.
+
+    A write over blocks that a file has already changes nothing else on disk: 10 MB take 8 ms, and
+    11 to 110 ms at the end of a file that grows; 180 KB take 0.25 ms, and 0.45.
+
+    They are used by the process that has written them, and by no other one: positions of records
+    grow as long as it runs, so that old batches in them are known by their positions.
+
+    Args:
+        folder: The folder of the log.
+        most: How many there are at most.
+        most_bytes: The most bytes of all of them.
+    """
+
+    def __init__(self, folder: Path, most: int, most_bytes: int) -> None:
+        self._folder, self._most, self._most_bytes = folder, most, most_bytes
+
+    def keep(self, segment: Path) -> None:
+        """Make a segment that nothing needs a spare, or remove it if there are enough of them."""
+        present = self._present()
+        nbytes = segment.stat().st_size + sum(each.stat().st_size for each in present)
+        if len(present) < self._most and nbytes <= self._most_bytes:
+            segment.rename(self._folder / f"{_PREFIX}{first_of(segment):020d}")
+        else:
+            segment.unlink()
+
+    def largest(self) -> Path | None:
+        """Return the largest spare, so that few bytes are left when there are many segments."""
+        return max(self._present(), key=_size, default=None)
+
+    def remove(self) -> None:
+        """Remove all of them."""
+        for path in self._present():
+            path.unlink()
+
+    def _present(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{_PREFIX}*"))
+
+
+def _size(path: Path) -> int:
+    return os.stat(path).st_size
