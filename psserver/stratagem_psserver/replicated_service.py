@@ -11,10 +11,13 @@ import grpc
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.v1.replication_pb2 import View
+from stratagem_proto.v1.replication_pb2 import Replica, View
 from stratagem_psserver.persistence.kernels import present_kernels
+from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall, OutgoingCall
+from stratagem_psserver.replication.disk import ReplicaDisk
+from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHandlers
 from stratagem_psserver.replication.replica import ReplicatedTask
 from stratagem_psserver.service import Service
@@ -39,7 +42,7 @@ class ReplicatedService:
         self, state: ServerState, arbiter: Arbiter, on_exchange: Callable[[], None]
     ) -> None:
         self._arbiter, self._on_exchange = arbiter, on_exchange
-        self._kernels = present_kernels()
+        self._kernels, self._disk = present_kernels(), _disk_of(state)
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
         self._view: View | None = None
@@ -107,8 +110,30 @@ class ReplicatedService:
         Args:
             address: The "host:port" at which others reach this server.
         """
-        self._task = ReplicatedTask(self, self._arbiter, address, self._kernels, OutgoingCall)
+        replica = Replica(index=self.state.settings.replica, address=address)
+        introduction = introduction_of(self.state.settings, replica, self._kernels)
+        self._task = ReplicatedTask(self, self._arbiter, OutgoingCall, introduction, self._disk)
         self._running = asyncio.create_task(self._task.run())
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the disk has the state of an earlier process."""
+        return self._disk is not None and self._disk.has_state
+
+    async def recover(self) -> None:
+        """Come to the state that is on disk, if the server keeps one there.
+
+        Raises:
+            DataLossError: It is damaged.
+            FailedPreconditionError: It was written with other kernels.
+        """
+        if self._disk is not None:
+            await self._disk.recover()
+
+    def tend(self) -> None:
+        """Do what has to be done now and then."""
+        if self._disk is not None and self.is_serving:
+            self._disk.tend()
 
     async def leave(self) -> None:
         """Leave the task to the other replica, if there is one that has everything."""
@@ -120,7 +145,21 @@ class ReplicatedService:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
+        if self._disk is not None:
+            await self._disk.close()
         await self._arbiter.close()
+
+    def release(self) -> None:
+        """Release what it holds, without having taken part."""
+        if self._disk is not None:
+            self._disk.release()
+
+
+def _disk_of(state: ServerState) -> ReplicaDisk | None:
+    if state.settings.durability != "log":
+        return None
+    folder = state_folder(state.settings)
+    return ReplicaDisk(folder, Persistence(state, folder))
 
 
 def _follow_handler(

@@ -47,19 +47,22 @@ class ParameterServer(RpcServer):
         try:
             super().start()
         except BaseException:
-            if self._persistence is not None:
-                self._persistence.release()
+            for kept in (self._persistence, self._replicated):
+                if kept is not None:
+                    kept.release()
             raise
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         state = ServerState(self.settings)
-        self._persistence = persistence_of(state)
-        if self.settings.restore and not (self._persistence and self._persistence.has_state):
-            self._resume(state, self.settings.restore)
         if self.settings.replicas > 1:
             arbiter = arbiter_of(self.settings)
             self._replicated = ReplicatedService(state, arbiter, self._forget_handlers)
+            if not self._replicated.has_state:
+                self._resume(state)
             return self._replicated.handlers
+        self._persistence = persistence_of(state)
+        if not (self._persistence and self._persistence.has_state):
+            self._resume(state)
         self._sole = Service(state)
         return (self._sole.status_handler, *self._sole.handlers)
 
@@ -74,9 +77,10 @@ class ParameterServer(RpcServer):
     def _status_service(self) -> StatusService:
         return self._service.status
 
-    def _resume(self, state: ServerState, path: str) -> None:
-        what = "restored" if resume(state, path) else "no checkpoint there yet"
-        self._log.info(what, path=path)
+    def _resume(self, state: ServerState) -> None:
+        if path := self.settings.restore:
+            what = "restored" if resume(state, path) else "no checkpoint there yet"
+            self._log.info(what, path=path)
 
     def _listens(self, sockets: FrameSockets) -> None:
         self._state.frame_sockets = sockets
@@ -85,6 +89,8 @@ class ParameterServer(RpcServer):
         return self._state.shared.reserve(nbytes, "a segment of shared memory")
 
     async def _prepare(self) -> None:
+        if self._replicated is not None:
+            await self._replicated.recover()
         if self._persistence is not None:
             await self._persistence.recover()
 
@@ -105,8 +111,9 @@ class ParameterServer(RpcServer):
     def _end_leases(self) -> None:
         for session in self._state.end_leases():
             self._log.warning("lease ended", peer=session.label)
-        if self._persistence is not None:
-            self._persistence.tend()
+        for kept in (self._persistence, self._replicated):
+            if kept is not None:
+                kept.tend()
 
     async def _refuse(self, seconds: float) -> None:
         if self._replicated is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 from stratagem_proto.errors import DataLossError
@@ -21,11 +23,19 @@ class ReplayedMutations:
 
     Attributes:
         reply: The reply to the last request; None if it failed for a reason that passes.
+        applying: Held while a record is applied.
     """
 
     def __init__(self, ledger: SessionLedger, budget: Budget) -> None:
         self._ledger, self._budget = ledger, budget
         self.reply: RecordedReply | None = None
+        self.applying = asyncio.Lock()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[bool]:
+        """Return a context in which no record is being applied; it yields True."""
+        async with self.applying:
+            yield True
 
     async def once(
         self,

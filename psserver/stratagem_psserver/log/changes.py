@@ -116,6 +116,11 @@ class Changes:
         """
         return self.replayed if self.log is None else self.log.position + 1
 
+    @property
+    def last(self) -> int:
+        """The position of the last change, while nothing is being applied."""
+        return self.replayed if self.log is None else self.log.position
+
     async def caught_up(self) -> None:
         """Wait while more records await the disk than memory is for.
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from stratagem_proto.checkpoint.blocks import sync_folder
+from stratagem_proto.checkpoint.blocks import replace_file, sync_folder
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
 from stratagem_proto.log.segments import Tail, first_of, segments_in
+from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.persistence.file_system import file_system_of
 
 _LOCK = "lock"
 _IMAGES = "images"
 _LEFT = "left-in-order"
+_REPLICA = "replica"
 
 # What these file systems have is gone with the machine, whatever is synced.
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
@@ -33,6 +36,7 @@ class StateFolder:
     ps-0/
     ├── lock              which process uses the folder
     ├── images/           the last image, as a folder of checkpoints
+    ├── replica           which replica of the task has the state; of a server with replicas
     ├── left-in-order     whether the image is the state at the end of the process; without a log
     ├── segment-….log     the changes since, in the order of the numbers; with a log
     └── spare-…           files of segments to come, for as long as the process runs
@@ -151,6 +155,30 @@ class StateFolder:
     def enter(self) -> None:
         """Note that the state may change from now on."""
         (self.path / _LEFT).unlink(missing_ok=True)
+        sync_folder(self.path)
+
+    @property
+    def replica(self) -> Replica | None:
+        """Whose state it is, of a server with replicas; None before it is complete."""
+        try:
+            text = (self.path / _REPLICA).read_text()
+        except FileNotFoundError:
+            return None
+        return Replica(instance=bytes.fromhex(text.strip()))
+
+    def belong(self, replica: Replica) -> None:
+        """Note that the state is complete, and that of a replica."""
+        path = self.path / _REPLICA
+        replace_file(path, replica.instance.hex().encode())
+
+    def clear(self) -> None:
+        """Remove all state, before that of another server comes."""
+        (self.path / _REPLICA).unlink(missing_ok=True)
+        sync_folder(self.path)
+        for path in self.segments():
+            path.unlink()
+        shutil.rmtree(self.images)
+        self.images.mkdir()
         sync_folder(self.path)
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ from stratagem_proto.checkpoint.parts import write_part
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
-from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
@@ -43,12 +43,10 @@ class Moment:
 
 async def moment_of(state: ServerState) -> Moment | None:
     """Return the present state, between two changes; None if some do not end."""
-    assert isinstance(state.mutations, Mutations)
     async with state.mutations.paused() as is_quiet:
         if not is_quiet or state.rounds.awaits_norms():
             return None
-        log = state.changes.log
-        position = log.position if log else 0
+        position = state.changes.last
         records = sorted({*state.rounds.records(), *state.kept.records()})
         exact = {
             "durability": state.settings.durability,
@@ -165,18 +163,19 @@ def _require_durability(folder: StateFolder, image: Image | None, settings: Serv
         )
 
 
-async def take_image(state: ServerState, root: Path) -> Moment | None:
+async def take_image(state: ServerState, root: Path, log: RecordLog | None = None) -> Moment | None:
     """Write an image, and return what it contains; None if requests or the disk prevent it.
 
     Args:
         state: The state of the server.
         root: The folder of images.
+        log: The log; None if the server keeps none.
     """
     moment = await moment_of(state)
     if moment is None:
         return None
     try:
-        if log := state.changes.log:
+        if log is not None:
             # An image must not contain what the log may lose.
             await log.on_disk(moment.position)
         writing = partial(write_image, root, moment, state.settings.task)

@@ -16,9 +16,10 @@ from stratagem_psserver.log.log import Log
 from stratagem_psserver.log.segment_writer import SegmentWriter
 from stratagem_psserver.log.spares import Spares
 from stratagem_psserver.persistence.folder import StateFolder
-from stratagem_psserver.persistence.images import Moment, read_image, take_image
+from stratagem_psserver.persistence.images import Image, Moment, read_image, take_image
 from stratagem_psserver.persistence.kernels import described, present_kernels
 from stratagem_psserver.persistence.recovery import Recovery
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
 _SEGMENT_BYTES = 64 << 20
@@ -36,6 +37,7 @@ class Persistence:
 
     Args:
         state: The state of the server, which is empty.
+        folder: The folder; by default the one that its settings name.
 
     Raises:
         InvalidArgumentError: The folder cannot be used.
@@ -45,17 +47,11 @@ class Persistence:
         UnavailableError: The disk fails.
     """
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, folder: StateFolder | None = None) -> None:
         settings = state.settings
-        if not settings.durability_folder:
-            raise InvalidArgumentError(
-                f"{settings.label} is to keep a log, but has no folder for it; name one on a disk "
-                "by --durability-folder"
-            )
         self._state, self._label = state, settings.label
         self._task = Task(job=settings.job, index=settings.task)
-        root, name = Path(settings.durability_folder), f"{settings.job}-{settings.task}"
-        self._folder = StateFolder(root, name, settings.label)
+        self._folder = folder or state_folder(settings)
         try:
             self._image = read_image(self._folder, settings)
             self._folder.settle()
@@ -112,15 +108,30 @@ class Persistence:
         if self._reader.tail is not None:
             self._folder.cut(self._reader.tail)
         self._state.ledger.renew_all(self._state.clock())
-        position = max(self._reader.position, self._image_position)
-        log = Log(self._writer, self._disk, self._label, position)
-        log.on_leap = self._begin_image
-        self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
-        self._state.changes.log = self._log = log
+        self._state.changes.log = self.begin_log()
         if leapt or self._state.resumed:
             await self._take_image()
         seconds = round(self._state.clock() - began, 3)
         LOG.info("recovered", task=self._label, records=replayed, seconds=seconds)
+
+    @property
+    def image(self) -> Image | None:
+        """The image that the folder has had; None if there was none."""
+        return self._image
+
+    @property
+    def log(self) -> Log:
+        """The log of further changes, once it has begun."""
+        assert self._log is not None
+        return self._log
+
+    def begin_log(self) -> Log:
+        """Return the log of further changes, which begins behind the last one on disk."""
+        position = max(self._reader.position, self._image_position)
+        log = self._log = Log(self._writer, self._disk, self._label, position)
+        log.on_leap = self._begin_image
+        self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
+        return log
 
     @property
     def _image_position(self) -> int:
@@ -175,11 +186,10 @@ class Persistence:
             self._imaging = asyncio.ensure_future(self._take_image())
 
     async def _take_image(self) -> None:
-        log = self._log
-        assert log is not None
+        log = self.log
         while True:
             self._writer.rotate()
-            moment = await take_image(self._state, self._folder.images)
+            moment = await take_image(self._state, self._folder.images, log)
             if moment is not None:
                 await self._rely_on(moment, log)
             if not log.awaits_image:
@@ -207,6 +217,30 @@ class Persistence:
 
     def release(self) -> None:
         """Release the folder as it is; a repetition does nothing."""
+        self.stop()
+        self._folder.release()
+
+    def stop(self) -> None:
+        """Write nothing more, and leave the folder as it is to the server."""
+        if self._imaging is not None:
+            self._imaging.cancel()
         self._disk.shutdown()
         self._writer.close()
-        self._folder.release()
+
+
+def state_folder(settings: ServerSettings) -> StateFolder:
+    """Return the folder in which a server keeps its log, which no other process uses meanwhile.
+
+    Raises:
+        InvalidArgumentError: The settings name none, or it cannot be used.
+        FailedPreconditionError: Another process uses it.
+    """
+    if not settings.durability_folder:
+        raise InvalidArgumentError(
+            f"{settings.label} is to keep a log, but has no folder for it; name one on a disk by "
+            "--durability-folder"
+        )
+    name = f"{settings.job}-{settings.task}"
+    if settings.replicas > 1:
+        name += f"-replica-{settings.replica}"
+    return StateFolder(Path(settings.durability_folder), name, settings.label)

@@ -30,6 +30,7 @@ class Recovery:
     async def __aenter__(self) -> Self:
         if self._image is not None:
             self._image.restore(self._state)
+            self._state.changes.replayed = self._image.position
         await self._replay.__aenter__()
         return self
 
@@ -49,7 +50,6 @@ class Recovery:
         Raises:
             DataLossError: It does not have the effect that it had before.
         """
-        self._state.changes.replayed = record.position
         if record.position > self._last:
             self._complete()
             await self._replay.apply(record)

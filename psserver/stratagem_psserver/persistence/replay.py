@@ -85,6 +85,11 @@ class Replay:
         self._count += 1
         if not self._count % _AT_ONCE:
             await asyncio.sleep(0)
+        async with self._mutations.applying:
+            self._state.changes.replayed = record.position
+            await self._apply(record)
+
+    async def _apply(self, record: Record) -> None:
         kind = record.message.WhichOneof("change")
         if kind == "mutation":
             await self._mutate(record)
@@ -98,7 +103,9 @@ class Replay:
         """
         method = self._methods[record.message.mutation.method]
         request: Any = method.request.FromString(record.message.mutation.request)
-        await method.call(request, StoredRequest(request, record.tensors))
+        async with self._mutations.applying:
+            self._state.changes.replayed = record.position
+            await method.call(request, StoredRequest(request, record.tensors))
 
     async def _mutate(self, record: Record) -> None:
         mutation = record.message.mutation

@@ -20,10 +20,13 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.environment import Clock
+from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.replication.backup_link import reason_of
 from stratagem_psserver.replication.batches import BatchAssembler
 from stratagem_psserver.replication.channel import Dialled
+from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.standby import IncomingImage, Standby
+from stratagem_psserver.replication.together import Together
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
@@ -41,6 +44,7 @@ class Backup:
         settings: The settings of the server.
         fresh_state: Returns a state to begin with.
         dial: Calls a primary.
+        disk: What keeps the state on disk; None if nothing does.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -55,12 +59,14 @@ class Backup:
         settings: ServerSettings,
         fresh_state: Callable[[], ServerState],
         dial: Dial,
+        disk: ReplicaDisk | None,
         clock: Clock,
     ) -> None:
         self.standby: Standby | None = None
         self.trouble = ""
         self._introduction, self._settings = introduction, settings
         self._fresh_state, self._dial = fresh_state, dial
+        self._disk = disk
         self._clock = clock
         self.heard = self._clock()
         self._incoming: IncomingImage | None = None
@@ -68,6 +74,7 @@ class Backup:
         self._beacon = 0
         # Whether the state is that of the present call.
         self._has_image = False
+        self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
 
     @property
     def is_silent(self) -> bool:
@@ -83,47 +90,62 @@ class Backup:
 
     async def follow(self, view: View) -> None:
         """Follow the primary of a view until it is silent or one of the two ends it."""
-        channel = self._dial(view.primary.address)
+        call = self._dial(view.primary.address)
         self._introduction.epoch = view.epoch
         self._has_image = False
         try:
-            await channel.send(FollowRequest(introduction=self._introduction))
-            while True:
-                await self._take(await self._next(channel), view)
-                await self._acknowledge(channel)
+            await call.send(FollowRequest(introduction=self._introduction))
+            await Together().run(self._listen(call, view), self._tell(call), self._watch())
         except (StratagemError, OSError) as error:
             self._note(reason_of(error))
         finally:
-            await channel.close()
+            await call.close()
             self._drop_incoming()
 
-    async def _next(self, channel: Call) -> FollowResponse:
-        try:
-            return await asyncio.wait_for(channel.receive(), self._settings.failover_seconds)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise UnavailableError("the primary is silent") from None
+    async def _listen(self, call: Call, view: View) -> None:
+        while True:
+            message = await call.receive()
+            match message.WhichOneof("kind"):
+                case "beacon":
+                    self._hear(message.beacon, view)
+                    await self._acknowledge(call)
+                case "image":
+                    self._begin_image()
+                case "piece":
+                    await self._add_piece(message.piece)
+                case "batch":
+                    self._add_batch(message.batch)
+
+    async def _tell(self, call: Call) -> None:
+        """Acknowledge records as soon as they are where they have to be."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            if self.standby is not None:
+                await self.standby.kept(self.standby.position)
+                await self._acknowledge(call)
+
+    async def _watch(self) -> None:
+        began = self._clock()
+        while self._clock() - max(self.heard, began) < self._settings.failover_seconds:
+            await asyncio.sleep(self._settings.failover_seconds / 8)
+        raise UnavailableError("the primary is silent")
 
     def _note(self, trouble: str) -> None:
         if trouble != self.trouble:
             LOG.warning("does not follow", task=self._settings.label, why=trouble)
         self.trouble = trouble
 
-    async def _take(self, message: FollowResponse, view: View) -> None:
-        match message.WhichOneof("kind"):
-            case "beacon":
-                self._hear(message.beacon, view)
-            case "image":
-                self._drop_incoming()
-                self._incoming = IncomingImage()
-            case "piece":
-                await self._add_piece(message.piece)
-            case "batch":
-                self._add_batch(message.batch)
-
     def _hear(self, beacon: Beacon, view: View) -> None:
         if beacon.epoch < view.epoch:
             raise UnavailableError("it does not know yet that it is the primary")
         self.heard, self._beacon, self.trouble = self._clock(), beacon.number, ""
+
+    def _begin_image(self) -> None:
+        self._drop_incoming()
+        # Nobody relies on it any more; see `Primary`.
+        self.discard()
+        self._incoming = IncomingImage(self._disk.clear() if self._disk else None)
 
     async def _add_piece(self, piece: ImagePiece) -> None:
         incoming = self._incoming
@@ -131,27 +153,31 @@ class Backup:
             return
         incoming.add(piece)
         if piece.is_last:
-            fresh = Standby(self._fresh_state(), incoming.read(self._settings.task))
-            try:
-                await fresh.begin()
-            except BaseException:
-                fresh.discard()
-                raise
-            self.discard()
-            self.standby, self._has_image = fresh, True
+            await self._begin_standby(incoming.read(self._settings.task))
             self._drop_incoming()
+            self._has_image = True
+            self._arrived.set()
+
+    async def _begin_standby(self, image: Image) -> None:
+        state = self._fresh_state()
+        self.standby = Standby(state, image, self._disk.begin(state) if self._disk else None)
+        await self.standby.begin()
+        if self._disk is not None:
+            self._disk.belong(self._introduction.replica)
 
     def _add_batch(self, piece: BatchPiece) -> None:
-        records = self._assembler.add(piece)
-        if self.standby is not None:
+        arrivals = self._assembler.add(piece)
+        if self.standby is not None and arrivals:
             self.standby.require_sound()
-            self.standby.add(records)
+            self.standby.add(arrivals)
+            self._arrived.set()
 
-    async def _acknowledge(self, channel: Call) -> None:
-        told = Acknowledgement(beacon=self._beacon)
-        if self._has_image and self.standby is not None and self.standby.has_room:
-            told.position = self.standby.position
-        await channel.send(FollowRequest(acknowledgement=told))
+    async def _acknowledge(self, call: Call) -> None:
+        told, standby = Acknowledgement(beacon=self._beacon), self.standby
+        if self._has_image and standby is not None and standby.has_room:
+            told.position = standby.kept_position
+        async with self._telling:
+            await call.send(FollowRequest(acknowledgement=told))
 
     def _drop_incoming(self) -> None:
         if self._incoming is not None:

@@ -22,6 +22,7 @@ from stratagem_psserver.environment import Clock
 from stratagem_psserver.replication.batches import batch_messages, image_messages
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.together import Together
 
 # No more records are applied while so many bytes wait to be sent.
 _MOST_BYTES = 256 << 20
@@ -70,7 +71,7 @@ class BackupLink:
         self._filled = asyncio.Event()
         # Beacons go between the pieces of what takes long.
         self._sending = asyncio.Lock()
-        self._tasks: list[asyncio.Future[None]] = []
+        self._parts = Together()
         self.epoch = 0
 
     def add(self, position: int, entry: Entry) -> None:
@@ -98,16 +99,7 @@ class BackupLink:
         Raises:
             StratagemError: What has ended the call.
         """
-        parts = (self._beat(), self._receive(), records)
-        self._tasks = [asyncio.ensure_future(each) for each in parts]
-        try:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self.close()
-            ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, Exception):
-                raise error
+        await self._parts.run(self._beat(), self._receive(), records)
 
     async def send_image(self, folder: Path, position: int) -> None:
         """Send an image from the folder of checkpoints that has it."""
@@ -170,8 +162,7 @@ class BackupLink:
 
     def close(self) -> None:
         """End the call; a repetition does nothing."""
-        for task in self._tasks:
-            task.cancel()
+        self._parts.end()
 
 
 def reason_of(error: BaseException) -> str:

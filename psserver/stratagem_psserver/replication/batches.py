@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.log.batches import (
@@ -33,13 +34,25 @@ def batch_messages(first: int, entries: list[Entry]) -> Iterator[FollowResponse]
         yield FollowResponse(batch=BatchPiece(data=piece, is_last=is_last))
 
 
+class Arrival(NamedTuple):
+    """A record that has come.
+
+    Attributes:
+        entry: It as bytes.
+        record: It decoded.
+    """
+
+    entry: Entry
+    record: Record
+
+
 class BatchAssembler:
     """Puts batches together from their pieces."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
-    def add(self, piece: BatchPiece) -> list[Record]:
+    def add(self, piece: BatchPiece) -> list[Arrival]:
         """Return the records of the batch that a piece completes; none if it completes none.
 
         Raises:
@@ -54,10 +67,12 @@ class BatchAssembler:
         entries = decode_contents(header, data[HEADER_BYTES:]) if header else None
         if header is None or entries is None:
             raise DataLossError("a batch of records was damaged on its way; it is asked for again")
-        return [
-            Record(position, LogRecord.FromString(entry.message), memoryview(entry.tensors))
-            for position, entry in enumerate(entries, header.first)
-        ]
+        return [_arrival(*each) for each in enumerate(entries, header.first)]
+
+
+def _arrival(position: int, entry: Entry) -> Arrival:
+    message = LogRecord.FromString(entry.message)
+    return Arrival(entry, Record(position, message, memoryview(entry.tensors)))
 
 
 def image_messages(folder: Path, position: int) -> Iterator[FollowResponse]:

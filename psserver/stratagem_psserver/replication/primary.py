@@ -276,6 +276,15 @@ class Primary:
         await link.send_records()
 
     async def _moment(self) -> Moment:
-        while (moment := await moment_of(self._state)) is None:
+        """Return a moment for an image.
+
+        A log on disk begins behind its image, so such an image must not lack contributions to steps
+        that are not complete.
+        """
+        while True:
+            moment = await moment_of(self._state)
+            if moment is not None:
+                if self._log.disk is None or moment.needed > moment.position:
+                    return moment
+                self._state.snapshots.close(moment.snapshot)
             await asyncio.sleep(_RETRY_SECONDS)
-        return moment

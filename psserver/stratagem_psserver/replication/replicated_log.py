@@ -45,6 +45,7 @@ class ReplicatedLog:
 
     Attributes:
         position: The position of the last record that was appended.
+        disk: The log on disk.
         may_answer: Returns whether an answer may leave that tells of records up to a position.
         on_leap: Called when a leap was appended, which only an image can follow.
         followers: Who gets each record.
@@ -57,7 +58,7 @@ class ReplicatedLog:
         self.may_answer: Callable[[int], bool] = lambda position: True
         self.on_leap: Callable[[], None] = lambda: None
         self.followers: list[Follower] = []
-        self._disk, self._needed, self._label = disk, needed, label
+        self.disk, self._needed, self._label = disk, needed, label
         # Records that an image may lack, by their positions.
         self._retained: dict[int, Entry] = {}
         self._prune_at = _PRUNED_AT
@@ -76,8 +77,8 @@ class ReplicatedLog:
             self._retain(entry)
         for follower in self.followers:
             follower.add(self.position, entry)
-        if self._disk is not None:
-            self._disk.add(entry, is_awaited)
+        if self.disk is not None:
+            self.disk.add(entry, is_awaited)
         if is_awaited:
             self._awaited = self.position
         return self.position
@@ -97,8 +98,8 @@ class ReplicatedLog:
     def leap(self) -> None:
         """Add a record that only an image can follow."""
         self.position = self._awaited = self.position + 1
-        if self._disk is not None:
-            self._disk.leap()
+        if self.disk is not None:
+            self.disk.leap()
         self.on_leap()
 
     async def caught_up(self) -> None:
@@ -107,8 +108,8 @@ class ReplicatedLog:
         Raises:
             UnavailableError: The disk takes too long or fails.
         """
-        if self._disk is not None:
-            await self._disk.caught_up()
+        if self.disk is not None:
+            await self.disk.caught_up()
         while not all(follower.has_room for follower in self.followers):
             self._room.clear()
             await self._room.wait()
@@ -121,8 +122,8 @@ class ReplicatedLog:
             UnavailableError: That takes too long, or this server is not the primary any more.
         """
         position = self._awaited
-        if self._disk is not None:
-            await self._disk.durable()
+        if self.disk is not None:
+            await self.disk.durable()
         self._require_going_on()
         if not self.may_answer(position):
             await self._permitted(position)
@@ -167,9 +168,9 @@ class ReplicatedLog:
 
     def report(self) -> LogStatus | None:
         """Return the message that describes the log on disk; None if there is none."""
-        return self._disk.report() if self._disk else None
+        return self.disk.report() if self.disk else None
 
     async def on_disk(self, position: int) -> None:
         """Wait until the record of that position is on disk, if the server keeps a log there."""
-        if self._disk is not None:
-            await self._disk.on_disk(position)
+        if self.disk is not None:
+            await self.disk.on_disk(position)

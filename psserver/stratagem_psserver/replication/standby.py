@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
-from stratagem_proto.log.segments import Record
 from stratagem_proto.v1.replication_pb2 import ImagePiece
 from stratagem_psserver.persistence.images import Image
+from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
-from stratagem_psserver.replication.batches import ImageFiles
+from stratagem_psserver.replication.batches import Arrival, ImageFiles
 from stratagem_psserver.state import ServerState
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
@@ -21,11 +21,18 @@ _MOST_BYTES = 64 << 20
 
 
 class IncomingImage:
-    """An image on its way, in a folder of its own, which `close` removes."""
+    """An image on its way.
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="stratagem-image-")
-        self._files = ImageFiles(Path(self._folder.name))
+    Args:
+        folder: Where its files stay; None for a folder that `close` removes.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="stratagem-image-")
+            folder = Path(self._temporary.name)
+        self._folder, self._files = folder, ImageFiles(folder)
 
     def add(self, piece: ImagePiece) -> None:
         """Write a piece; raise as `ImageFiles.add`."""
@@ -40,12 +47,13 @@ class IncomingImage:
         Raises:
             DataLossError: It is damaged.
         """
-        checkpoint = open_checkpoint(Path(self._folder.name))
+        checkpoint = open_checkpoint(self._folder)
         return Image(checkpoint, checkpoint.index.servers[part_name(task)])
 
     def close(self) -> None:
-        """Remove its files."""
-        self._folder.cleanup()
+        """Remove its files, unless they stay."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
 class Standby:
@@ -54,6 +62,7 @@ class Standby:
     Args:
         state: The state, which is empty.
         image: What it begins with.
+        disk: What writes the records to disk; None if nothing does.
 
     Attributes:
         state: The state.
@@ -61,11 +70,11 @@ class Standby:
         applied: The position of the last one that is applied.
     """
 
-    def __init__(self, state: ServerState, image: Image) -> None:
-        self.state = state
+    def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
+        self.state, self._disk = state, disk
         self.position = self.applied = image.position
         state.incarnation = bytes.fromhex(image.exact["incarnation"])
-        self._records: deque[Record | None] = deque()
+        self._records: deque[Arrival | None] = deque()
         self._nbytes = 0
         self._filled = asyncio.Event()
         self._begun = asyncio.Event()
@@ -96,14 +105,27 @@ class Standby:
         """Whether so little waits to be applied that more may come."""
         return self._nbytes < _MOST_BYTES
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, arrivals: Sequence[Arrival]) -> None:
         """Apply records behind all others."""
-        for record in records:
-            self._records.append(record)
-            self._nbytes += len(record.tensors)
+        for arrival in arrivals:
+            self._records.append(arrival)
+            self._nbytes += arrival.entry.nbytes
             # Those before are parts that the image lacks.
-            self.position = max(self.position, record.position)
+            if arrival.record.position > self.position:
+                self.position = arrival.record.position
+                if self._disk is not None:
+                    self._disk.log.add(arrival.entry)
         self._filled.set()
+
+    async def kept(self, position: int) -> None:
+        """Wait until the record of that position is on disk, if they are to be there."""
+        if self._disk is not None:
+            await self._disk.log.on_disk(position)
+
+    @property
+    def kept_position(self) -> int:
+        """The position up to which all records have come, and are on disk if they are to be."""
+        return self.position if self._disk is None else self._disk.log.written
 
     async def finish(self) -> None:
         """Apply all records that have come; then the state may be used.
@@ -126,9 +148,11 @@ class Standby:
                 await self._filled.wait()
                 self._filled.clear()
                 while self._records:
-                    record = self._records.popleft()
-                    if record is None:
+                    arrival = self._records.popleft()
+                    if arrival is None:
                         return
-                    await recovery.add(record)
-                    self._nbytes -= len(record.tensors)
-                    self.applied = max(self.applied, record.position)
+                    await recovery.add(arrival.record)
+                    self._nbytes -= arrival.entry.nbytes
+                    self.applied = max(self.applied, arrival.record.position)
+                    if self._disk is not None:
+                        self._disk.tend()

@@ -1,0 +1,57 @@
+"""How replicas introduce themselves, and which of them fit together."""
+
+from __future__ import annotations
+
+from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.v1.log_pb2 import Kernels
+from stratagem_proto.v1.replication_pb2 import Introduction, Replica
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Task
+from stratagem_psserver.persistence.kernels import described
+from stratagem_psserver.settings import ServerSettings
+
+
+def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels) -> Introduction:
+    """Return how a replica introduces itself."""
+    asking = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_token=settings.token,
+        task=Task(job=settings.job, index=settings.task),
+    )
+    return Introduction(
+        asking=asking, replica=replica, kernels=kernels, durability=settings.durability
+    )
+
+
+def require_fitting(other: Introduction, own: Introduction, settings: ServerSettings) -> None:
+    """Check that another replica can be the backup of this one.
+
+    Raises:
+        ProtocolVersionError: It speaks another version of the contract.
+        UnauthenticatedError: It does not have the cluster's token.
+        FailedPreconditionError: It is not of this task, or is started otherwise.
+    """
+    check_handshake(other.asking, settings)
+    where = f"the replica at {other.replica.address}"
+    if other.asking.task != own.asking.task:
+        task = other.asking.task
+        raise FailedPreconditionError(
+            f"{where} is of /job:{task.job}/task:{task.index}, and cannot be the backup of "
+            f"{settings.label}; give both the same --task, and each task another arbiter"
+        )
+    if other.replica.index == own.replica.index:
+        raise FailedPreconditionError(
+            f"{where} has --replica {own.replica.index} as the primary of {settings.label} has; "
+            "give each another number"
+        )
+    if other.kernels != own.kernels:
+        raise FailedPreconditionError(
+            f"{where} has {described(other.kernels)}, but the primary {described(own.kernels)}, "
+            "which may compute other bits; start both alike"
+        )
+    if other.durability != own.durability:
+        raise FailedPreconditionError(
+            f"{where} has --durability {other.durability}, but the primary {own.durability}; start "
+            "both alike"
+        )
