@@ -80,7 +80,7 @@ async def assert_log_repeats(state: ServerState, root: Path) -> None:
     persistence = Persistence(twin)
     try:
         await persistence.recover()
-        again, before = _described(twin), _described(state)
+        again, before = described(twin), described(state)
         assert again.keys() == before.keys()
         # One by one, so that a difference is seen among the many.
         for name, value in before.items():
@@ -90,7 +90,8 @@ async def assert_log_repeats(state: ServerState, root: Path) -> None:
         twin.compute.close()
 
 
-def _described(state: ServerState) -> dict[str, Any]:
+def described(state: ServerState) -> dict[str, Any]:
+    """All that a server knows, for comparison to the bit."""
     facts = facts_of(state)
     # What a client has acknowledged by requests that were not applied is not in the log.
     facts["sessions"] = {one["id"]: (one["last"], one["task"]) for one in facts["sessions"]}

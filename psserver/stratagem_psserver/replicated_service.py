@@ -11,7 +11,7 @@ import grpc
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.v1.replication_pb2 import Replica, View
+from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
@@ -45,14 +45,13 @@ class ReplicatedService:
         self._kernels, self._disk = present_kernels(), _disk_of(state)
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
-        self._view: View | None = None
         self.is_serving = False
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
         self._following = _follow_handler(boundary, self._answer)
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
-        self.refuse(None)
+        self.refuse()
 
     def _served(self, state: ServerState) -> Service:
         return Service(state, lambda: self._require_task().report())
@@ -88,15 +87,16 @@ class ReplicatedService:
         self.is_serving = True
         self._exchange(*self.service.handlers)
 
-    def refuse(self, view: View | None) -> None:
-        """Refuse clients from now on; see `Host.refuse`."""
-        self.is_serving, self._view = False, view
+    def refuse(self) -> None:
+        """Refuse clients from now on, and tell them where the primary is."""
+        self.is_serving = False
         self._exchange(RefusingHandlers(self.service.handlers, self._refused))
 
     def _refused(self) -> NotPrimaryError:
         error = NotPrimaryError(f"this replica of {self.state.settings.label} serves no clients")
-        if self._view is not None and self._view.HasField("primary"):
-            error.primary, error.epoch = self._view.primary.address, self._view.epoch
+        if self._task is not None:
+            error.primary, error.epoch = self._task.primary
+        if error.primary:
             error.message += f"; the primary is at {error.primary}"
         return error
 
@@ -145,6 +145,8 @@ class ReplicatedService:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
+        if self._task is not None:
+            await self._task.close()
         if self._disk is not None:
             await self._disk.close()
         await self._arbiter.close()

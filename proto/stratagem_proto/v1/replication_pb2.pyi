@@ -342,17 +342,20 @@ class Beacon(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    VIEW_FIELD_NUMBER: builtins.int
     number: builtins.int
-    epoch: builtins.int
-    """The epoch in which the primary serves."""
+    @property
+    def view(self) -> global___View:
+        """The view in which the primary serves."""
+
     def __init__(
         self,
         *,
         number: builtins.int = ...,
-        epoch: builtins.int = ...,
+        view: global___View | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "number", b"number"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["view", b"view"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "view", b"view"]) -> None: ...
 
 global___Beacon = Beacon
 

@@ -50,6 +50,7 @@ class Backup:
     Attributes:
         standby: The state; None before there is an image.
         heard: When a primary was heard of last.
+        view: The view that it told of then.
         trouble: Why it does not follow; "" if it does.
     """
 
@@ -68,7 +69,7 @@ class Backup:
         self._fresh_state, self._dial = fresh_state, dial
         self._disk = disk
         self._clock = clock
-        self.heard = self._clock()
+        self.heard, self.view = self._clock(), View()
         self._incoming: IncomingImage | None = None
         self._assembler = BatchAssembler()
         self._beacon = 0
@@ -137,9 +138,10 @@ class Backup:
         self.trouble = trouble
 
     def _hear(self, beacon: Beacon, view: View) -> None:
-        if beacon.epoch < view.epoch:
+        if beacon.view.epoch < view.epoch:
             raise UnavailableError("it does not know yet that it is the primary")
         self.heard, self._beacon, self.trouble = self._clock(), beacon.number, ""
+        self.view = beacon.view
 
     def _begin_image(self) -> None:
         self._drop_incoming()

@@ -17,6 +17,7 @@ from stratagem_proto.v1.replication_pb2 import (
     FollowResponse,
     Replica,
     StateDigest,
+    View,
 )
 from stratagem_psserver.environment import Clock
 from stratagem_psserver.replication.batches import batch_messages, image_messages
@@ -40,6 +41,7 @@ class BackupLink:
     Args:
         replica: The backup.
         channel: The call.
+        view: Returns the view in which the primary serves.
         seconds: How long the primary may answer after it has sent a beacon that came back.
         clock: Returns the time in seconds.
         on_progress: Called after each acknowledgement.
@@ -49,13 +51,13 @@ class BackupLink:
             image.
         lease: Whether the backup waits for the primary.
         digest: The last digest of its state that the backup has told.
-        epoch: The epoch in which the primary serves.
     """
 
     def __init__(
         self,
         replica: Replica,
         channel: Channel[FollowResponse, FollowRequest],
+        view: Callable[[], View],
         seconds: float,
         clock: Clock,
         on_progress: Callable[[], None],
@@ -64,7 +66,8 @@ class BackupLink:
         self.acknowledged = -1
         self.lease = Lease(seconds, clock())
         self.digest: StateDigest | None = None
-        self._channel, self._seconds, self._clock = channel, seconds, clock
+        self._channel, self._view = channel, view
+        self._seconds, self._clock = seconds, clock
         self._on_progress = on_progress
         self._queue: deque[tuple[int, Entry]] = deque()
         self._queued_bytes = 0
@@ -72,7 +75,6 @@ class BackupLink:
         # Beacons go between the pieces of what takes long.
         self._sending = asyncio.Lock()
         self._parts = Together()
-        self.epoch = 0
 
     def add(self, position: int, entry: Entry) -> None:
         """Send a record behind all others."""
@@ -147,7 +149,7 @@ class BackupLink:
     async def _beat(self) -> None:
         while True:
             number = self.lease.send(self._clock())
-            await self._send(FollowResponse(beacon=Beacon(number=number, epoch=self.epoch)))
+            await self._send(FollowResponse(beacon=Beacon(number=number, view=self._view())))
             await asyncio.sleep(self._seconds / _BEACONS)
 
     async def _receive(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.state import ServerState
 
 
@@ -24,9 +23,5 @@ class Host(Protocol):
     def serve(self) -> None:
         """Answer clients from now on."""
 
-    def refuse(self, view: View | None) -> None:
-        """Refuse clients from now on.
-
-        Args:
-            view: The view that says which replica serves; None if that is not known.
-        """
+    def refuse(self) -> None:
+        """Refuse clients from now on, and tell them where the primary is."""

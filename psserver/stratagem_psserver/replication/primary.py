@@ -205,8 +205,6 @@ class Primary:
                 # An earlier attempt may have been granted, and only the answer was lost.
                 if granted or await self._arbiter.read() == following:
                     self.view = following
-                    if self._link is not None:
-                        self._link.epoch = following.epoch
                     return True
                 return False
             except UnavailableError as error:
@@ -226,10 +224,10 @@ class Primary:
             StratagemError: What has ended it.
         """
         lease = self._patience * _LEASE
-        link = BackupLink(replica, channel, lease, self._clock, self._progressed)
+        link = BackupLink(replica, channel, lambda: self.view, lease, self._clock, self._progressed)
         if self._link is not None:
             self._link.close()
-        self._link, link.epoch = link, self.view.epoch
+        self._link = link
         self._log.followers = [link]
         self._changed.set()
         self.trouble = f"the replica at {replica.address} is catching up"

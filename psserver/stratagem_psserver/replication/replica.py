@@ -105,7 +105,7 @@ class ReplicatedTask:
                 await self._follow(present)
 
     async def _follow(self, view: View) -> None:
-        self._host.refuse(view)
+        self._host.refuse()
         if view.HasField("primary"):
             await self._backup.follow(view)
         await self._pause()
@@ -126,7 +126,7 @@ class ReplicatedTask:
             await self._primary.run()
         finally:
             self._primary = None
-            self._host.refuse(None)
+            self._host.refuse()
         if not self._is_leaving:
             LOG.warning("is not the primary any more", task=self._settings.label)
             self._host.adopt(self._host.fresh_state())
@@ -171,17 +171,37 @@ class ReplicatedTask:
         if self._primary is not None:
             await self._primary.leave()
 
+    async def close(self) -> None:
+        """Apply what has come, so that the state is that of a position of the log."""
+        if standby := self._backup.standby:
+            await standby.finish()
+
+    @property
+    def primary(self) -> tuple[str, int]:
+        """The address of another replica that serves, and its epoch; "" and 0 if there is none."""
+        view = self.view
+        if view is None or not view.HasField("primary") or view.primary.index == self._me.index:
+            return "", 0
+        return view.primary.address, view.epoch
+
     def report(self) -> ReplicationStatus:
         """Return the message that describes it."""
         status = ReplicationStatus(replica=self._me, standing=self._standing())
-        view = self._primary.view if self._primary else self._view
-        if view is not None:
-            status.view.CopyFrom(view)
+        if self.view is not None:
+            status.view.CopyFrom(self.view)
         (self._primary or self._backup).fill(status)
         return status
+
+    @property
+    def view(self) -> View | None:
+        """The last view that is known; None before there is one."""
+        if self._primary is not None:
+            return self._primary.view
+        told = self._backup.view
+        return told if self._view is None or told.epoch > self._view.epoch else self._view
 
     def _standing(self) -> Standing.ValueType:
         if self._primary is not None:
             return self._primary.standing
-        is_in_view = self._view is not None and is_backup(self._view, self._me)
+        is_in_view = self.view is not None and is_backup(self.view, self._me)
         return Standing.STANDING_BACKUP if is_in_view else Standing.STANDING_CATCHING_UP

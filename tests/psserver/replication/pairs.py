@@ -1,0 +1,115 @@
+"""Two replicas of a task in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.state import ServerState
+from tests.logged_servers import described
+from tests.waiting import eventually
+
+
+class Pair:
+    """Two replicas, which keep their files in a folder.
+
+    Args:
+        folder: The folder, which exists.
+        others: Further settings of both.
+    """
+
+    def __init__(self, folder: Path, **others: Any) -> None:
+        self._folder = folder
+        self._others = {"failover_seconds": 1.0, **others}
+        if others.get("durability") == "log":
+            self._others["durability_folder"] = str(folder)
+        self.servers: dict[int, ParameterServer] = {}
+
+    def start(self, index: int, **others: Any) -> ParameterServer:
+        """Start a replica, at the address where it was before."""
+        former = self.servers.get(index)
+        settings = ServerSettings(
+            bind=former.address if former else "127.0.0.1:0",
+            replicas=2,
+            replica=index,
+            arbiter=f"file:{self._folder / 'arbiter'}",
+            **{**self._others, **others},
+        )
+        server = self.servers[index] = ParameterServer(settings)
+        server.start()
+        return server
+
+    def await_backup(self) -> tuple[ParameterServer, ParameterServer]:
+        """Wait until there is a backup; return the primary and the backup."""
+        eventually(lambda: {*map(standing_of, self.servers.values())} == _BOTH)
+        first, second = self.servers.values()
+        leads = standing_of(first) == Standing.STANDING_PRIMARY
+        return (first, second) if leads else (second, first)
+
+    def crash(self, server: ParameterServer) -> None:
+        """End a replica in the midst of whatever it does."""
+        server._loop.run(_crash(server))
+        server.stop(grace=0)
+
+
+_BOTH = {Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP}
+
+
+@contextmanager
+def pair(folder: Path, **others: Any) -> Iterator[Pair]:
+    """Starts two replicas, and stops those that are left at the end."""
+    made = Pair(folder, **others)
+    try:
+        for index in range(2):
+            made.start(index)
+        yield made
+    finally:
+        for server in made.servers.values():
+            server.stop(grace=0)
+
+
+async def _crash(server: ParameterServer) -> None:
+    replicated = server._replicated
+    assert replicated is not None and replicated._running is not None
+    replicated._running.cancel()
+    await asyncio.wait([replicated._running])
+    if replicated._disk is not None:
+        replicated._disk._persistence.stop()
+        replicated._disk.log = None
+
+
+def report_of(server: ParameterServer) -> ReplicationStatus:
+    """What a replica says of itself."""
+    return server._loop.run(_report(server))
+
+
+async def _report(server: ParameterServer) -> ReplicationStatus:
+    assert server._replicated is not None
+    return server._replicated._require_task().report()
+
+
+def standing_of(server: ParameterServer) -> Standing.ValueType:
+    return report_of(server).standing
+
+
+def state_of_primary(server: ParameterServer) -> dict[str, Any]:
+    """All that a primary knows, for comparison."""
+    return described(server._state)
+
+
+def state_of_backup(server: ParameterServer) -> dict[str, Any]:
+    """All that a backup knows, once it has applied what has come."""
+
+    def standby() -> Any:
+        assert server._replicated is not None
+        return server._replicated._require_task()._backup.standby
+
+    eventually(lambda: standby() is not None and standby().applied == standby().position)
+    state: ServerState = standby().state
+    return described(state)
