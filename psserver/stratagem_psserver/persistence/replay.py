@@ -230,6 +230,10 @@ def _reclaim(state: ServerState, _: bool) -> None:
     state.rounds.reclaim()
 
 
+def _mark(state: ServerState, _: bool) -> None:
+    """Nothing has changed."""
+
+
 _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "opened": _open,
     "ended": _end,
@@ -239,4 +243,5 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "permit": _permit,
     "closures": end_closures,
     "reclaimed": _reclaim,
+    "mark": _mark,
 }

@@ -178,6 +178,8 @@ class Backup:
         told, standby = Acknowledgement(beacon=self._beacon), self.standby
         if self._has_image and standby is not None and standby.has_room:
             told.position = standby.kept_position
+            if standby.digest is not None:
+                told.digest.CopyFrom(standby.digest)
         async with self._telling:
             await call.send(FollowRequest(acknowledgement=told))
 

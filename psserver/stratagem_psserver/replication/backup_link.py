@@ -50,7 +50,6 @@ class BackupLink:
         acknowledged: The position up to which the backup has all records; -1 before it has the
             image.
         lease: Whether the backup waits for the primary.
-        digest: The last digest of its state that the backup has told.
     """
 
     def __init__(
@@ -65,7 +64,9 @@ class BackupLink:
         self.replica = replica
         self.acknowledged = -1
         self.lease = Lease(seconds, clock())
-        self.digest: StateDigest | None = None
+        # The last digest of its state that the backup has told.
+        self._digest, self._digested = StateDigest(), asyncio.Event()
+        self._is_over = False
         self._channel, self._view = channel, view
         self._seconds, self._clock = seconds, clock
         self._on_progress = on_progress
@@ -159,11 +160,21 @@ class BackupLink:
                 self.acknowledged = max(self.acknowledged, told.position)
             self.lease.acknowledge(told.beacon)
             if told.HasField("digest"):
-                self.digest = told.digest
+                self._digest = told.digest
+                self._digested.set()
             self._on_progress()
+
+    async def digest_at(self, position: int) -> bytes | None:
+        """Wait for the digest of the backup's state at a mark; None if the call ends before."""
+        while self._digest.position < position and not self._is_over:
+            self._digested.clear()
+            await self._digested.wait()
+        return self._digest.sha256 if self._digest.position == position else None
 
     def close(self) -> None:
         """End the call; a repetition does nothing."""
+        self._is_over = True
+        self._digested.set()
         self._parts.end()
 
 

@@ -23,6 +23,7 @@ from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup_link import BackupLink, reason_of
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
+from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.replication.views import alone, handed_over, is_primary, with_backup
 from stratagem_psserver.state import ServerState
 
@@ -72,6 +73,7 @@ class Primary:
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
         self._is_leaving = False
+        self._verification = Verification(state, log)
         log.may_answer = self._may_answer
         log.on_leap = self._leapt
 
@@ -95,6 +97,7 @@ class Primary:
         if self._link is not None:
             status.behind = max(self._log.position - self._link.acknowledged, 0)
             status.silent_seconds = self._link.lease.silence(self._clock())
+        status.verified = self._verification.verified
 
     @property
     def link(self) -> BackupLink | None:
@@ -130,6 +133,7 @@ class Primary:
             return await self._take_on(link)
         if self._clock() >= self._confirm_at:
             return await self._confirm()
+        self._verification.tend(self._required)
         return True
 
     async def leave(self) -> None:

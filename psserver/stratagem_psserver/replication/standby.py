@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
-from stratagem_proto.v1.replication_pb2 import ImagePiece
-from stratagem_psserver.persistence.images import Image
+from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
+from stratagem_psserver.persistence.images import Image, Moment, moment_of
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.replication.batches import Arrival, ImageFiles
+from stratagem_psserver.replication.digests import digest_beside
 from stratagem_psserver.state import ServerState
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
@@ -68,6 +69,7 @@ class Standby:
         state: The state.
         position: The position of the last record that has come.
         applied: The position of the last one that is applied.
+        digest: The digest of the state at the last mark; None before there is one.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
@@ -77,6 +79,8 @@ class Standby:
         self._records: deque[Arrival | None] = deque()
         self._nbytes = 0
         self._filled = asyncio.Event()
+        self.digest: StateDigest | None = None
+        self._digesting: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()
         self._applying = asyncio.ensure_future(self._apply(image))
 
@@ -154,5 +158,16 @@ class Standby:
                     await recovery.add(arrival.record)
                     self._nbytes -= arrival.entry.nbytes
                     self.applied = max(self.applied, arrival.record.position)
+                    if arrival.record.message.mark:
+                        await self._begin_digest(arrival.record.position)
                     if self._disk is not None:
                         self._disk.tend()
+
+    async def _begin_digest(self, position: int) -> None:
+        moment = await moment_of(self.state)
+        if moment is not None:
+            self._digesting = asyncio.ensure_future(self._digest(position, moment))
+
+    async def _digest(self, position: int, moment: Moment) -> None:
+        sha256 = await digest_beside(self.state, moment)
+        self.digest = StateDigest(position=position, sha256=sha256)

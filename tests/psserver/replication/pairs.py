@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
+from stratagem_psserver.replication.standby import Standby
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.state import ServerState
 from tests.logged_servers import described
 from tests.waiting import eventually
 
@@ -47,10 +47,16 @@ class Pair:
 
     def await_backup(self) -> tuple[ParameterServer, ParameterServer]:
         """Wait until there is a backup; return the primary and the backup."""
-        eventually(lambda: {*map(standing_of, self.servers.values())} == _BOTH)
+        eventually(self._has_backup)
         first, second = self.servers.values()
         leads = standing_of(first) == Standing.STANDING_PRIMARY
         return (first, second) if leads else (second, first)
+
+    def _has_backup(self) -> bool:
+        reports = [*map(report_of, self.servers.values())]
+        views = [report.view for report in reports]
+        standings = {report.standing for report in reports}
+        return standings == _BOTH and views[0] == views[1] and views[0].HasField("backup")
 
     def crash(self, server: ParameterServer) -> None:
         """End a replica in the midst of whatever it does."""
@@ -103,13 +109,23 @@ def state_of_primary(server: ParameterServer) -> dict[str, Any]:
     return described(server._state)
 
 
-def state_of_backup(server: ParameterServer) -> dict[str, Any]:
-    """All that a backup knows, once it has applied what has come."""
+def standby_of(server: ParameterServer) -> Standby:
+    """The state of a backup, once it has applied what has come."""
 
-    def standby() -> Any:
+    def standby() -> Standby | None:
         assert server._replicated is not None
         return server._replicated._require_task()._backup.standby
 
-    eventually(lambda: standby() is not None and standby().applied == standby().position)
-    state: ServerState = standby().state
-    return described(state)
+    def is_up_to_date() -> bool:
+        found = standby()
+        return found is not None and found.applied == found.position
+
+    eventually(is_up_to_date)
+    found = standby()
+    assert found is not None
+    return found
+
+
+def state_of_backup(server: ParameterServer) -> dict[str, Any]:
+    """All that a backup knows, once it has applied what has come."""
+    return described(standby_of(server).state)

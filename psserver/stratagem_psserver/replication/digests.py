@@ -1,0 +1,53 @@
+"""Digests of all state, by which a primary and its backup see that they are equal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stratagem_proto.wire.tensors import as_bytes
+from stratagem_psserver.persistence.images import Moment
+from stratagem_psserver.state import ServerState
+
+# What a client has acknowledged is told by requests of which a log has none.
+_UNRECORDED = {"acknowledged", "replies"}
+
+
+async def digest_beside(state: ServerState, moment: Moment) -> bytes:
+    """Return the digest of a state at a moment, computed beside the event loop."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, digest_of, moment)
+    finally:
+        state.snapshots.close(moment.snapshot)
+
+
+def digest_of(moment: Moment) -> bytes:
+    """Return the SHA-256 of the state at a moment; on any thread.
+
+    The rows of tables count in the order in which they are stored, which is that of their coming on
+    both replicas.
+    """
+    digest = hashlib.sha256()
+    for content in moment.snapshot.contents:
+        digest.update(content.spec.SerializeToString(deterministic=True))
+        digest.update(content.version.to_bytes(8, "little"))
+    for run in moment.snapshot.values():
+        digest.update(as_bytes(run))
+    digest.update(json.dumps(_recorded(moment.facts), sort_keys=True).encode())
+    return digest.digest()
+
+
+def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that follow from the records of a log alone."""
+    exact = dict(facts["exact"])
+    del exact["position"]
+    exact["open"] = sorted(exact["open"])
+    sessions = [
+        {name: value for name, value in session.items() if name not in _UNRECORDED}
+        for session in facts["sessions"]
+    ]
+    sessions.sort(key=lambda session: str(session["id"]))
+    return {**facts, "sessions": sessions, "exact": exact}

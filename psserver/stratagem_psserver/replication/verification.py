@@ -1,0 +1,63 @@
+"""Whether a backup has the same bytes as its primary."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stratagem_proto.server_log import LOG
+from stratagem_proto.v1.log_pb2 import LogRecord
+from stratagem_psserver.persistence.images import moment_of
+from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_psserver.replication.digests import digest_beside
+from stratagem_psserver.replication.replicated_log import ReplicatedLog
+from stratagem_psserver.state import ServerState
+
+# A digest takes about a second for a gigabyte, in a thread.
+_EVERY_SECONDS = 60.0
+
+
+class Verification:
+    """Compares digests of the state now and then; a backup that differs is sent away.
+
+    Args:
+        state: The state of the primary.
+        log: Its log, which gets a mark for each comparison.
+
+    Attributes:
+        verified: The position of the last mark at which both were equal; 0 before there was one.
+        seconds: Between comparisons.
+    """
+
+    def __init__(
+        self, state: ServerState, log: ReplicatedLog, seconds: float = _EVERY_SECONDS
+    ) -> None:
+        self.verified, self.seconds = 0, seconds
+        self._state, self._log = state, log
+        self._due = state.clock() + seconds
+        self._comparing: asyncio.Task[None] | None = None
+
+    def tend(self, link: BackupLink | None) -> None:
+        """Begin a comparison if it is time, and end the call of a backup that differs."""
+        if link is None or self._state.clock() < self._due:
+            return
+        if self._comparing is None or self._comparing.done():
+            self._due = self._state.clock() + self.seconds
+            self._comparing = asyncio.ensure_future(self.compare(link))
+
+    async def compare(self, link: BackupLink) -> None:
+        """Mark a position, and compare the digests there once the backup has told its own."""
+        moment = await moment_of(self._state)
+        if moment is None:
+            return
+        position = self._log.append(LogRecord(mark=True))
+        own = await digest_beside(self._state, moment)
+        other = await link.digest_at(position)
+        if other == own:
+            self.verified = position
+        elif other is not None:
+            LOG.error(
+                "the backup differs, and gets another image",
+                task=self._state.settings.label,
+                position=position,
+            )
+            link.close()
