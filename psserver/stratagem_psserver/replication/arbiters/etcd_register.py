@@ -5,20 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_proto.serving.addresses import check_address
 from stratagem_proto.v1.replication_pb2 import View
+from stratagem_psserver.replication.arbiters.etcd_client import Client, EtcdClients, reason_of
 from stratagem_psserver.replication.arbiters.register import Deadline
 from stratagem_psserver.replication.arbiters.views import text_of, view_of
 from stratagem_psserver.settings import ServerSettings
-
-# As etcd3gw gives it; so that it is loaded only where it is used.
-Client: TypeAlias = Any
-
-# That of etcd 3.4 and later; else the client would ask for it first.
-_API_PATH = "/v3/"
 
 
 @dataclass(frozen=True)
@@ -39,16 +34,15 @@ class _Found:
 class EtcdRegister:
     """A key of etcd with the view of one task.
 
-    It is asked over HTTP, without TLS and without a password. Members are tried in turn, beginning
-    with the one that has answered last, until one answers what the key has. Only that one is sent
-    the change, once.
+    Members are tried in turn, beginning with the one that has answered last, until one answers what
+    the key has. Only that one is sent the change, once.
 
     Args:
         address: "HOST:PORT[,HOST:PORT…]/PREFIX"; the key of task 0 of job "ps" is PREFIX/ps-0.
         settings: Those of a replica of the task.
 
     Raises:
-        InvalidArgumentError: That is no such address, or the package `etcd3gw` is missing.
+        InvalidArgumentError: That is no such address, or there can be no client.
     """
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
@@ -61,8 +55,7 @@ class EtcdRegister:
             )
         self._key = f"{prefix.strip('/')}/{settings.job}-{settings.task}"
         self.name = f"the key {self._key!r} of etcd at {members}"
-        self._make_client, self._failures = _library()
-        self._session = _session()
+        self._clients = EtcdClients()
 
     def read(self, deadline: Deadline) -> View | None:
         """Return the view of the key; None if there is no key.
@@ -86,13 +79,13 @@ class EtcdRegister:
         found.client.timeout = deadline.left
         try:
             answer = found.client.transaction(self._change(found.revision, following))
-        except self._failures as error:
-            raise self._unavailable([_reason(error)]) from error
+        except self._clients.failures as error:
+            raise self._unavailable([reason_of(error)]) from error
         return bool(answer.get("succeeded"))
 
     def close(self) -> None:
         """Close the connections."""
-        self._session.close()
+        self._clients.close()
 
     def _found(self, deadline: Deadline) -> _Found:
         reasons = []
@@ -100,13 +93,11 @@ class EtcdRegister:
         for tried, (host, port) in enumerate(members):
             # A share of the time for each member that is left, and one for the change.
             seconds = deadline.left / (len(members) - tried + 1)
-            client = self._make_client(
-                host, port, timeout=seconds, api_path=_API_PATH, session=self._session
-            )
+            client = self._clients.client(host, port, seconds)
             try:
                 entries = client.get(self._key.encode(), metadata=True)
-            except self._failures as error:
-                reasons.append(f"{host}:{port}: {_reason(error)}")
+            except self._clients.failures as error:
+                reasons.append(f"{host}:{port}: {reason_of(error)}")
                 continue
             self._members = members[tried:] + members[:tried]
             return self._as_found(client, entries)
@@ -146,27 +137,3 @@ def _member(text: str, address: str) -> tuple[str, int]:
 
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
-
-
-def _reason(error: Exception) -> str:
-    # The library keeps the text of its errors beside them.
-    return getattr(error, "detail_text", "") or str(error) or type(error).__name__
-
-
-def _library() -> tuple[Any, tuple[type[Exception], ...]]:
-    try:
-        from etcd3gw.client import Etcd3Client
-        from etcd3gw.exceptions import Etcd3Exception
-        from requests import RequestException
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "--arbiter etcd: needs the package etcd3gw; run `pip install 'stratagem[etcd]'`, or "
-            "use another arbiter"
-        ) from error
-    return Etcd3Client, (Etcd3Exception, RequestException)
-
-
-def _session() -> Any:
-    from requests import Session
-
-    return Session()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
 from tests.faults import Direction
-from tests.psserver.replication.arbiters.etcd import Etcd, free_port
+from tests.psserver.replication.arbiters.etcd import Certificates, Etcd, free_port, running
 from tests.psserver.replication.arbiters.places import PATIENCE, settings_of, view
 from tests.relays import Relay
 
@@ -56,6 +59,63 @@ def answer_bytes(etcd: Etcd) -> int:
     with urllib.request.urlopen(url, json.dumps({"key": "bm9uZQ=="}).encode()) as answer:
         head = sum(len(f"{name}: {value}\r\n") for name, value in answer.headers.items())
         return len("HTTP/1.1 200 OK\r\n\r\n") + head + len(answer.read())
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    files = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    authority.cert_pem.write_to_path(files.authority)
+    issued.cert_chain_pems[0].write_to_path(files.certificate)
+    issued.private_key_pem.write_to_path(files.key)
+    return files
+
+
+@pytest.fixture(scope="module")
+def closed_etcd(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Etcd]:
+    """One that answers only who shows a certificate."""
+    with running(tmp_path_factory.mktemp("etcd"), certificates) as etcd:
+        yield etcd
+
+
+def test_the_variables_of_etcdctl_say_how_to_ask_by_tls(
+    closed_etcd: Etcd, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"etcd:127.0.0.1:{closed_etcd.port}/closed"
+    # Others use another authority.
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates.key))
+    monkeypatch.setenv("ETCDCTL_CACERT", str(certificates.authority))
+    stranger = arbiter_of(settings_of(name), PATIENCE)
+    with pytest.raises(UnavailableError, match=r"key 'closed/ps-0' of etcd.*certificate"):
+        asyncio.run(stranger.replace(None, view(1)))
+    monkeypatch.setenv("ETCDCTL_CERT", str(certificates.certificate))
+    monkeypatch.setenv("ETCDCTL_KEY", str(certificates.key))
+    arbiter = arbiter_of(settings_of(name), PATIENCE)
+    assert asyncio.run(arbiter.replace(None, view(1)))
+    assert asyncio.run(arbiter.read()) == view(1)
+    for each in (stranger, arbiter):
+        asyncio.run(each.close())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ETCDCTL_CACERT", "/no/such/file", "ETCDCTL_CACERT names '/no/such/file', which is no"),
+        ("ETCDCTL_CERT", os.devnull, "one of ETCDCTL_CERT and ETCDCTL_KEY is set"),
+        ("ETCDCTL_KEY", os.devnull, "one of ETCDCTL_CERT and ETCDCTL_KEY is set"),
+    ],
+)
+def test_certificates_that_are_not_there_are_named(
+    variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("etcd3gw")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidArgumentError, match=says):
+        arbiter_of(settings_of("etcd:a:1/b"))
 
 
 @pytest.mark.parametrize(

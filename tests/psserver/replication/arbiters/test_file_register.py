@@ -26,7 +26,7 @@ from tests.psserver.replication.arbiters.places import (
     view,
 )
 
-PROCESSES, EPOCHS = 3, 60
+PROCESSES, EPOCHS = 3, 30
 
 
 def replaced(place: Folder, present: View | None, following: View) -> bool:
