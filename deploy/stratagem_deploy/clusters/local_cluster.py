@@ -190,8 +190,8 @@ class LocalCluster(Cluster):
             return threads(self._plan, self._addresses, arbiter)
         return processes(self._plan, self._addresses, directory, self._show)
 
-    def _show(self, job: str, index: int) -> Callable[[str], None] | None:
-        return self._screen.labelled(f"{job}:{index}", index) if self._screen else None
+    def _show(self, name: str, index: int) -> Callable[[str], None] | None:
+        return self._screen.labelled(name, index) if self._screen else None
 
     def _resolver(self, jobs: Sequence[str], job: str, index: int) -> SimpleClusterResolver:
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}

@@ -22,7 +22,7 @@ from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import share_of_cores
 
 Show = Callable[[str, int], Callable[[str], None] | None]
-"""Returns what shows the output of a task, by its job and index."""
+"""Returns what shows the output of a process, by its name and the index of its task."""
 
 
 NewServer = Callable[[str, int, ReservedAddresses], RestartableServer]
@@ -102,10 +102,10 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
         given = *options[job], *replica_options(count, number, arbiter)
         replica = number if count > 1 else None
         command = ServerCommand(job, index, address, token_file, given, own, replica)
-        return ServerProcess(command, show=show(job, index))
+        return ServerProcess(command, show=show(command.name, index))
 
     workers = [
-        ProcessWorker(f"worker:{index}", directory.path, show("worker", index))
+        ProcessWorker(f"worker:{index}", directory.path, show(f"worker:{index}", index))
         for index in range(plan.workers)
     ]
     return _tasks(plan, addresses, new_replica, workers)

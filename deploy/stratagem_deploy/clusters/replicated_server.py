@@ -15,10 +15,10 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1.replication_pb2 import (
-    STANDING_BACKUP,
     STANDING_PRIMARY,
     ReplicationStatus,
     Standing,
+    View,
 )
 
 Which: TypeAlias = int | Literal["primary", "backup"]
@@ -26,11 +26,6 @@ Which: TypeAlias = int | Literal["primary", "backup"]
 
 _ASKING_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-
-_STANDINGS: dict[str, Standing.ValueType] = {
-    "primary": STANDING_PRIMARY,
-    "backup": STANDING_BACKUP,
-}
 
 
 class ReplicatedServer(RestartableServer):
@@ -74,18 +69,29 @@ class ReplicatedServer(RestartableServer):
         return self._replicas[which]
 
     def _standing_so(self, which: str) -> int:
-        if which not in _STANDINGS:
+        view = self._view()
+        if which == "primary" and view.HasField("primary"):
+            return view.primary.index
+        if which == "backup" and view.HasField("backup"):
+            return view.backup.index
+        if which not in ("primary", "backup"):
             raise InvalidArgumentError(
                 f"{self._name} has no replica {which!r}; name it by its number, or as 'primary' or "
                 "'backup'"
             )
-        for index, found in enumerate(self._standings()):
-            if found is not None and found.standing == _STANDINGS[which]:
-                return index
         raise UnavailableError(
             f"{self._name} has no {which} at present; {self._trouble()}. Wait until its replicas "
             "have found each other, or name a replica by its number"
         )
+
+    def _view(self) -> View:
+        """Return the latest view of a primary; an empty one if none serves."""
+        views = [
+            found.view
+            for found in self._standings()
+            if found is not None and found.standing == STANDING_PRIMARY
+        ]
+        return max(views, key=lambda view: view.epoch, default=View())
 
     def _standings(self) -> list[ReplicationStatus | None]:
         return replica_standings(self._addresses, self._token, _ASKING_SECONDS)
@@ -98,7 +104,7 @@ class ReplicatedServer(RestartableServer):
         """Wait until one replica serves and another one is its backup; as for other servers."""
         deadline = time.monotonic() + timeout
         addresses = [replica.await_serving(timeout) for replica in self._replicas]
-        while not self._is_complete():
+        while not self._view().HasField("backup"):
             for replica in self._replicas:
                 replica.await_serving(timeout)
             if time.monotonic() > deadline:
@@ -108,10 +114,6 @@ class ReplicatedServer(RestartableServer):
                 )
             time.sleep(_POLL_SECONDS)
         return addresses[0]
-
-    def _is_complete(self) -> bool:
-        found = {each.standing for each in self._standings() if each is not None}
-        return {STANDING_PRIMARY, STANDING_BACKUP} <= found
 
     def _trouble(self) -> str:
         told = (
