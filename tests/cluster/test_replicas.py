@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -23,19 +23,20 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.replica_addresses import replica_addresses
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+# Starting a process takes long on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 WORKERS, STEPS, KILLS = 2, 60, 20
-
-# Starting a process takes long on a busy machine.
 PATIENCE = 300.0
+
+
+def replicated() -> LocalCluster:
+    return LocalCluster(workers=WORKERS, processes=True, replicas=2, start_timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        workers=WORKERS, processes=True, replicas=2, start_timeout=PATIENCE
-    ) as cluster:
+    with replicated() as cluster:
         yield cluster
 
 
@@ -80,68 +81,81 @@ def strategies(
             strategy.close()
 
 
-def train(strategy: ParameterServerStrategy, name: str, under_way: Callable[[], None]) -> float:
-    """Takes steps, each of which adds 1 to a parameter; returns it."""
-    with strategy.scope():
-        module = torch.nn.Module()
-        module.register_parameter(name, torch.nn.Parameter(torch.zeros(1)))
-    (parameter,) = module.parameters()
-    optimizer = stratagem.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0, foreach=False))
+class Training:
+    """Workers that take steps, each of which adds 1 to a parameter."""
 
-    def step() -> None:
-        parameter.grad = -torch.ones(1)
-        optimizer.step()
+    def __init__(self) -> None:
+        self.taken = 0
+        self.goes_on = threading.Event()
 
-    for number in range(STEPS):
-        strategy.run(step)
-        if number == STEPS // 3:
-            under_way()
-    strategy.barrier("trained")
-    strategy.refresh()
-    return float(parameter.detach())
+    def train(self, strategy: ParameterServerStrategy) -> float:
+        """Takes steps, of which the last ones wait; returns the parameter."""
+        with strategy.scope():
+            module = torch.nn.Module()
+            module.weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+        def step() -> None:
+            module.weight.grad = -torch.ones(1)
+            optimizer.step()
+
+        for number in range(STEPS):
+            strategy.run(step)
+            self.taken += 1
+            if number == STEPS - 2:
+                assert self.goes_on.wait(PATIENCE)
+        strategy.barrier("trained")
+        strategy.refresh()
+        return float(module.weight.detach())
 
 
 @pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
-def test_all_steps_count_once_although_the_primary_is_killed(
-    cluster: LocalCluster, consistency: str
-) -> None:
-    all_train = threading.Barrier(WORKERS + 1)
-    with strategies(cluster, consistency) as made, ThreadPoolExecutor(WORKERS) as threads:
-        training = [
-            threads.submit(train, strategy, f"w_{consistency}", all_train.wait) for strategy in made
-        ]
-        all_train.wait()
+def test_all_steps_count_once_although_the_primary_is_killed(consistency: str) -> None:
+    training = Training()
+    with (
+        replicated() as cluster,
+        strategies(cluster, consistency) as made,
+        ThreadPoolExecutor(WORKERS) as threads,
+    ):
+        workers = [threads.submit(training.train, strategy) for strategy in made]
+        eventually(lambda: training.taken > STEPS // 3, PATIENCE)
         cluster.kill("ps", 0, "primary")
-        found = [each.result(PATIENCE) for each in training]
+        training.goes_on.set()
+        found = [each.result(PATIENCE) for each in workers]
     expected = STEPS if consistency == "sync" else WORKERS * STEPS
     assert found == [expected] * WORKERS
-    cluster.restart("ps", 0)
-    assert has_backup(cluster)
+
+
+@pytest.fixture
+def counter(cluster: LocalCluster) -> Iterator[Variable]:
+    """What several programs count with, one after the other."""
+    with strategies(cluster) as (strategy, _):
+        with strategy.scope():
+            counter = Variable(torch.tensor(0), False, name="counter")
+        counter.assign(torch.tensor(0))
+        yield counter
 
 
 def test_a_primary_that_is_stopped_is_replaced_and_steps_down_when_it_goes_on(
-    cluster: LocalCluster,
+    cluster: LocalCluster, counter: Variable
 ) -> None:
-    with strategies(cluster) as (strategy, _):
-        with strategy.scope():
-            counter = Variable(torch.tensor(0), False, name="stopped")
-        counter.assign_add(1)
-        stopped = primary_process(cluster)
-        os.kill(stopped, signal.SIGSTOP)
-        try:
-            for _ in range(10):
-                counter.assign_add(1)
-            assert primary_process(cluster) != stopped
-        finally:
-            os.kill(stopped, signal.SIGCONT)
+    counter.assign_add(1)
+    stopped = primary_process(cluster)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
         for _ in range(10):
             counter.assign_add(1)
-        eventually(lambda: has_backup(cluster), PATIENCE)
         assert primary_process(cluster) != stopped
-        # What the former primary may still have believed is not there.
-        cluster.kill("ps", 0, "primary")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    for _ in range(10):
         counter.assign_add(1)
-        assert counter.numpy() == 22
+    eventually(lambda: has_backup(cluster), PATIENCE)
+    assert primary_process(cluster) != stopped
+    # What the former primary may still have believed is not there.
+    cluster.kill("ps", 0, "primary")
+    counter.assign_add(1)
+    assert counter.numpy() == 22
     cluster.restart("ps", 0)
 
 
@@ -161,20 +175,17 @@ def test_replicas_are_named_by_number_or_standing(cluster: LocalCluster) -> None
 
 
 def test_the_time_from_a_kill_to_the_next_acknowledged_update(
-    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+    cluster: LocalCluster, counter: Variable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = []
-    with strategies(cluster) as (strategy, _):
-        with strategy.scope():
-            counter = Variable(torch.tensor(0), False, name="timed")
-        for _ in range(KILLS):
-            counter.assign_add(1)
-            os.kill(primary_process(cluster), signal.SIGKILL)
-            began = time.monotonic()
-            counter.assign_add(1)
-            times.append(time.monotonic() - began)
-            cluster.restart("ps", 0)
-        assert counter.numpy() == 2 * KILLS
+    for _ in range(KILLS):
+        counter.assign_add(1)
+        os.kill(primary_process(cluster), signal.SIGKILL)
+        began = time.monotonic()
+        counter.assign_add(1)
+        times.append(time.monotonic() - began)
+        cluster.restart("ps", 0)
+    assert counter.numpy() == 2 * KILLS
     times.sort()
     with capsys.disabled():
         print(
