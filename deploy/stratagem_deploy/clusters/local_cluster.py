@@ -8,18 +8,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
 from stratagem_deploy.clusters.plan import planned
+from stratagem_deploy.clusters.replicated_server import ReplicatedServer, Which
+from stratagem_deploy.clusters.replication import arbiter_folder
 from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.clusters.workers import LocalWorker, Worker
 from stratagem_deploy.output.screen import Screen
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.settings import Durability
 
 
@@ -47,6 +51,7 @@ class LocalCluster(Cluster):
         restore: str | os.PathLike[str] | None = None,
         durability: Durability = "none",
         durability_folder: str | os.PathLike[str] | None = None,
+        replicas: int = 1,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -72,24 +77,26 @@ class LocalCluster(Cluster):
                 acknowledged: started again, it goes on where it was.
             durability_folder: Folder on a disk for what durability needs, a subfolder for each
                 server. It is not removed.
+            replicas: How many servers have the state of each task of the job ps: with 2, a backup
+                has all that the primary acknowledges, and takes over when it ends.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
-                well as worker servers, a folder is given without parameter servers, or durability
-                and its folder do not go together.
+                well as worker servers, a folder or replicas are given without parameter servers, or
+                durability, its folder and replicas do not go together.
         """
         folders = storage(restore, durability, durability_folder)
-        super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders, replicas))
         self._processes = processes
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None
-        self._addresses: dict[str, list[ReservedAddress]] = {}
+        self._addresses: dict[str, list[ReservedAddresses]] = {}
         self._tasks: Tasks | None = None
 
     def _start(self) -> Sequence[Worker]:
         with ExitStack() as resources:
             self._addresses = {
-                job: [resources.enter_context(ReservedAddress()) for _ in range(count)]
+                job: [resources.enter_context(self._reserved(job)) for _ in range(count)]
                 for job, count in {**self._plan.counts, "chief": 1}.items()
             }
             self._tasks = tasks = self._created(resources)
@@ -102,29 +109,49 @@ class LocalCluster(Cluster):
         self._tasks = None
         self._resources.close()
 
-    def kill(self, job: str, index: int) -> None:
+    def _reserved(self, job: str) -> ReservedAddresses:
+        return ReservedAddresses(self._plan.replicas_of(job))
+
+    def kill(self, job: str, index: int, replica: Which | None = None) -> None:
         """End a task by SIGKILL, or a server in this process with all its calls.
 
         A worker has a process only while `run` waits for it; a thread cannot be killed
         (`UnimplementedError`).
+
+        Args:
+            job: Its job.
+            index: Its index in the job.
+            replica: Which replica of a parameter server: its number, "primary" or "backup"; by
+                default the primary.
+
+        Raises:
+            InvalidArgumentError: There is no such task, or it has no such replica.
+            UnavailableError: No replica is the primary, or the backup, at present.
         """
-        self._task(job, index).kill()
+        self._server(job, index, replica).kill()
 
-    def stop(self, job: str, index: int) -> None:
-        """End a task by SIGTERM; a server drains first. Errors as in `kill`."""
-        self._task(job, index).stop(self._start_timeout)
+    def stop(self, job: str, index: int, replica: Which | None = None) -> None:
+        """End a task by SIGTERM; a server drains first. Arguments and errors as in `kill`."""
+        self._server(job, index, replica).stop(self._start_timeout)
 
-    def restart(self, job: str, index: int) -> None:
+    def restart(self, job: str, index: int, replica: Which | None = None) -> None:
         """Start a server again at its address, or a worker's function from its start.
 
-        Whatever of the task still runs is ended first: a server drains, a worker is killed. Errors
-        as in `kill`.
+        Whatever of the task still runs is ended first: a server drains, a worker is killed. A
+        replica of a parameter server comes back as the backup, which this waits for; by default
+        those are started again that have ended. Arguments and errors as in `kill`.
 
         Raises:
             UnavailableError: The server ended instead of serving.
             DeadlineExceededError: It needed more than `start_timeout` seconds.
+            FailedPreconditionError: No replica has ended, and none is named.
         """
-        self._task(job, index).restart(self._start_timeout)
+        task = self._task(job, index)
+        if isinstance(task, ReplicatedServer) and replica is not None:
+            task.restart_replica(replica, self._start_timeout)
+        else:
+            self._require_no_replica(job, index, replica)
+            task.restart(self._start_timeout)
 
     def add_worker_server(self) -> str:
         """Start one more worker that serves a coordinator.
@@ -145,8 +172,8 @@ class LocalCluster(Cluster):
         """
         tasks = self._running_tasks()
         plan = replace(self._plan, worker_servers=self._plan.worker_servers + 1)
-        address = self._resources.enter_context(ReservedAddress())
-        server = tasks.new_server("worker", self._plan.worker_servers, str(address))
+        address = self._resources.enter_context(ReservedAddresses())
+        server = tasks.new_server("worker", self._plan.worker_servers, address)
         self._resources.enter_context(serving([server], self._start_timeout))
         self._plan = plan
         self._addresses["worker"].append(address)
@@ -154,14 +181,17 @@ class LocalCluster(Cluster):
         return str(address)
 
     def _created(self, resources: ExitStack) -> Tasks:
-        if not self._processes:
-            return threads(self._plan, self._addresses)
+        if not self._processes and self._plan.replicas == 1:
+            return threads(self._plan, self._addresses, Path())
         directory = PrivateDirectory()
         resources.callback(directory.close)
+        if not self._processes:
+            arbiter = arbiter_folder(self._plan.storage, directory.path)
+            return threads(self._plan, self._addresses, arbiter)
         return processes(self._plan, self._addresses, directory, self._show)
 
-    def _show(self, job: str, index: int) -> Callable[[str], None] | None:
-        return self._screen.labelled(f"{job}:{index}", index) if self._screen else None
+    def _show(self, name: str, index: int) -> Callable[[str], None] | None:
+        return self._screen.labelled(name, index) if self._screen else None
 
     def _resolver(self, jobs: Sequence[str], job: str, index: int) -> SimpleClusterResolver:
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
@@ -169,6 +199,23 @@ class LocalCluster(Cluster):
         resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)
         resolver.cluster_token = self._plan.token
         return resolver
+
+    def _server(
+        self, job: str, index: int, replica: Which | None
+    ) -> RestartableServer | LocalWorker:
+        """Return a replica of a task, or the only one that it has."""
+        task = self._task(job, index)
+        if isinstance(task, ReplicatedServer):
+            return task.replica("primary" if replica is None else replica)
+        self._require_no_replica(job, index, replica)
+        return task
+
+    def _require_no_replica(self, job: str, index: int, replica: Which | None) -> None:
+        if replica is not None:
+            raise InvalidArgumentError(
+                f"{job}:{index} has no replicas, and so none that is {replica!r}; leave replica "
+                "out, or make the cluster with replicas=2"
+            )
 
     def _task(self, job: str, index: int) -> RestartableServer | LocalWorker:
         self._check(job, index)

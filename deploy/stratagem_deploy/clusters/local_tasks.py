@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from stratagem_deploy.clusters.plan import Plan
+from stratagem_deploy.clusters.replicated_server import replicated
+from stratagem_deploy.clusters.replication import (
+    arbiter_folder,
+    replica_options,
+    replica_settings,
+)
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
 from stratagem_deploy.clusters.servers import RestartableServer, ServerThread
 from stratagem_deploy.clusters.workers import LocalWorker, ProcessWorker, ThreadWorker
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import share_of_cores
 
 Show = Callable[[str, int], Callable[[str], None] | None]
-"""Returns what shows the output of a task, by its job and index."""
+"""Returns what shows the output of a process, by its name and the index of its task."""
 
 
-NewServer = Callable[[str, int, str], RestartableServer]
-"""Makes a server of a job, with its index in it and its address; starts nothing."""
+NewServer = Callable[[str, int, ReservedAddresses], RestartableServer]
+"""Makes the server of a task, by its job, index and addresses; starts nothing."""
+
+NewReplica = Callable[[str, int, str, int], RestartableServer]
+"""Makes one of its replicas, by the job, the index, its address and its number."""
+
+Addresses = Mapping[str, Sequence[ReservedAddresses]]
+"""Where the servers of each job listen."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +50,40 @@ class Tasks:
     new_server: NewServer
 
 
-def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
+def threads(plan: Plan, addresses: Addresses, arbiter: Path) -> Tasks:
     """Return tasks that live in this process.
 
     Args:
         plan: Which.
         addresses: Where they listen, by job and index.
+        arbiter: Where replicas agree on which of them serves.
     """
 
-    def new_server(job: str, index: int, address: str) -> RestartableServer:
-        return ServerThread(partial(plan.new_server, job, index, address))
+    def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
+        replication = replica_settings(plan.replicas_of(job), number, arbiter)
+        return ServerThread(partial(plan.new_server, job, index, address, replication=replication))
 
     workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
-    return Tasks(_all_servers(plan, addresses, new_server), workers, new_server)
+    return _tasks(plan, addresses, new_replica, workers)
 
 
-def _all_servers(
-    plan: Plan, addresses: Mapping[str, Sequence[object]], new_server: NewServer
-) -> Mapping[str, list[RestartableServer]]:
-    return {
-        job: [new_server(job, index, str(addresses[job][index])) for index in range(count)]
+def _tasks(
+    plan: Plan, addresses: Addresses, new_replica: NewReplica, workers: Sequence[LocalWorker]
+) -> Tasks:
+    def new_server(job: str, index: int, where: ReservedAddresses) -> RestartableServer:
+        def replica(address: str, number: int) -> RestartableServer:
+            return new_replica(job, index, address, number)
+
+        return replicated(f"{job}:{index}", where.replicas, plan.token, replica)
+
+    servers = {
+        job: [new_server(job, index, addresses[job][index]) for index in range(count)]
         for job, count in plan.served.items()
     }
+    return Tasks(servers, workers, new_server)
 
 
-def processes(
-    plan: Plan, addresses: Mapping[str, Sequence[object]], directory: PrivateDirectory, show: Show
-) -> Tasks:
+def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, show: Show) -> Tasks:
     """Return tasks that are processes of their own.
 
     Args:
@@ -73,17 +94,21 @@ def processes(
     """
     token_file = directory.write_secret("token", plan.token)
     options = _options(plan)
+    arbiter = arbiter_folder(plan.storage, directory.path)
 
-    def new_server(job: str, index: int, address: str) -> RestartableServer:
+    def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
         own = share_of_cores(plan.worker_servers) if job == "worker" else {}
-        command = ServerCommand(job, index, address, token_file, options[job], own)
-        return ServerProcess(command, show=show(job, index))
+        count = plan.replicas_of(job)
+        given = *options[job], *replica_options(count, number, arbiter)
+        replica = number if count > 1 else None
+        command = ServerCommand(job, index, address, token_file, given, own, replica)
+        return ServerProcess(command, show=show(command.name, index))
 
     workers = [
-        ProcessWorker(f"worker:{index}", directory.path, show("worker", index))
+        ProcessWorker(f"worker:{index}", directory.path, show(f"worker:{index}", index))
         for index in range(plan.workers)
     ]
-    return Tasks(_all_servers(plan, addresses, new_server), workers, new_server)
+    return _tasks(plan, addresses, new_replica, workers)
 
 
 def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:

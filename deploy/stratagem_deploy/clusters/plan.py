@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stratagem_deploy.clusters.replication import check_replicas
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
+
+_NO_REPLICATION: Mapping[str, int | str] = {}
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,11 @@ class Plan:
         lease_seconds: Silence after which a server takes a client for dead; None for what is usual
             for its kind.
         storage: The folders of parameter servers.
+        replicas: How many processes have the state of each parameter server.
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
-            kinds, or folders are given without parameter servers.
+            kinds, or folders or replicas are asked for that parameter servers cannot have.
     """
 
     ps: int
@@ -39,6 +43,7 @@ class Plan:
     token: str = field(repr=False)
     lease_seconds: float | None
     storage: Storage
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         numbers = self.ps, self.workers, self.worker_servers
@@ -59,6 +64,7 @@ class Plan:
                 f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "
                 "or restore a checkpoint by strategy.restore()"
             )
+        check_replicas(self.replicas, self.ps, self.storage)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -70,8 +76,18 @@ class Plan:
         """The number of servers of each job."""
         return {"ps": self.ps, "worker": self.worker_servers}
 
+    def replicas_of(self, job: str) -> int:
+        """Return how many processes each server of a job has."""
+        return self.replicas if job == "ps" else 1
+
     def new_server(
-        self, job: str, index: int, address: str, *, insecure: bool = False
+        self,
+        job: str,
+        index: int,
+        address: str,
+        *,
+        insecure: bool = False,
+        replication: Mapping[str, int | str] = _NO_REPLICATION,
     ) -> ParameterServer | WorkerServer:
         """Return the server of a task, not started, for this process.
 
@@ -80,13 +96,15 @@ class Plan:
             index: Index in the job.
             address: Where it is to listen.
             insecure: Whether other machines may connect.
+            replication: What makes a parameter server a replica.
         """
         options: dict[str, Any] = {"bind": address, "task": index, "token": self.token}
         if self.lease_seconds is not None:
             options["lease_seconds"] = self.lease_seconds
         if job == "worker":
             return WorkerServer(WorkerSettings(**options, insecure=insecure))
-        return ParameterServer(ServerSettings(**options, **asdict(self.storage), insecure=insecure))
+        options |= {**asdict(self.storage), **replication}
+        return ParameterServer(ServerSettings(**options, insecure=insecure))
 
 
 def planned(
@@ -95,6 +113,7 @@ def planned(
     worker_servers: int,
     lease_seconds: float | None,
     storage: Storage,
+    replicas: int = 1,
 ) -> Plan:
     """Return the plan of a cluster, with a secret made for it.
 
@@ -105,6 +124,7 @@ def planned(
         worker_servers: Number of workers that serve a coordinator.
         lease_seconds: As for `Plan`.
         storage: As for `Plan`.
+        replicas: As for `Plan`.
 
     Raises:
         InvalidArgumentError: As for `Plan`.
@@ -116,4 +136,5 @@ def planned(
         token=secrets.token_urlsafe(32),
         lease_seconds=lease_seconds,
         storage=storage,
+        replicas=replicas,
     )

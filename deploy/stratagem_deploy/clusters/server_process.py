@@ -31,6 +31,7 @@ class ServerCommand:
         token_file: File with the cluster's secret.
         options: More options of `stratagem ps` or `stratagem worker`.
         environment: What it finds in its environment, besides what we found in ours.
+        replica: Its number among the replicas of the task; None if it is the only one.
     """
 
     job: str
@@ -39,10 +40,12 @@ class ServerCommand:
     token_file: Path
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    replica: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.job}:{self.task}"
+        task = f"{self.job}:{self.task}"
+        return task if self.replica is None else f"{task} replica {self.replica}"
 
     def line(self, ready_file: Path) -> list[str]:
         return [
@@ -73,7 +76,7 @@ class ServerProcess(RestartableServer):
             on_end: Called from another thread whenever its process has ended.
         """
         self._command = command
-        self._ready_file = command.token_file.with_name(f"{command.name}.ready")
+        self._ready_file = command.token_file.with_name(f"{command.name}.ready".replace(" ", "-"))
         self._show = show
         self._on_end = on_end
         self.process: Process | None = None
@@ -83,8 +86,12 @@ class ServerProcess(RestartableServer):
         """The name of its process."""
         return self._command.name
 
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.exit_code is None
+
     def start(self) -> None:
-        if self.process and self.process.exit_code is None:
+        if self.runs:
             return
         self._ready_file.unlink(missing_ok=True)
         self.process = Process(

@@ -19,6 +19,11 @@ class RestartableServer(ABC):
     A start has two halves, so that several servers can start at the same time, and so has a stop.
     """
 
+    @property
+    @abstractmethod
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+
     @abstractmethod
     def start(self) -> None:
         """Start it unless it runs."""
@@ -62,6 +67,10 @@ class ServerThread(RestartableServer):
         """
         self._make = make
         self._server: server.RpcServer | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._server is not None
 
     def start(self) -> None:
         if self._server is None:

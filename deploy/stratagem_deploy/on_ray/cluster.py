@@ -18,6 +18,7 @@ from stratagem_deploy.on_ray.reservation import RayReservation, Resources, reser
 from stratagem_deploy.on_ray.resolver import RayClusterResolver
 from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
 from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_proto.errors import UnimplementedError
 from stratagem_psserver.settings import Durability
 
 _ONE_CPU: Resources = {"CPU": 1}
@@ -54,6 +55,7 @@ class RayCluster(Cluster):
         restore: str | os.PathLike[str] | None = None,
         durability: Durability = "none",
         durability_folder: str | os.PathLike[str] | None = None,
+        replicas: int = 1,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -80,16 +82,23 @@ class RayCluster(Cluster):
                 acknowledged: started again, it goes on where it was.
             durability_folder: Folder on a file system of all nodes for what durability needs, a
                 subfolder for each server. It is not removed.
+            replicas: 1: on Ray, servers have no replicas yet.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
                 well as worker servers, a folder is given without parameter servers, or durability
                 and its folder do not go together.
+            UnimplementedError: Servers are to have replicas.
 
         Entering the block raises `ImportError` if Ray is not installed, `ResourceExhaustedError` if
         it has not enough resources, `UnavailableError` if a server ends instead of serving, and
         `DeadlineExceededError` if a server does not start in time.
         """
+        if replicas != 1:
+            raise UnimplementedError(
+                f"replicas is {replicas}, but on Ray servers have no replicas yet; leave it out, "
+                "and use durability='log' to lose nothing"
+            )
         folders = storage(restore, durability, durability_folder)
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
         self._bundles = {"ps": ps_resources, "worker": worker_resources}

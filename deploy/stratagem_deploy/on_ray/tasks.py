@@ -52,6 +52,10 @@ class RayServer(RestartableServer):
         self._actor: Any = None
         self._drained: Any = None
 
+    @property
+    def runs(self) -> bool:
+        return self._actor is not None
+
     def start(self) -> None:
         if self._actor is None:
             self._actor = self._site.start(ServerActor, self._plan)

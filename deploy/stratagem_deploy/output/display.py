@@ -41,6 +41,10 @@ class Display(ABC):
         """
 
     @abstractmethod
+    def rejoins(self, process: Process) -> None:
+        """Show that a replica of a server has ended and will be started again."""
+
+    @abstractmethod
     def failed(self, process: Process) -> None:
         """Show which process failed first, of those that are not started again."""
 

@@ -64,7 +64,7 @@ class Screen(Display):
 
     def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
         if self._verbose and cluster["ps"]:
-            servers = " ".join(cluster["ps"])
+            servers = " ".join(cluster["ps"]).replace(",", " ")
             watch = f"STRATAGEM_TOKEN_FILE={token_file} stratagem top {servers}"
             self.say(f"stratagem: to watch the servers: {watch}")
 
@@ -72,6 +72,11 @@ class Screen(Display):
         ended = describe_exit(process.exit_code or 0)
         message = f"stratagem: {process.name} failed, with {ended}, and is started"
         self.say(f"{message} again: restart {restart} of {most}", "bold yellow")
+
+    def rejoins(self, process: Process) -> None:
+        ended = describe_exit(process.exit_code or 0)
+        message = f"stratagem: {process.name} ended, with {ended}, and is started again"
+        self.say(f"{message} as the backup", "bold yellow")
 
     def failed(self, process: Process) -> None:
         """Say how it ended, above the end of its log."""

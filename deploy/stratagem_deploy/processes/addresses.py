@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from typing_extensions import Self
 
@@ -34,3 +36,29 @@ class ReservedAddress:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class ReservedAddresses:
+    """The free addresses of the replicas of one task, kept until they are closed.
+
+    Attributes:
+        replicas: The address of each; of most tasks one.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        with ExitStack() as stack:
+            reserved = [stack.enter_context(ReservedAddress()) for _ in range(count)]
+            self._closing = stack.pop_all()
+        self.replicas: Sequence[str] = [str(each) for each in reserved]
+
+    def __str__(self) -> str:
+        return ",".join(self.replicas)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closing.close()

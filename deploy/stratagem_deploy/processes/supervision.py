@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
 
 # What argparse, click and Python itself end with when arguments cannot be: the same arguments
 # cannot be the next time either.
@@ -74,6 +76,7 @@ class Supervision:
         workers: The names of the workers.
         restarts: Decides which processes are started again.
         servers_go_on: Whether a server that is started again goes on where it was.
+        replicas: Decides which replicas of servers are started again, whatever `restarts` allows.
 
     Attributes:
         running: Names of the workers that have not ended, or are to be started again.
@@ -83,14 +86,33 @@ class Supervision:
     """
 
     def __init__(
-        self, workers: Iterable[str], restarts: Restarts, servers_go_on: bool = False
+        self,
+        workers: Iterable[str],
+        restarts: Restarts,
+        servers_go_on: bool = False,
+        replicas: ReplicaRestarts | None = None,
     ) -> None:
         self._servers_go_on = servers_go_on
+        self._replicas = replicas or ReplicaRestarts({})
         self.running = set(workers)
         self.restarts = restarts
         self.failure = ""
         self.interrupted = 0
         self.exit_code = 0
+
+    @property
+    def next_due(self) -> float:
+        """When the next process is to be started; infinity if none is."""
+        return min(self.restarts.next_due, self._replicas.next_due)
+
+    @property
+    def rejoining(self) -> Collection[str]:
+        """The replicas that have ended and are to be started again."""
+        return self._replicas.waiting
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the processes to start now, each once."""
+        return [*self.restarts.take_due(now), *self._replicas.take_due(now)]
 
     def ended(self, name: str, code: int, now: float) -> int:
         """Note that a process has ended.
@@ -103,6 +125,8 @@ class Supervision:
         # A server that ends before the script does has failed, whatever its code. Unless it has a
         # log, what it held has ended with it, so that no other can take its place.
         is_server = name not in self.running
+        if is_server and self._replicas.grant(name, now):
+            return 0
         if (self._servers_go_on or not is_server) and self.restarts.grant(name, code, now):
             return 0
         self.running.discard(name)
@@ -111,6 +135,7 @@ class Supervision:
         self.failure = name
         self.exit_code = 1 if is_server else self._code_of_script(code)
         self.running.difference_update(self.restarts.abandon())
+        self._replicas.abandon()
         return 0 if self.interrupted else signal.SIGTERM
 
     def signalled(self, signum: int) -> int:
@@ -118,6 +143,7 @@ class Supervision:
         if self.interrupted:
             return signal.SIGKILL
         self.interrupted = signum
+        self._replicas.abandon()
         for name in self.restarts.abandon():
             if name in self.running:
                 self.ended(name, -signum, now=0.0)

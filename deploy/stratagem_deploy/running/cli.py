@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
+from stratagem_deploy.clusters.replication import check_replicas
 from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.json_lines import JsonLines
@@ -17,7 +18,7 @@ from stratagem_deploy.running.run import ScriptRun, ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
-from stratagem_psserver.settings import Durability
+from stratagem_psserver.settings import MOST_REPLICAS, Durability
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -44,6 +45,12 @@ class RunCommandOptions(ProcessSettings):
     )
     restore: Path | None = Field(
         None, description="Folder of checkpoints; servers start from the latest, if there is one."
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=MOST_REPLICAS,
+        description="Processes with the state of each server: 2 for a primary and a backup.",
     )
     durability: Durability = Field(
         "none",
@@ -94,6 +101,10 @@ def run(
     With --durability log and a folder, servers keep a log of all changes. A server that ends is
     restarted like a worker, and goes on where it was.
 
+    With --replicas 2, each server has a primary and a backup, which takes over within about a
+    second when the primary ends. Either of them is started again whenever it ends, whatever
+    --max-restarts says, and comes back as the backup. The run ends when both have ended at once.
+
     If a script that imports stratagem ends with a traceback, frames of Stratagem, PyTorch and gRPC
     are folded into one line, unless --full-tracebacks is given.
 
@@ -109,6 +120,7 @@ def run(
         )
     try:
         folders = storage(options.restore, options.durability, options.durability_folder)
+        check_replicas(options.replicas, options.ps, folders)
     except InvalidArgumentError as error:
         raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
@@ -120,6 +132,7 @@ def run(
         max_restarts=options.max_restarts,
         full_tracebacks=options.full_tracebacks,
         storage=folders,
+        replicas=options.replicas,
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:

@@ -15,14 +15,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from stratagem_deploy.clusters.replicated_server import replicated
+from stratagem_deploy.clusters.replication import arbiter_folder, replica_options
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.clusters.servers import serving
+from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Restarts, Supervision
 from stratagem_deploy.running.workers import ScriptWorkers
@@ -56,6 +59,7 @@ class ScriptSettings:
         max_restarts: How often a worker that failed, or a server that outlives its process, is
             started again, in all.
         full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
+        replicas: How many processes have the state of each parameter server.
     """
 
     command: tuple[str, ...]
@@ -66,6 +70,7 @@ class ScriptSettings:
     storage: Storage = field(default_factory=Storage)
     max_restarts: int = 0
     full_tracebacks: bool = False
+    replicas: int = 1
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -88,6 +93,8 @@ class ScriptRun:
         self._display = display
         self._events: SimpleQueue[Process | int] = SimpleQueue()
         self._servers: list[ServerProcess] = []
+        # The task of each server, by the name of its process.
+        self._tasks: dict[str, str] = {}
         self._workers: list[Process] = []
 
     def exit_code(self) -> int:
@@ -110,15 +117,20 @@ class ScriptRun:
             return self._supervise(starter)
 
     def _start(self, resources: ExitStack) -> ScriptWorkers:
-        cluster = {
-            job: [str(resources.enter_context(ReservedAddress())) for _ in range(count)]
+        addresses = {
+            job: [resources.enter_context(self._reserved(job)) for _ in range(count)]
             for job, count in self._counts.items()
         }
+        cluster = {job: [*map(str, tasks)] for job, tasks in addresses.items()}
         directory = PrivateDirectory()
         resources.callback(directory.close)
-        token_file = directory.write_secret("token", secrets.token_urlsafe(32))
-        self._servers = self._new_servers(cluster["ps"], token_file)
-        resources.enter_context(serving(self._servers, _SERVER_START_SECONDS))
+        token = secrets.token_urlsafe(32)
+        token_file = directory.write_secret("token", token)
+        servers = [
+            self._new_server(index, where, token, token_file)
+            for index, where in enumerate(addresses["ps"])
+        ]
+        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
         self._display.started(cluster, token_file)
         if cluster["ps"]:
             record = self._record(cluster, token_file)
@@ -144,19 +156,31 @@ class ScriptRun:
     def _counts(self) -> Mapping[str, int]:
         return {"ps": self._settings.ps, "worker": self._settings.workers}
 
-    def _new_servers(self, addresses: Sequence[str], token_file: Path) -> list[ServerProcess]:
-        options = self._settings.storage.options
-        return [
-            ServerProcess(
-                ServerCommand("ps", index, address, token_file, options),
-                show=self._shown_log(index),
-                on_end=self._events.put,
-            )
-            for index, address in enumerate(addresses)
-        ]
+    def _reserved(self, job: str) -> ReservedAddresses:
+        return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
 
-    def _shown_log(self, index: int) -> Callable[[str], None]:
-        show = self._display.of_server(f"ps:{index}", index)
+    def _new_server(
+        self, index: int, where: ReservedAddresses, token: str, token_file: Path
+    ) -> RestartableServer:
+        """Return the server of a task, whose processes are those of the run."""
+        storage, replicas = self._settings.storage, self._settings.replicas
+        arbiter = arbiter_folder(storage, token_file.parent)
+
+        def new_replica(address: str, number: int) -> RestartableServer:
+            options = (*storage.options, *replica_options(replicas, number, arbiter))
+            replica = number if replicas > 1 else None
+            command = ServerCommand("ps", index, address, token_file, options, replica=replica)
+            process = ServerProcess(
+                command, show=self._shown_log(command.name, index), on_end=self._events.put
+            )
+            self._servers.append(process)
+            self._tasks[command.name] = f"ps:{index}"
+            return process
+
+        return replicated(f"ps:{index}", where.replicas, token, new_replica)
+
+    def _shown_log(self, name: str, index: int) -> Callable[[str], None]:
+        show = self._display.of_server(name, index)
         if self._settings.verbose:
             return show
         return lambda line: None if is_routine(line) else show(line)
@@ -176,10 +200,13 @@ class ScriptRun:
     def _supervise(self, starter: ScriptWorkers) -> int:
         restarts = Restarts(self._settings.max_restarts)
         workers = (one.name for one in self._workers)
-        supervision = Supervision(workers, restarts, self._settings.storage.outlives_servers)
+        outlive = self._settings.storage.outlives_servers
+        tasks = self._tasks if self._settings.replicas > 1 else {}
+        replicas = ReplicaRestarts(tasks, keep_state=outlive)
+        supervision = Supervision(workers, restarts, outlive, replicas)
         deadline = math.inf
         while supervision.running:
-            self._restart(starter, restarts.take_due(time.monotonic()))
+            self._restart(starter, supervision.take_due(time.monotonic()))
             signum = self._next_reaction(supervision, deadline)
             for worker in self._workers if signum else ():
                 worker.send(signum)
@@ -199,7 +226,7 @@ class ScriptRun:
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Wait for the next event; return the signal that it calls for, or 0."""
         try:
-            event = self._next_event(min(deadline, supervision.restarts.next_due))
+            event = self._next_event(min(deadline, supervision.next_due))
         except Empty:
             return signal.SIGKILL if time.monotonic() >= deadline else 0
         if isinstance(event, int):
@@ -221,6 +248,8 @@ class ScriptRun:
         elif supervision.restarts.granted > granted:
             most = self._settings.max_restarts
             self._display.restarts(process, granted + 1, most)
+        elif process.name in supervision.rejoining:
+            self._display.rejoins(process)
         return signum
 
     def _end_workers(self) -> None:

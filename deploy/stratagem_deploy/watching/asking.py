@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.places import ServerPlace, replica_name
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.server_status import begin_status
@@ -34,10 +35,34 @@ class ServerAnswer:
 
     @property
     def label(self) -> str:
-        """The task, for instance "ps:0"; where nobody answered, what is meant to be."""
+        """What answered, for instance "ps:0"; where nobody did, what is meant to be there.
+
+        Of a task with replicas the primary has the name of the task.
+        """
         if self.status is None:
-            return self.place.label or self.place.address
+            return self.place.name
+        if self.replication is None or self.serves:
+            return self.task
+        return replica_name(self.task, self.replication.replica.index)
+
+    @property
+    def task(self) -> str:
+        """The task, whichever of its replicas it is; "" if that is not known."""
+        if self.status is None:
+            return self.place.label
         return f"{self.status.task.job}:{self.status.task.index}"
+
+    @property
+    def replication(self) -> ReplicationStatus | None:
+        """What the replica of a task said of itself; None if it is none, or did not answer."""
+        if self.status is None or not self.status.parameter_server.HasField("replication"):
+            return None
+        return self.status.parameter_server.replication
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is the primary of its task."""
+        return self.replication is not None and self.replication.standing == STANDING_PRIMARY
 
     @property
     def is_missed(self) -> bool:
@@ -68,7 +93,7 @@ def _answer(place: ServerPlace, call: grpc.Future[GetStatusResponse]) -> ServerA
     try:
         return ServerAnswer(place, call.result())
     except grpc.RpcError as error:
-        problem = from_rpc_error(error, place.label or place.address, "GetStatus")
+        problem = from_rpc_error(error, place.name, "GetStatus")
         return ServerAnswer(place, None, problem.message)
 
 

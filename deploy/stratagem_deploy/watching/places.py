@@ -9,6 +9,7 @@ from pathlib import Path
 from stratagem_deploy.processes.run_records import RunRecord, records
 from stratagem_proto.configuration.tf_config import TFConfig, parse_tf_config, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.replica_addresses import replica_addresses, require_one_address
 from stratagem_proto.serving.addresses import check_address
 
 _SERVED = ("ps", "worker")
@@ -23,11 +24,25 @@ class ServerPlace:
         label: The task that is meant to be there, for instance "ps:0", or "".
         optional: Whether nobody need be there: a task of the job "worker" may as well be a program
             that serves nobody.
+        replica: Number of the address among those of the task's replicas; None if it has none.
     """
 
     address: str
     label: str = ""
     optional: bool = False
+    replica: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What is meant to be there, or where that is."""
+        if self.replica is None:
+            return self.label or self.address
+        return replica_name(self.label, self.replica)
+
+
+def replica_name(task: str, replica: int) -> str:
+    """Return how commands call a replica that is not the primary of its task."""
+    return f"{task} replica {replica}"
 
 
 @dataclass(frozen=True)
@@ -100,8 +115,20 @@ def _config(cluster: str) -> TFConfig:
 
 def _tasks(config: TFConfig) -> list[ServerPlace]:
     return [
-        ServerPlace(address, f"{job}:{index}", optional=job != "ps")
+        place
         for job in _SERVED
         for index, address in sorted(config.cluster.get(job, {}).items())
-        if not address.endswith(":0")
+        for place in _places(job, index, address)
+        if not place.address.endswith(":0")
+    ]
+
+
+def _places(job: str, index: int, address: str) -> list[ServerPlace]:
+    label, name = f"{job}:{index}", f"/job:{job}/task:{index}"
+    if job != "ps":
+        require_one_address(name, address)
+    addresses = replica_addresses(name, address)
+    return [
+        ServerPlace(each, label, job != "ps", number if len(addresses) > 1 else None)
+        for number, each in enumerate(addresses)
     ]

@@ -13,6 +13,7 @@ from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_deploy.watching.diagnosis.finding import Finding
 from stratagem_deploy.watching.diagnosis.waits import all_waits
+from stratagem_deploy.watching.standings import described
 from stratagem_proto.consistency import MODE_NAMES
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
@@ -119,7 +120,8 @@ def _variables(server: ParameterServerStatus) -> str:
 
 
 def _server_work(server: ParameterServerStatus) -> str:
-    words = [f"{amount(server.staged.used)} staged"]
+    words = [described(server.replication)] if server.HasField("replication") else []
+    words.append(f"{amount(server.staged.used)} staged")
     waits = (wait for wait in server.waits if wait.waiting)
     words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
     checkpoint = server.checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.diagnosis import clients, machines, waits
+from stratagem_deploy.watching.diagnosis import clients, machines, replicas, waits
 from stratagem_deploy.watching.diagnosis.finding import Finding
 
 
@@ -20,11 +20,13 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
     excused = {culprit for link in links for culprit in link.culprits}
     found = [
         *machines.missed(answers),
+        *replicas.unserved(answers),
         *machines.stuck_disks(answers, patience),
         *machines.refusing(answers),
         *links,
         *waits.stalled(answers, patience, excused),
         *waits.endless(answers, patience),
+        *replicas.unprotected(answers),
         *clients.lost(answers),
         *clients.silent(answers),
         *machines.full(answers),

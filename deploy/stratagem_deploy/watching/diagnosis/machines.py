@@ -31,9 +31,9 @@ _SLOWER, _ENOUGH_CALLS = 3.0, 20
 
 
 def missed(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
-    """Yield the servers that should have answered and did not."""
+    """Yield the servers that should have answered and did not, but for replicas."""
     for answer in answers:
-        if answer.is_missed:
+        if answer.is_missed and answer.place.replica is None:
             yield Finding(
                 f"{answer.label} does not answer: {answer.problem}",
                 "look at its log and its machine; a process that is stopped or a network that is "

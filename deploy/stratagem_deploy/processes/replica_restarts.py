@@ -1,0 +1,73 @@
+"""Which replicas of servers are started again, and when. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+_FIRST_SECONDS = 0.5
+_LONGEST_SECONDS = 30.0
+
+# What has run for so long does not fail at its start.
+_SOUND_SECONDS = 60.0
+
+
+class ReplicaRestarts:
+    """Restarts of replicas, whose task goes on without them meanwhile.
+
+    A replica is started again however often it ends, since the others have its state. The sooner it
+    ends again, the longer the next start waits.
+
+    Args:
+        tasks: The task of each replica, by its name.
+        keep_state: Whether replicas go on where they were even if all of a task have ended.
+    """
+
+    def __init__(self, tasks: Mapping[str, str], keep_state: bool = False) -> None:
+        self._tasks, self._keep_state = tasks, keep_state
+        self._due: dict[str, float] = {}
+        # When a replica was started again last, and how often it was soon after another time.
+        self._started: dict[str, float] = {}
+        self._quick: dict[str, int] = {}
+
+    @property
+    def next_due(self) -> float:
+        """When the next replica is to be started; infinity if none is."""
+        return min(self._due.values(), default=math.inf)
+
+    @property
+    def waiting(self) -> Collection[str]:
+        """The replicas that are to be started."""
+        return self._due.keys()
+
+    def grant(self, name: str, now: float) -> bool:
+        """Return whether a process is started again; if so, it is due then.
+
+        Args:
+            name: Its name; what is no replica is not started from here.
+            now: Seconds of a monotonic clock.
+        """
+        task = self._tasks.get(name)
+        if task is None or not (self._keep_state or self._has_others(name, task)):
+            return False
+        is_quick = now - self._started.get(name, -math.inf) < _SOUND_SECONDS
+        self._quick[name] = self._quick.get(name, 0) + 1 if is_quick else 0
+        self._due[name] = now + min(_FIRST_SECONDS * 2 ** self._quick[name], _LONGEST_SECONDS)
+        return True
+
+    def _has_others(self, name: str, task: str) -> bool:
+        others = {one for one, its in self._tasks.items() if its == task} - {name}
+        return not others <= self._due.keys()
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the replicas to start now, each once."""
+        due = [name for name, moment in self._due.items() if moment <= now]
+        for name in due:
+            del self._due[name]
+            self._started[name] = now
+        return due
+
+    def abandon(self) -> None:
+        """Start nothing any more."""
+        self._due.clear()
+        self._tasks = {}
