@@ -15,7 +15,7 @@ from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall, OutgoingCall
+from stratagem_psserver.replication.calls import METHOD, SERVICE, GrpcPeers, IncomingCall
 from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHandlers
@@ -112,7 +112,8 @@ class ReplicatedService:
         """
         replica = Replica(index=self.state.settings.replica, address=address)
         introduction = introduction_of(self.state.settings, replica, self._kernels)
-        self._task = ReplicatedTask(self, self._arbiter, OutgoingCall, introduction, self._disk)
+        peers = GrpcPeers(self.state.settings.token)
+        self._task = ReplicatedTask(self, self._arbiter, peers, introduction, self._disk)
         self._running = asyncio.create_task(self._task.run())
 
     @property

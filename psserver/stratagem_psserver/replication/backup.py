@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     Acknowledgement,
@@ -23,7 +23,7 @@ from stratagem_psserver.environment import Clock
 from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.replication.backup_link import reason_of
 from stratagem_psserver.replication.batches import BatchAssembler
-from stratagem_psserver.replication.channel import Dialled
+from stratagem_psserver.replication.channel import Dialled, Peers
 from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.standby import IncomingImage, Standby
 from stratagem_psserver.replication.together import Together
@@ -31,9 +31,6 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
 Call: TypeAlias = Dialled[FollowRequest, FollowResponse]
-
-Dial: TypeAlias = Callable[[str], Call]
-"""Calls the replica at an address."""
 
 
 class Backup:
@@ -43,7 +40,7 @@ class Backup:
         introduction: Who it is.
         settings: The settings of the server.
         fresh_state: Returns a state to begin with.
-        dial: Calls a primary.
+        peers: How it reaches a primary.
         disk: What keeps the state on disk; None if nothing does.
         clock: Returns the time in seconds.
 
@@ -52,6 +49,7 @@ class Backup:
         heard: When a primary was heard of last.
         view: The view that it told of then.
         trouble: Why it does not follow; "" if it does.
+        is_refused: Whether the last primary has refused it for good.
     """
 
     def __init__(
@@ -59,14 +57,14 @@ class Backup:
         introduction: Introduction,
         settings: ServerSettings,
         fresh_state: Callable[[], ServerState],
-        dial: Dial,
+        peers: Peers,
         disk: ReplicaDisk | None,
         clock: Clock,
     ) -> None:
         self.standby: Standby | None = None
-        self.trouble = ""
+        self.trouble, self.is_refused = "", False
         self._introduction, self._settings = introduction, settings
-        self._fresh_state, self._dial = fresh_state, dial
+        self._fresh_state, self._peers = fresh_state, peers
         self._disk = disk
         self._clock = clock
         self.heard, self.view = self._clock(), View()
@@ -91,14 +89,15 @@ class Backup:
 
     async def follow(self, view: View) -> None:
         """Follow the primary of a view until it is silent or one of the two ends it."""
-        call = self._dial(view.primary.address)
+        call = self._peers.call(view.primary.address)
         self._introduction.epoch = view.epoch
         self._has_image = False
         try:
             await call.send(FollowRequest(introduction=self._introduction))
             await Together().run(self._listen(call, view), self._tell(call), self._watch())
         except (StratagemError, OSError) as error:
-            self._note(reason_of(error))
+            self.note(reason_of(error))
+            self.is_refused = isinstance(error, FailedPreconditionError)
         finally:
             await call.close()
             self._drop_incoming()
@@ -132,7 +131,8 @@ class Backup:
             await asyncio.sleep(self._settings.failover_seconds / 8)
         raise UnavailableError("the primary is silent")
 
-    def _note(self, trouble: str) -> None:
+    def note(self, trouble: str) -> None:
+        """Tell people why it does not follow, once."""
         if trouble != self.trouble:
             LOG.warning("does not follow", task=self._settings.label, why=trouble)
         self.trouble = trouble

@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator
 import grpc
 
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.replication_pb2 import DESCRIPTOR, FollowRequest, FollowResponse
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS
+from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
+
+_ASK_SECONDS = 1.0
 
 SERVICE = DESCRIPTOR.services_by_name["ReplicationService"].full_name
 METHOD = "Follow"
@@ -43,6 +49,33 @@ class IncomingCall:
             return FollowRequest.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
             raise UnavailableError("the backup has left") from error
+
+
+class GrpcPeers:
+    """Reaches other replicas by gRPC.
+
+    Args:
+        token: The secret of the cluster.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+
+    def call(self, address: str) -> OutgoingCall:
+        """Call the primary at an address."""
+        return OutgoingCall(address)
+
+    async def instance_at(self, address: str) -> bytes:
+        """Return the instance of the replica at an address; empty if none answers."""
+        request = GetStatusRequest(asking=self._asking).SerializeToString()
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            method = channel.unary_unary(f"/{STATUS_SERVICE}/GetStatus")
+            try:
+                status = GetStatusResponse.FromString(await method(request, timeout=_ASK_SECONDS))
+            except grpc.RpcError:
+                return b""
+        return status.parameter_server.replication.replica.instance
 
 
 class OutgoingCall:

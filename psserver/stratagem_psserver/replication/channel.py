@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse
+
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
 
@@ -31,3 +33,13 @@ class Dialled(Channel[Sent, Received], Protocol[Sent, Received]):
 
     async def close(self) -> None:
         """End the call; a repetition does nothing."""
+
+
+class Peers(Protocol):
+    """How a replica reaches the others of its task."""
+
+    def call(self, address: str) -> Dialled[FollowRequest, FollowResponse]:
+        """Call the primary at an address."""
+
+    async def instance_at(self, address: str) -> bytes:
+        """Return the instance of the replica at an address; empty if none answers."""

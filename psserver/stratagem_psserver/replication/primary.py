@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 
-from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
@@ -18,10 +15,10 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
     View,
 )
-from stratagem_psserver.persistence.images import Moment, moment_of, write_image
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup_link import BackupLink, reason_of
 from stratagem_psserver.replication.channel import Channel
+from stratagem_psserver.replication.outgoing_image import send_image
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.replication.views import alone, handed_over, is_primary, with_backup
@@ -225,8 +222,10 @@ class Primary:
         """Let a backup follow until one of the two ends it.
 
         Raises:
+            FailedPreconditionError: Another one follows.
             StratagemError: What has ended it.
         """
+        self._require_place(replica)
         lease = self._patience * _LEASE
         link = BackupLink(replica, channel, lambda: self.view, lease, self._clock, self._progressed)
         if self._link is not None:
@@ -242,6 +241,16 @@ class Primary:
             raise
         finally:
             self._left(link)
+
+    def _require_place(self, replica: Replica) -> None:
+        link = self._link
+        if link is None or not link.lease.is_valid(self._clock()):
+            return
+        if link.replica.instance != replica.instance:
+            raise FailedPreconditionError(
+                f"the replica at {link.replica.address} follows {self._label} already; stop one of "
+                "the two"
+            )
 
     def _left(self, link: BackupLink) -> None:
         if self._link is link:
@@ -263,30 +272,5 @@ class Primary:
         # The backup drops what it has for the image, so nobody may rely on that any more.
         while self.view.HasField("backup"):
             await asyncio.sleep(self._patience / _LOOKS)
-        moment = await self._moment()
-        exact = moment.facts["exact"]
-        needed = self._log.retained(exact["records"])
-        link.begin_after(moment.position)
-        with tempfile.TemporaryDirectory(prefix="stratagem-image-") as folder:
-            try:
-                writing = partial(write_image, Path(folder), moment, self._state.settings.task)
-                await asyncio.get_running_loop().run_in_executor(None, writing)
-            finally:
-                self._state.snapshots.close(moment.snapshot)
-            await link.send_image(Path(folder), moment.position)
-        await link.send_needed(needed)
+        await send_image(self._state, self._log, link)
         await link.send_records()
-
-    async def _moment(self) -> Moment:
-        """Return a moment for an image.
-
-        A log on disk begins behind its image, so such an image must not lack contributions to steps
-        that are not complete.
-        """
-        while True:
-            moment = await moment_of(self._state)
-            if moment is not None:
-                if self._log.disk is None or moment.needed > moment.position:
-                    return moment
-                self._state.snapshots.close(moment.snapshot)
-            await asyncio.sleep(_RETRY_SECONDS)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from itertools import chain
 
-from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
@@ -19,8 +19,8 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.backup import Backup, Dial
-from stratagem_psserver.replication.channel import Channel
+from stratagem_psserver.replication.backup import Backup
+from stratagem_psserver.replication.channel import Channel, Peers
 from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.host import Host
 from stratagem_psserver.replication.introductions import require_fitting
@@ -33,8 +33,12 @@ from stratagem_psserver.replication.views import (
     alone,
     is_backup,
     next_move,
+    predecessors,
 )
 from stratagem_psserver.state import ServerState
+
+# A replica that was refused waits longer until it asks again, since somebody has to do something.
+_REFUSED_PAUSES = 16
 
 
 class ReplicatedTask:
@@ -43,7 +47,7 @@ class ReplicatedTask:
     Args:
         host: The server, whose state is that of the disk, or a new one.
         arbiter: Who decides which replica is the primary.
-        dial: Calls a primary.
+        peers: How it reaches the other replica.
         introduction: Who the replica is.
         disk: What keeps its state on disk; None if nothing does.
     """
@@ -52,11 +56,11 @@ class ReplicatedTask:
         self,
         host: Host,
         arbiter: Arbiter,
-        dial: Dial,
+        peers: Peers,
         introduction: Introduction,
         disk: ReplicaDisk | None = None,
     ) -> None:
-        self._host, self._arbiter, self._dial, self._disk = host, arbiter, dial, disk
+        self._host, self._arbiter, self._peers, self._disk = host, arbiter, peers, disk
         self._introduction = introduction
         self._settings, self._environment = host.state.settings, host.state.environment
         self._view: View | None = None
@@ -70,7 +74,7 @@ class ReplicatedTask:
         me.instance = kept.instance if kept else self._environment.random_bytes(SESSION_ID_BYTES)
         fresh, clock = self._host.fresh_state, self._environment.clock
         self._backup = Backup(
-            self._introduction, self._settings, fresh, self._dial, self._disk, clock
+            self._introduction, self._settings, fresh, self._peers, self._disk, clock
         )
 
     @property
@@ -84,7 +88,7 @@ class ReplicatedTask:
                 self._view = await self._arbiter.read()
                 await self._take_part(self._view)
             except StratagemError as error:
-                LOG.warning("cannot take part", task=self._settings.label, why=error.message)
+                self._backup.note(error.message)
             except Exception as error:
                 # Whatever it was, others are not to wait for this replica.
                 LOG.error("cannot take part", task=self._settings.label, exc_info=error)
@@ -92,23 +96,40 @@ class ReplicatedTask:
                 continue
             await self._pause()
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(self._settings.failover_seconds / 8)
+    async def _pause(self, times: int = 1) -> None:
+        await asyncio.sleep(times * self._settings.failover_seconds / 8)
 
     async def _take_part(self, view: View | None) -> None:
+        if view is None and self._disk is not None and self._disk.replica is not None:
+            raise FailedPreconditionError(
+                f"{self._settings.label} has state of earlier views on its disk, but the arbiter "
+                "knows of none; give it the arbiter that it had, or move its folder away"
+            )
         match next_move(view, self._me):
             case Propose(present, following):
+                await self._require_only(present)
                 await self._arbiter.replace(present, following)
             case Lead(present):
                 await self._lead(present)
             case Follow(present):
                 await self._follow(present)
 
+    async def _require_only(self, view: View | None) -> None:
+        """Check that no other process has the number of this replica."""
+        for former in predecessors(view, self._me):
+            if former.address == self._me.address:
+                continue
+            if await self._peers.instance_at(former.address) == former.instance:
+                raise FailedPreconditionError(
+                    f"the process at {former.address} has --replica {former.index} of "
+                    f"{self._settings.label}, too; stop one of the two, or give it another number"
+                )
+
     async def _follow(self, view: View) -> None:
         self._host.refuse()
         if view.HasField("primary"):
             await self._backup.follow(view)
-        await self._pause()
+        await self._pause(_REFUSED_PAUSES if self._backup.is_refused else 1)
         present = await self._arbiter.read()
         if present is None or not is_backup(present, self._me) or not self._backup.is_silent:
             return

@@ -74,6 +74,14 @@ def is_backup(view: View, replica: Replica) -> bool:
     return view.HasField("backup") and view.backup.instance == replica.instance
 
 
+def predecessors(view: View | None, me: Replica) -> list[Replica]:
+    """Return the replicas that a view names and that had the index of a replica before it."""
+    named = [view.primary, view.backup] if view is not None else []
+    return [
+        one for one in named if one.index == me.index and one.instance not in (b"", me.instance)
+    ]
+
+
 def alone(view: View, primary: Replica) -> View:
     """Return the view after another one in which a replica is the primary, without a backup."""
     return View(epoch=view.epoch + 1, primary=primary)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stratagem_proto.errors import NotPrimaryError, UnavailableError
+from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.replication_pb2 import Standing, View
+from stratagem_proto.v1.replication_pb2 import FollowRequest, Replica, Standing, View
+from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.calls import OutgoingCall
+from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import (
@@ -201,3 +206,58 @@ def test_both_replicas_come_back_from_their_disks(tmp_path: Path) -> None:
             leads, _ = both.await_backup()
             with client_of(leads, client) as again:
                 assert again.everything() == before
+
+
+def test_a_second_process_with_the_number_of_a_replica_does_not_replace_it(tmp_path: Path) -> None:
+    with pair(tmp_path) as both:
+        primary, backup = both.await_backup()
+        view = report_of(primary).view
+        for server in (primary, backup):
+            with ParameterServer(replace(server.settings, bind="127.0.0.1:0")) as second:
+                eventually(lambda: "stop one of the two" in report_of(second).trouble)
+        assert report_of(primary).view == view
+
+
+def test_replicas_do_not_go_on_with_an_arbiter_that_knows_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path, durability="log") as both:
+        primary, backup = both.await_backup()
+        for server in (primary, backup):
+            both.crash(server)
+        shutil.rmtree(tmp_path / "arbiter")
+        again = both.start(0)
+        eventually(lambda: "the arbiter knows of none" in report_of(again).trouble)
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"task": 1}, "is of /job:ps/task:1, and cannot be the backup"),
+        ({"durability": "log"}, "has --durability log, but the primary none"),
+        ({"token": "another"}, "was shown a wrong cluster token"),
+    ],
+)
+def test_replicas_that_do_not_fit_are_refused(
+    tmp_path: Path, others: dict[str, Any], why: str
+) -> None:
+    with pair(tmp_path) as both:
+        primary, backup = both.await_backup()
+        index = report_of(backup).replica.index
+        both.crash(backup)
+        view = report_of(primary).view
+        replica = Replica(index=index, instance=b"other", address="127.0.0.1:1")
+        settings = replace(backup.settings, durability_folder=str(tmp_path), **others)
+        introduction = introduction_of(settings, replica, present_kernels())
+
+        async def follow() -> None:
+            call = OutgoingCall(primary.address)
+            try:
+                await call.send(FollowRequest(introduction=introduction))
+                while True:
+                    await call.receive()
+            finally:
+                await call.close()
+
+        with pytest.raises(StratagemError, match=why):
+            primary._loop.run(follow())
+        eventually(lambda: not report_of(primary).view.HasField("backup"))
+        assert report_of(primary).view.primary == view.primary
