@@ -153,10 +153,15 @@ class Introduction(google.protobuf.message.Message):
     KERNELS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     DURABILITY_FIELD_NUMBER: builtins.int
+    FAILOVER_SECONDS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """The epoch that it knows of."""
     durability: builtins.str
     """How it keeps its state, as --durability says."""
+    failover_seconds: builtins.float
+    """Seconds for which it waits for a sign of the primary before it takes over. The lease of the
+    primary is counted by its own, so both have to be the same.
+    """
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """With the version of the contract and the cluster's token; its task is that of the replica."""
@@ -175,9 +180,10 @@ class Introduction(google.protobuf.message.Message):
         kernels: stratagem_proto.v1.log_pb2.Kernels | None = ...,
         epoch: builtins.int = ...,
         durability: builtins.str = ...,
+        failover_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asking", b"asking", "durability", b"durability", "epoch", b"epoch", "kernels", b"kernels", "replica", b"replica"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asking", b"asking", "durability", b"durability", "epoch", b"epoch", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica"]) -> None: ...
 
 global___Introduction = Introduction
 
@@ -241,6 +247,7 @@ class FollowResponse(google.protobuf.message.Message):
     PIECE_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     BEACON_FIELD_NUMBER: builtins.int
+    HANDED_OVER_FIELD_NUMBER: builtins.int
     @property
     def image(self) -> global___ImageBegin: ...
     @property
@@ -249,6 +256,10 @@ class FollowResponse(google.protobuf.message.Message):
     def batch(self) -> global___BatchPiece: ...
     @property
     def beacon(self) -> global___Beacon: ...
+    @property
+    def handed_over(self) -> global___View:
+        """The next view, in which the backup is the primary: the present one answers nobody any more."""
+
     def __init__(
         self,
         *,
@@ -256,10 +267,11 @@ class FollowResponse(google.protobuf.message.Message):
         piece: global___ImagePiece | None = ...,
         batch: global___BatchPiece | None = ...,
         beacon: global___Beacon | None = ...,
+        handed_over: global___View | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["image", "piece", "batch", "beacon"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "handed_over", b"handed_over", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "beacon", b"beacon", "handed_over", b"handed_over", "image", b"image", "kind", b"kind", "piece", b"piece"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["image", "piece", "batch", "beacon", "handed_over"] | None: ...
 
 global___FollowResponse = FollowResponse
 

@@ -50,6 +50,7 @@ class Backup:
         view: The view that it told of then.
         trouble: Why it does not follow; "" if it does.
         is_refused: Whether the last primary has refused it for good.
+        may_lead: Whether the last primary has handed over.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Backup:
         clock: Clock,
     ) -> None:
         self.standby: Standby | None = None
-        self.trouble, self.is_refused = "", False
+        self.trouble, self.is_refused, self.may_lead = "", False, False
         self._introduction, self._settings = introduction, settings
         self._fresh_state, self._peers = fresh_state, peers
         self._disk = disk
@@ -74,6 +75,11 @@ class Backup:
         # Whether the state is that of the present call.
         self._has_image = False
         self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
+
+    async def until_free(self) -> None:
+        """Wait until no former primary can answer clients any more."""
+        while self.standby is not None and not self.may_lead and not self.is_silent:
+            await asyncio.sleep(self._settings.failover_seconds / 16)
 
     @property
     def is_silent(self) -> bool:
@@ -91,7 +97,7 @@ class Backup:
         """Follow the primary of a view until it is silent or one of the two ends it."""
         call = self._peers.call(view.primary.address)
         self._introduction.epoch = view.epoch
-        self._has_image = False
+        self._has_image = self.may_lead = False
         try:
             await call.send(FollowRequest(introduction=self._introduction))
             await Together().run(self._listen(call, view), self._tell(call), self._watch())
@@ -115,6 +121,9 @@ class Backup:
                     await self._add_piece(message.piece)
                 case "batch":
                     self._add_batch(message.batch)
+                case "handed_over":
+                    self.may_lead = True
+                    return
 
     async def _tell(self, call: Call) -> None:
         """Acknowledge records as soon as they are where they have to be."""

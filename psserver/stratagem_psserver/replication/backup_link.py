@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.v1.replication_pb2 import (
     Beacon,
@@ -114,6 +115,11 @@ class BackupLink:
         """Send records that an image needs besides."""
         for position, entry in records:
             await self._send_batch(position, [entry])
+
+    async def hand_over(self, view: View) -> None:
+        """Tell the backup that it is the primary of a view; raise nothing, for it can also ask."""
+        with suppress(UnavailableError):
+            await self._send(FollowResponse(handed_over=view))
 
     async def send_records(self) -> None:
         """Send records as they come, for ever."""

@@ -20,7 +20,11 @@ def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels
         task=Task(job=settings.job, index=settings.task),
     )
     return Introduction(
-        asking=asking, replica=replica, kernels=kernels, durability=settings.durability
+        asking=asking,
+        replica=replica,
+        kernels=kernels,
+        durability=settings.durability,
+        failover_seconds=settings.failover_seconds,
     )
 
 
@@ -54,4 +58,9 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
         raise FailedPreconditionError(
             f"{where} has --durability {other.durability}, but the primary {own.durability}; start "
             "both alike"
+        )
+    if other.failover_seconds != own.failover_seconds:
+        raise FailedPreconditionError(
+            f"{where} has --failover-seconds {other.failover_seconds:g}, but the primary "
+            f"{own.failover_seconds:g}; start both alike"
         )

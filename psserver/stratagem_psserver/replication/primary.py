@@ -69,7 +69,7 @@ class Primary:
         self._awaited_until = self._clock() + self._patience
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
-        self._is_leaving = False
+        self._is_leaving = self._is_fenced = False
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
         log.on_leap = self._leapt
@@ -77,6 +77,8 @@ class Primary:
     def _may_answer(self, position: int) -> bool:
         """Return whether answers may leave that tell of records up to a position."""
         required = self._required
+        if self._is_fenced:
+            return False
         if required is None:
             # Nobody else can become the primary of a view without a backup.
             return not self.view.HasField("backup")
@@ -142,7 +144,10 @@ class Primary:
     async def _hand_over(self) -> bool:
         required = self._required
         if required is not None and await self._acknowledges(required, self._log.position):
-            await self._propose(handed_over(self.view))
+            # From the next view on the other one answers.
+            self._is_fenced = True
+            if await self._propose(handed_over(self.view)):
+                await required.hand_over(self.view)
         return False
 
     def _has_lost_backup(self) -> bool:

@@ -129,6 +129,8 @@ class ReplicatedTask:
         self._host.refuse()
         if view.HasField("primary"):
             await self._backup.follow(view)
+            if self._backup.may_lead:
+                return
         await self._pause(_REFUSED_PAUSES if self._backup.is_refused else 1)
         present = await self._arbiter.read()
         if present is None or not is_backup(present, self._me) or not self._backup.is_silent:
@@ -137,6 +139,7 @@ class ReplicatedTask:
         await self._arbiter.replace(present, alone(present, self._me))
 
     async def _lead(self, view: View) -> None:
+        await self._backup.until_free()
         state = await self._own_state()
         log = self._logged(state)
         self._primary = Primary(self._me, view, state, log, self._arbiter)
