@@ -43,6 +43,16 @@ def task_of(task: Any, **cluster: Any) -> dict[str, Any]:
     return {"cluster": cluster, "task": {"type": "ps", "index": task}}
 
 
+def test_a_replica_serves_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = ["localhost:1111", "localhost:2222,localhost:3333"]
+    environment(monkeypatch, {"TF_CONFIG": task_of(1, ps=replicas)})
+    for replica, address in enumerate(replicas[1].split(",")):
+        options = ServerOptions.read({"replica": str(replica)})
+        assert (options.replicas, options.replica, options.bind) == (2, replica, address)
+    environment(monkeypatch, {"TF_CONFIG": task_of(0, ps=replicas)})
+    assert ServerOptions.read({}).replicas == 1
+
+
 TWO = {"ps": ["localhost:1111", "localhost:2222"]}
 
 
@@ -89,6 +99,9 @@ def test_switches_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> No
         ({}, {"TF_CONFIG": task_of(-1, ps={-1: "h:1"})}, "", "TF_CONFIG.task.index is"),
         ({}, {"TF_CONFIG": task_of(2, **TWO)}, "", "TF_CONFIG.cluster.ps has no such"),
         ({}, {"TF_CONFIG": task_of(0, ps=["h"])}, "", "TF_CONFIG.cluster.ps.0: 'h' is"),
+        ({}, {"TF_CONFIG": task_of(0, ps=["h:1,i:1"])}, "", "--replica is not given; say which"),
+        ({"replica": "2"}, {"TF_CONFIG": task_of(0, ps=["h:1,i:1"])}, "", "--replica is 2; say"),
+        ({}, {"TF_CONFIG": task_of(0, ps=["h:1,"])}, "", "of which one is empty"),
         ({}, {"TF_CONFIG": "{"}, "", "environment variable TF_CONFIG is not JSON"),
         ({}, {}, "[ps]\ntask = 'x'", "file.toml: ps.task is 'x': input should be"),
         ({}, {}, "[ps]\nbind = 'x'", "file.toml: ps.bind: 'x' is not an address"),

@@ -15,6 +15,7 @@ from pydantic_settings import PydanticBaseSettingsSource
 from stratagem_proto.configuration.problems import described
 from stratagem_proto.configuration.tf_config import TFConfig, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.replica_addresses import replica_addresses, require_one_address
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,7 +63,7 @@ class TFConfigSource(Source):
     """The task of this process in `TF_CONFIG`, and its address.
 
     A task of another job is ignored. If flags or variables give another task index, the address in
-    `TF_CONFIG` is ignored.
+    `TF_CONFIG` is ignored. Of a task with replicas, the setting `replica` says which one this is.
     """
 
     def found(self) -> dict[str, Any]:
@@ -77,8 +78,25 @@ class TFConfigSource(Source):
             return {}
         found: dict[str, Any] = {"task": self._index}
         if str(self.current_state.get("task", self._index)) == str(self._index):
-            found["bind"] = _address(config, self._job, self._index)
+            found |= self._place(_address(config, self._job, self._index))
         return found
+
+    def _place(self, address: str) -> dict[str, Any]:
+        """Return what the address of the task says, which may be those of its replicas."""
+        label = f"/job:{self._job}/task:{self._index}"
+        if "replica" not in self.settings_cls.model_fields:
+            require_one_address(label, address)
+        addresses = replica_addresses(label, address)
+        if len(addresses) == 1:
+            return {"bind": address}
+        number = str(self.current_state.get("replica", ""))
+        if not (number.isdecimal() and int(number) < len(addresses)):
+            raise InvalidArgumentError(
+                f"{self.path('bind')} has the addresses of {len(addresses)} replicas, {address}, "
+                f"and --replica is {number or 'not given'}; say which of them this process is, "
+                "from 0"
+            )
+        return {"bind": addresses[int(number)], "replicas": len(addresses)}
 
     def path(self, name: str) -> str:
         """Return the path within `TF_CONFIG`."""
