@@ -90,7 +90,7 @@ def test_the_variables_of_etcdctl_say_how_to_ask_by_tls(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates.key))
     monkeypatch.setenv("ETCDCTL_CACERT", str(certificates.authority))
     stranger = arbiter_of(settings_of(name), PATIENCE)
-    with pytest.raises(UnavailableError, match=r"key 'closed/ps-0' of etcd.*certificate"):
+    with pytest.raises(UnavailableError, match=r"key 'closed/ps-0' of etcd.* cannot be used"):
         asyncio.run(stranger.replace(None, view(1)))
     monkeypatch.setenv("ETCDCTL_CERT", str(certificates.certificate))
     monkeypatch.setenv("ETCDCTL_KEY", str(certificates.key))
