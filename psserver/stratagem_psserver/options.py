@@ -72,6 +72,11 @@ class ServerOptions(ServingOptions):
         ge=0.1,
         description="Seconds without a sign of the primary after which the backup takes over.",
     )
+    verify_seconds: float = Field(
+        60.0,
+        ge=0.1,
+        description="Seconds between comparisons of all bytes of primary and backup.",
+    )
     restore: Path | None = Field(
         None, description="Folder of checkpoints; the server restores the latest one, if any."
     )

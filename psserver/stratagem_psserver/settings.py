@@ -45,6 +45,7 @@ class ServerSettings(ServingSettings):
             "kubernetes:NAMESPACE/NAME" of a Lease, or "etcd:HOST:PORT[,HOST:PORT...]/PREFIX".
         advertise: The "host:port" at which others reach this replica; by default `bind`.
         failover_seconds: The backup takes over after so many seconds without a sign of the primary.
+        verify_seconds: Seconds between comparisons of all bytes of primary and backup.
 
     Raises:
         InvalidArgumentError: As for servers of every kind; or what is said of replicas does not go
@@ -66,6 +67,7 @@ class ServerSettings(ServingSettings):
     arbiter: str = ""
     advertise: str = ""
     failover_seconds: float = 1.0
+    verify_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

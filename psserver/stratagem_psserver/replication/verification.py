@@ -12,9 +12,6 @@ from stratagem_psserver.replication.digests import digest_beside
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
 
-# A digest takes about a second for a gigabyte, in a thread.
-_EVERY_SECONDS = 60.0
-
 
 class Verification:
     """Compares digests of the state now and then; a backup that differs is sent away.
@@ -25,15 +22,13 @@ class Verification:
 
     Attributes:
         verified: The position of the last mark at which both were equal; 0 before there was one.
-        seconds: Between comparisons.
     """
 
-    def __init__(
-        self, state: ServerState, log: ReplicatedLog, seconds: float = _EVERY_SECONDS
-    ) -> None:
-        self.verified, self.seconds = 0, seconds
+    def __init__(self, state: ServerState, log: ReplicatedLog) -> None:
+        self.verified = 0
         self._state, self._log = state, log
-        self._due = state.clock() + seconds
+        self._seconds = state.settings.verify_seconds
+        self._due = state.clock() + self._seconds
         self._comparing: asyncio.Task[None] | None = None
 
     def tend(self, link: BackupLink | None) -> None:
@@ -41,7 +36,7 @@ class Verification:
         if link is None or self._state.clock() < self._due:
             return
         if self._comparing is None or self._comparing.done():
-            self._due = self._state.clock() + self.seconds
+            self._due = self._state.clock() + self._seconds
             self._comparing = asyncio.ensure_future(self.compare(link))
 
     async def compare(self, link: BackupLink) -> None:
