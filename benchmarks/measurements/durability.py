@@ -1,6 +1,6 @@
-"""What it costs to lose less: steps of servers without, with snapshots, and with a log.
+"""What it costs to lose less: steps of servers without, with snapshots, a log, and a backup.
 
-Their limit is what the disk takes for the same bytes.
+The limit of a log is what the disk takes for the same bytes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,17 @@ from collections.abc import Sequence
 
 from benchmarks.harness.contest import Contest, Contestant, Question
 from benchmarks.measurements.movielens import ratings_file
-from benchmarks.peers.stratagem.clusters import DURABILITY
+from benchmarks.peers.stratagem.clusters import DURABILITY, REPLICAS
 
 _SMALL, _LARGE = 100, 10_000_000
-_DURABILITIES = ("none", "snapshot", "log")
+# The settings of servers by the name of the contestant.
+_SERVERS = {
+    "none": {},
+    "snapshot": {DURABILITY: "snapshot"},
+    "log": {DURABILITY: "log"},
+    "backup": {REPLICAS: "2"},
+    "backup and log": {REPLICAS: "2", DURABILITY: "log"},
+}
 _DISK = Contestant("disk", "limits.disk")
 
 
@@ -31,7 +38,7 @@ def durability(seconds: float = 0.4) -> Sequence[Contest]:
 def _updates(seconds: float) -> Contest:
     questions = {"small update": f"push {_SMALL}", "update of 10 MB": f"push {_LARGE}"}
     contest = _contest("stratagem.transfer", [], questions, seconds)
-    names = [*_DURABILITIES, _DISK.name]
+    names = [*_SERVERS, _DISK.name]
     return Contest(
         contest.name,
         (*contest.contestants, _DISK),
@@ -43,7 +50,8 @@ def _contest(
     module: str, arguments: Sequence[str], questions: dict[str, str], seconds: float
 ) -> Contest:
     contestants = [
-        Contestant(each, module, arguments, settings={DURABILITY: each}) for each in _DURABILITIES
+        Contestant(name, module, arguments, settings=settings)
+        for name, settings in _SERVERS.items()
     ]
-    asked = [Question(name, ask, _DURABILITIES, seconds) for name, ask in questions.items()]
+    asked = [Question(name, ask, [*_SERVERS], seconds) for name, ask in questions.items()]
     return Contest("durability", contestants, asked)

@@ -14,6 +14,9 @@ from stratagem_deploy import LocalCluster
 DURABILITY = "BENCHMARK_DURABILITY"
 """The environment variable with the durability of servers; without it they have none."""
 
+REPLICAS = "BENCHMARK_REPLICAS"
+"""The environment variable with how many processes each server has; without it one."""
+
 # On the disk where figures are kept, since the system's folder of temporary files may be in memory.
 _STATE = Path("runs/benchmarks")
 
@@ -30,5 +33,6 @@ def cluster(**settings: Any) -> Iterator[LocalCluster]:
         if durability != "none":
             _STATE.mkdir(parents=True, exist_ok=True)
             folder = opened.enter_context(TemporaryDirectory(prefix="state-", dir=_STATE))
-            settings |= {"durability": durability, "durability_folder": folder}
+            settings |= {"durability": durability, "durability_folder": os.path.abspath(folder)}
+        settings |= {"replicas": int(os.environ.get(REPLICAS, "1"))}
         yield opened.enter_context(LocalCluster(processes=True, **settings))
