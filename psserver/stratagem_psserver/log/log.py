@@ -101,7 +101,9 @@ class Log:
         self.position += 1
         if is_awaited:
             self._awaited = self.position
-            self._ensure_writing()
+            if not self._is_busy:
+                # Not at once: an answer that tells of several changes waits for one sync of all.
+                self._loop.call_soon(self._ensure_writing)
         return self.position
 
     def report(self) -> LogStatus:
@@ -165,6 +167,7 @@ class Log:
         if self.written >= self._awaited and not self._leap:
             return
         self._require_working()
+        self._ensure_writing()
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._awaited, change))
         await change
