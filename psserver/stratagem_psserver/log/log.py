@@ -171,7 +171,6 @@ class Log:
         if self.written >= self._awaited and not self._leap:
             return
         self._require_working()
-        self._ensure_writing()
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._awaited, change))
         await change
