@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stratagem_proto.log.batches import BatchHeader
-from stratagem_proto.log.segments import LogReader, segments_in
+from stratagem_proto.log import segments as log_segments
+from stratagem_proto.log.segments import segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import CheckpointGate
@@ -55,6 +55,7 @@ _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
 _change = Schedule.change
+_has_intact_batch = log_segments._has_intact_batch
 _is_to_drop, _admits = StepGroup.is_to_drop, CheckpointGate.admits
 
 
@@ -166,9 +167,9 @@ def _trusts_memory(self: StateFolder) -> None:
     """Take what the system has in memory for what is on disk."""
 
 
-def _takes_for_new(self: LogReader, header: BatchHeader) -> bool:
-    """Take what an earlier use of the file has left for what belongs there."""
-    return False
+def _takes_old_for_later(data: memoryview, least: int) -> bool:
+    """Take what an earlier use of the file has left for what was written later."""
+    return _has_intact_batch(data, 0)
 
 
 def _cuts_nothing(file: int, end: int) -> None:
@@ -201,7 +202,9 @@ PLANTED: Mapping[str, Plant] = {
     "a segment's name is not on disk": _replaced(segment_writer, "sync_folder", _syncs_nothing),
     "a server's folder is not on disk": _replaced(folder, "sync_folder", _syncs_nothing),
     "memory is taken for the disk": _replaced(StateFolder, "settle", _trusts_memory),
-    "old batches are taken for new ones": _replaced(LogReader, "_is_old", _takes_for_new),
+    "old batches are taken for later ones": _replaced(
+        log_segments, "_has_intact_batch", _takes_old_for_later
+    ),
     "a segment keeps what was behind its end": _replaced(segment_writer, "_cut", _cuts_nothing),
     "removed segments are read": _replaced(StateFolder, "segments", _reads_all),
 }

@@ -13,7 +13,6 @@ from stratagem_proto.errors import DataLossError
 from stratagem_proto.log.batches import (
     HEADER_BYTES,
     MARK,
-    BatchHeader,
     Entry,
     decode_contents,
     decode_header,
@@ -139,16 +138,12 @@ class LogReader:
     def _batch(self, path: Path, data: memoryview, offset: int) -> list[Entry] | None:
         """Return the records of the batch at a place; None if there is none."""
         header = decode_header(data[offset : offset + HEADER_BYTES])
-        if header is None or (offset and self._is_old(header)):
-            return None
+        if header is None or (offset and header.first <= self.position):
+            return None  # or one that an earlier use of the file has left
         entries = decode_contents(header, data[offset + HEADER_BYTES :])
         if offset and entries is not None:
             _require_next(path, header.first, self.position)
         return entries
-
-    def _is_old(self, header: BatchHeader) -> bool:
-        """Return whether a batch is left of an earlier use of the file, so that none follows."""
-        return header.first <= self.position
 
     def _end(self, path: Path, offset: int, data: memoryview) -> memoryview:
         """Note that the log ends there, and return what is still to be read.

@@ -104,7 +104,9 @@ class Log:
         self.position += 1
         if is_awaited:
             self._awaited = self.position
-            self._ensure_writing()
+            if not self._is_busy:
+                # Not at once: an answer that tells of several changes waits for one sync of all.
+                self._loop.call_soon(self._ensure_writing)
         return self.position
 
     def report(self) -> LogStatus:
@@ -120,9 +122,13 @@ class Log:
         return status
 
     def _ensure_writing(self) -> None:
-        if self._pending and not self._is_busy:
+        if self._awaited > self.written and not self._is_busy:
             self._since = self._loop.time()
             self._begin_writing()
+
+    def _await_all(self) -> None:
+        self._awaited = self.position
+        self._ensure_writing()
 
     def leap(self) -> None:
         """Add a record that only an image can follow; nothing is durable before there is one."""
@@ -149,7 +155,7 @@ class Log:
     async def on_disk(self, position: int) -> None:
         """Wait until the record of that position is on disk, however long that takes."""
         if self.written < position:
-            self._ensure_writing()
+            self._await_all()
             change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._images.append((position, change))
             await change
@@ -193,7 +199,13 @@ class Log:
             self._loop.call_soon_threadsafe(self._reach, self._before, nbytes)
 
     def _take_batch(self) -> int:
-        """Fill the batch, unless that is to be written again; return its bytes."""
+        """Fill the batch, unless that is to be written again; return its bytes.
+
+        It stays empty while nobody waits: of 4 workers with small steps, every other batch would
+        only tell what a client has finished, and their answers would wait for its sync.
+        """
+        if self._awaited <= self._before:
+            return 0
         batch, nbytes = self._batch, sum(entry.nbytes for entry in self._batch)
         while self._pending and nbytes < _BATCH_BYTES:
             batch.append(self._pending.popleft())
@@ -252,7 +264,7 @@ class Log:
 
     async def close(self) -> None:
         """Wait until all records are on disk, or the disk fails."""
-        self._ensure_writing()
+        self._await_all()
         while self._is_busy and self._failure is None:
             assert self._writing is not None
             await asyncio.wait([self._writing], timeout=_RETRY_SECONDS)

@@ -31,11 +31,13 @@ class Spares:
     def keep(self, segment: Path) -> None:
         """Make a segment that nothing needs a spare, or remove it if there are enough of them."""
         present = self._present()
-        nbytes = segment.stat().st_size + sum(each.stat().st_size for each in present)
-        if len(present) < self._most and nbytes <= self._most_bytes:
-            segment.rename(self._folder / f"{_PREFIX}{first_of(segment):020d}")
-        else:
+        room = self._most_bytes - sum(map(_size, present))
+        if len(present) == self._most or room <= 0:
             segment.unlink()
+            return
+        spare = segment.rename(self._folder / f"{_PREFIX}{first_of(segment):020d}")
+        if _size(spare) > room:
+            os.truncate(spare, room)
 
     def largest(self) -> Path | None:
         """Return the largest spare, so that few bytes are left when there are many segments."""

@@ -106,12 +106,12 @@ def test_there_are_no_more_spares_than_said(tmp_path: Path) -> None:
     sizes = [10, 30, 20, 40]
     for first, size in enumerate(sizes, 1):
         (tmp_path / segment_name(first)).write_bytes(bytes(size))
-    spares = Spares(tmp_path, 2, 55)
+    spares = Spares(tmp_path, 2, 35)
     for path in segments_in(tmp_path):
         spares.keep(path)
-    assert sorted(each.stat().st_size for each in tmp_path.iterdir()) == [10, 30]
+    assert sorted(each.stat().st_size for each in tmp_path.iterdir()) == [10, 25]
     largest = spares.largest()
     assert largest is not None
-    assert largest.stat().st_size == 30
+    assert largest.stat().st_size == 25
     spares.remove()
     assert not list(tmp_path.iterdir())
