@@ -260,9 +260,7 @@ class ServerState:
 class _Changing:
     """The context in which variables are changed in place; see `ServerState.changing`."""
 
-    def __init__(
-        self, state: ServerState, owners: Callable[[], list[str]], use: LockUse
-    ) -> None:
+    def __init__(self, state: ServerState, owners: Callable[[], list[str]], use: LockUse) -> None:
         self._state, self._owners = state, owners
         self._locks = state.locks.holding(owners, use)
 

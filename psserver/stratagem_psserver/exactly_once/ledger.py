@@ -20,7 +20,14 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import AwaitedAnswer, HeartbeatRequest, RequestKey, Role, Task
+from stratagem_proto.v1.session_pb2 import (
+    AwaitedAnswer,
+    HeartbeatRequest,
+    RequestKey,
+    Role,
+    StepPace,
+    Task,
+)
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.whereabouts import MAX_CHARACTERS
 
@@ -189,6 +196,7 @@ class Session:
         doing: Where its program was afterwards, as its last heartbeat said.
         awaited: The answers that it waited for by then.
         waits: What it waited for of other tasks by then.
+        pace: How fast it took its steps by then; None before it said so.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
@@ -203,6 +211,7 @@ class Session:
     doing: str = ""
     awaited: Sequence[AwaitedAnswer] = ()
     waits: Sequence[Waiter] = ()
+    pace: StepPace | None = None
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
     opened: int = 0
@@ -289,6 +298,7 @@ class SessionLedger:
         session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
         session.awaited = heartbeat.awaited[:_MOST_AWAITED]
         session.waits = heartbeat.waits[:_MOST_AWAITED]
+        session.pace = heartbeat.pace if heartbeat.HasField("pace") else session.pace
         return session
 
     def _renewed(self, session_id: bytes, now: float) -> Session:

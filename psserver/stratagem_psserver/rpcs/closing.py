@@ -18,9 +18,7 @@ from stratagem_psserver.synchronous.limits import closed_total, finished_total, 
 from stratagem_psserver.variables.locks import LockUse
 
 
-async def close(
-    state: ServerState, mark: pb.StepMark, parts: Sequence[Part], use: LockUse
-) -> None:
+async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part], use: LockUse) -> None:
     """Apply the sum of a step, or keep it until the norm of all servers' sums is known."""
     with _ending_on_failure(state, mark, parts):
         nbytes = sum(part.reservation.nbytes for part in parts)
