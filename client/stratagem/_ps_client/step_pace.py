@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from statistics import median
 
@@ -23,9 +24,13 @@ class StepPace:
     What the program's thread and those of its replicas wait for is left out, so that who waits for
     a slow task does not seem slow. Steps of scheduled functions do not count, since a worker waits
     for functions between them. Thread-safe.
+
+    Args:
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._optimizer, self._thread = "", 0
         # How many threads wait, since when any does, and for how long any did before.
@@ -48,7 +53,7 @@ class StepPace:
         """Note that a thread waits."""
         with self._lock:
             if not self._waiting:
-                self._since = time.monotonic()
+                self._since = self._clock()
             self._waiting += 1
 
     def end_wait(self) -> None:
@@ -56,11 +61,11 @@ class StepPace:
         with self._lock:
             self._waiting -= 1
             if not self._waiting:
-                self._waited += time.monotonic() - self._since
+                self._waited += self._clock() - self._since
 
     def step_ended(self, optimizer: str) -> None:
         """Note the end of a step of an optimizer in this thread."""
-        thread, now = threading.get_ident(), time.monotonic()
+        thread, now = threading.get_ident(), self._clock()
         with self._lock:
             self._optimizer = self._optimizer or optimizer
             if optimizer != self._optimizer or is_running():

@@ -25,7 +25,8 @@ from tests.psserver.wire import RawClient, sgd
 
 
 def server_of(task: int, **settings: Any) -> ServerSettings:
-    return ServerSettings(token=TOKEN, task=task, **settings)
+    # Clients of the bare contract send no heartbeats.
+    return ServerSettings(token=TOKEN, task=task, lease_seconds=600.0, **settings)
 
 
 def test_a_server_that_takes_much_longer_than_another_is_named(doctor: AskedDoctor) -> None:
@@ -86,7 +87,7 @@ def test_a_slow_disk_of_checkpoints_is_named(
 def test_a_slow_disk_of_a_log_is_named(
     doctor: AskedDoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logged = server_of(0, durability="log", durability_folder=str(tmp_path), lease_seconds=600.0)
+    logged = server_of(0, durability="log", durability_folder=str(tmp_path))
     with (
         slow_calls(monkeypatch, "fdatasync", 0.6),
         ParameterServer(logged) as server,

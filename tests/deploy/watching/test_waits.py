@@ -18,6 +18,7 @@ from torch import nn
 import stratagem
 from stratagem._coordinator import monitor
 from stratagem.consistency import Async, Consistency, Sync
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.server import ParameterServer
@@ -44,6 +45,70 @@ def two_clients(server: ParameterServer) -> Iterator[list[RawClient]]:
         for client in (first, second):
             client.open()
         yield [first, second]
+
+
+def test_who_does_not_come_to_a_barrier_is_named(doctor: AskedDoctor) -> None:
+    tasks = [Task(job="worker", index=index) for index in range(2)]
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        RawClient(server.address, TOKEN, tasks[0]) as waits,
+        RawClient(server.address, TOKEN, tasks[1]) as stays_away,
+        ThreadPoolExecutor() as threads,
+    ):
+        waits.open()
+        stays_away.open()
+        assert not doctor.findings(server.address)
+        arrival = BarrierRequest(
+            session_id=waits.session_id, name="built", num_tasks=2, wait_seconds=60
+        )
+        passing = threads.submit(waits.unary, "Barrier", arrival, BarrierResponse, 60.0)
+        told = doctor.until(lambda _: True, server.address, *AT_ONCE)
+        assert told["culprits"] == ["worker:1"]
+        assert "barrier 'built': worker:0 waits" in told["what"]
+        arrival.session_id = stays_away.session_id
+        stays_away.unary("Barrier", arrival, BarrierResponse)
+        passing.result()
+
+
+def _is_at_the_lock(finding: Finding) -> bool:
+    return "take_the_lock" in finding["what"]
+
+
+def test_the_line_is_told_at_which_a_worker_keeps_a_step_waiting(doctor: AskedDoctor) -> None:
+    """A lock in the user's code, as one would meet it: heartbeats go on all the while."""
+    lock = threading.Lock()
+
+    def take_the_lock() -> None:
+        with lock:
+            pass
+
+    def train(strategy: stratagem.ParameterServerStrategy, number: int) -> None:
+        with strategy.scope():
+            model = nn.Linear(2, 1)
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def step() -> None:
+            if number == 1:
+                take_the_lock()
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+
+        strategy.run(step)
+
+    with ParameterServer(SETTINGS) as server, ThreadPoolExecutor() as threads:
+        cluster = Cluster([server.address], 2)
+        lock.acquire()
+        training = threads.submit(cluster.run, train, consistency=Sync())
+        try:
+            told = doctor.until(
+                lambda one: "take_the_lock" in one["what"], server.address, *AT_ONCE
+            )
+        finally:
+            lock.release()
+        training.result()
+    assert told["culprits"] == ["worker:1"]
+    assert "step 1 of 'SGD': worker:0 waits" in told["what"]
 
 
 def _is_of_variable(finding: Finding) -> bool:
