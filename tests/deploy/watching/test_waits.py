@@ -163,7 +163,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def addresses(coordination: Coordination) -> list[str]:
-    return [address for job in ("ps", "worker") for address in coordination.cluster.as_dict()[job]]
+    cluster = coordination.cluster
+    return [*map(str, cluster.job_tasks("ps")), *map(str, cluster.job_tasks("worker"))]
 
 
 @pytest.mark.usefixtures("soon")
