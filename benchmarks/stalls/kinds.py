@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ from benchmarks.stalls.scene import (
 )
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.process import Process
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.transport import VARIABLE as TRANSPORT
 
 # Elements of a variable.
@@ -127,6 +129,7 @@ def missing_worker(scene: Scene) -> Iterator[Stall]:
     """A worker that was never started."""
     victim = scene.victim()
     with training(scene, absent=victim, begins=False) as watched:
+        until(partial(_any, watched, _has_clients), "no worker comes")
         yield Stall(watched, {f"worker:{victim}"})
 
 
@@ -183,7 +186,21 @@ def full_budget(scene: Scene) -> Iterator[Stall]:
         _environment({"STRATAGEM_STAGED_BYTES": str(int(1.5 * 4 * _LARGE))}),
         training(scene, sizes=sizes, begins=False) as watched,
     ):
+        until(partial(_any, watched, _has_refused), "nothing is refused")
         yield Stall(watched, {f"ps:{victim}"})
+
+
+def _any(watched: Watched, holds: Callable[[GetStatusResponse], bool]) -> bool:
+    """Return whether something holds for any server."""
+    return any(holds(answer.status) for answer in watched.ask() if answer.status)
+
+
+def _has_clients(status: GetStatusResponse) -> bool:
+    return bool(status.sessions)
+
+
+def _has_refused(status: GetStatusResponse) -> bool:
+    return status.parameter_server.staged.HasField("refused")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
+from stratagem_psserver.environment import Environment
 from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.snapshots import Snapshots
@@ -33,13 +34,17 @@ class ParameterServer(RpcServer):
 
     Its `start` raises the errors of `RpcServer.start`, and `DataLossError` if the checkpoint to
     restore is damaged.
+
+    Args:
+        settings: Its settings.
+        environment: What it takes from its machine; by default what there is.
     """
 
     service = SERVICE
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, environment: Environment | None = None) -> None:
         super().__init__(settings)
-        self.settings = settings
+        self.settings, self._environment = settings, environment
         self._persistence: Persistence | Snapshots | None = None
         self._replicated: ReplicatedService | None = None
 
@@ -53,7 +58,7 @@ class ParameterServer(RpcServer):
             raise
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        state = ServerState(self.settings)
+        state = ServerState(self.settings, self._environment)
         if self.settings.replicas > 1:
             arbiter = arbiter_of(self.settings)
             self._replicated = ReplicatedService(state, arbiter, self._forget_handlers)

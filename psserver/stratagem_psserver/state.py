@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -34,10 +34,10 @@ from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
-from stratagem_psserver.variables.locks import Holding, VariableLocks
+from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
-from stratagem_psserver.waiting import Attendance, Waiter, Waits, listed
+from stratagem_psserver.waiting import LOCK, Attendance, Awaited, Waiter, Waits, listed
 
 # The shared memory of clients has a budget of its own: the budget for requests divided by this.
 _SHARED_PART = 4
@@ -72,9 +72,9 @@ class ServerState:
         self.plans = StepPlans(self.store)
         self.read_plans = ReadPlanCache(self.store)
         self.graphs = GraphCache()
-        self.locks = VariableLocks()
-        self.group_locks = VariableLocks()
         self.waits = Waits(self.clock)
+        self.locks = VariableLocks(partial(self._noted, "variable"))
+        self.group_locks = VariableLocks(partial(self._noted, "decision on a step of"))
         self.gate = CheckpointGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
@@ -217,37 +217,52 @@ class ServerState:
         """
         return self.held.of(session_id, snapshot) if snapshot else self.store
 
-    def deciding(self, group: str) -> Holding:
+    def _noted(self, what: str, wait: LockWait) -> AbstractContextManager[None]:
+        """Return a context in which a wait for a lock can be seen.
+
+        Whoever holds a lock waits for nobody but this server, which is therefore named.
+        """
+
+        def awaited() -> Sequence[Awaited]:
+            client, work = wait.holder()
+            return [Awaited(self.settings.label, f"end of the {work} of {client}")]
+
+        return self.waits.noted(LOCK, Waiter(wait.use.client, f"{what} {wait.name!r}", awaited))
+
+    def deciding(self, group: str, use: LockUse) -> Holding:
         """Return a context in which nobody else decides what becomes of a synchronous step.
 
         Args:
             group: The group of the step.
+            use: What the decision is made for.
         """
-        return self.group_locks.holding(lambda: [group])
+        return self.group_locks.holding(lambda: [group], use)
 
-    def locked(self, names: Iterable[str]) -> Holding:
+    def locked(self, names: Iterable[str], use: LockUse) -> Holding:
         """Return a context that holds the locks of variables; a slot has the lock of its owner."""
-        return self.locked_owners(partial(self.store.owners, list(names)))
+        return self.locked_owners(partial(self.store.owners, list(names)), use)
 
-    def locked_owners(self, owners: Callable[[], list[str]]) -> Holding:
+    def locked_owners(self, owners: Callable[[], list[str]], use: LockUse) -> Holding:
         """Return a context that holds the locks of these owners; see `VariableStore.owners`."""
-        return self.locks.holding(owners)
+        return self.locks.holding(owners, use)
 
-    def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
+    def changing(self, names: Iterable[str], use: LockUse) -> AbstractAsyncContextManager[None]:
         """Return a context in which variables may be changed in place; it holds their locks."""
-        return self.changing_owners(partial(self.store.owners, list(names)))
+        return self.changing_owners(partial(self.store.owners, list(names)), use)
 
-    def changing_owners(self, owners: Callable[[], list[str]]) -> AbstractAsyncContextManager[None]:
+    def changing_owners(
+        self, owners: Callable[[], list[str]], use: LockUse
+    ) -> AbstractAsyncContextManager[None]:
         """Return the context of `changing` for these owners; see `VariableStore.owners`."""
-        return _Changing(self, owners)
+        return _Changing(self, owners, use)
 
 
 class _Changing:
     """The context in which variables are changed in place; see `ServerState.changing`."""
 
-    def __init__(self, state: ServerState, owners: Callable[[], list[str]]) -> None:
+    def __init__(self, state: ServerState, owners: Callable[[], list[str]], use: LockUse) -> None:
         self._state, self._owners = state, owners
-        self._locks = state.locks.holding(owners)
+        self._locks = state.locks.holding(owners, use)
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()

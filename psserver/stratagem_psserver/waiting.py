@@ -59,6 +59,10 @@ class _Wait:
 # A status lists no more than these, so that it stays small while a large cluster stands still.
 _MOST_TOLD = 100
 
+# The reason of waits for what another request holds.
+LOCK = "lock"
+_MOMENT_SECONDS = 1.0
+
 
 class Waits:
     """The requests that wait, by the subject of their condition.
@@ -98,20 +102,29 @@ class Waits:
         """
         outcome = met()
         if outcome is None and seconds > 0:
-            with suppress(asyncio.TimeoutError), self._noted(_reason(subject), waiter):
+            with suppress(asyncio.TimeoutError), self.noted(_reason(subject), waiter):
                 return await asyncio.wait_for(self._poll(subject, met), seconds)
         return outcome
 
     @contextmanager
-    def _noted(self, reason: str, waiter: Waiter) -> Iterator[None]:
+    def noted(self, reason: str, waiter: Waiter) -> Iterator[None]:
+        """Return a context in which people see that a client waits.
+
+        Args:
+            reason: As in `WaitStatus`.
+            waiter: The client, and whom it waits for.
+        """
         wait = _Wait(waiter, reason, self.clock())
         self._present[wait] = None
         try:
             yield
         finally:
             del self._present[wait]
-            self._release(waiter.client, self.clock())
-            self._waited[reason].observe(self.clock() - wait.since)
+            now = self.clock()
+            # Requests for one variable wait for each other all the time, for a moment each.
+            if reason != LOCK or now - wait.since > _MOMENT_SECONDS:
+                self._release(waiter.client, now)
+            self._waited[reason].observe(now - wait.since)
 
     def _release(self, client: str, now: float) -> None:
         self._released.pop(client, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,12 +22,16 @@ from stratagem import (
 from stratagem._core import waiting
 from stratagem._core.waiting import Wait
 from stratagem._multi_worker import meeting
+from stratagem._multi_worker.group import WorkerGroup
+from stratagem._multi_worker.place import WorkerPlace
 from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.wire.channel import Deadlines
 from tests.client.clusters import Cluster
 from tests.client.coordinator.coordination import coordinating, new_resolver
+from tests.client.coordinator.here import Gate
 from tests.conftest import TOKEN
 from tests.waiting import eventually
 
@@ -216,6 +221,42 @@ def test_of_worker_servers_of_a_strategy_over_hosts(
         connected([(1, unused_address)], "worker", TOKEN, Deadlines(connect=0.5))
     expected = f"this program waits for /job:worker/task:1 at {unused_address} since "
     assert any(line.startswith(expected) for line in lines())
+
+
+def test_of_functions_that_do_not_end(lines: Callable[[], list[str]]) -> None:
+    gate = Gate()
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        value = coordinator.schedule(gate.pass_through)
+        gate.wait_for()
+        with beside(coordinator.join), beside(lambda: coordinator.fetch(value)):
+            eventually(lambda: any("the value of" in line for line in lines()))
+            eventually(lambda: any("all functions" in line for line in lines()))
+            gate.open()
+    for subject in ("the end of all functions", "the value of 'Gate.pass_through'"):
+        expected = (
+            rf"the coordinator waits for {subject} since {CLOCK} \(\d+ s\), for as long as it "
+            r"takes\. Missing: the end of 'Gate\.pass_through' of /job:worker/task:0 \(\d+\.\d s\)"
+        )
+        assert any(re.fullmatch(expected, line) for line in lines())
+
+
+def test_of_a_worker_that_does_not_take_part_in_a_collective(
+    lines: Callable[[], list[str]],
+) -> None:
+    with ReservedAddress() as address:
+        first, second = (
+            WorkerGroup(WorkerPlace(("first", "second"), n, str(address), n == 0), 60.0, [])
+            for n in (0, 1)
+        )
+        with beside(lambda: second.agree("The start", [])) as start:
+            first.agree("The start", [])
+            start.result()
+        with beside(lambda: first.agree("What comes next", [])) as alone:
+            expected = f"first waits for second to take part in an operation, at {address} since "
+            eventually(lambda: any(line.startswith(expected) for line in lines()))
+            second.agree("What comes next", [])
+            alone.result()
 
 
 def with_two_workers(chief: str, task: int) -> None:

@@ -234,14 +234,13 @@ strategy.reduce("sum", value, axis=None)
 """
 
 
-def test_the_environment_of_torchrun_will_do_and_a_dead_worker_is_named(
-    address: str,
-) -> None:
+def started(program: str, address: str) -> list[subprocess.Popen[str]]:
+    """Start two workers in the environment of torchrun."""
     host, port = address.split(":")
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}
-    processes = [
+    return [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", program],
             env={**os.environ, **import_path(), **common, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -249,10 +248,43 @@ def test_the_environment_of_torchrun_will_do_and_a_dead_worker_is_named(
         )
         for rank in range(2)
     ]
+
+
+def test_the_environment_of_torchrun_will_do_and_a_dead_worker_is_named(
+    address: str,
+) -> None:
+    processes = started(PROGRAM, address)
     (out, errors), (other, _) = (process.communicate() for process in processes)
     assert out == other == "3.0\n"
     assert "UnavailableError" in errors or "AbortedError" in errors
     assert "missing: /job:worker/replica:0/task:1 (" in errors
+
+
+# The store of the chief answers nobody once its process is stopped.
+STOPPED = """
+import os, signal, torch
+from stratagem import CommunicationOptions, MultiWorkerMirroredStrategy
+strategy = MultiWorkerMirroredStrategy(
+    communication_options=CommunicationOptions(timeout_seconds=10.0)
+)
+value = torch.tensor(1.0 + strategy.extended._first_replica_id)
+print(strategy.reduce("sum", value, axis=None).item(), flush=True)
+if os.environ["RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGSTOP)
+strategy.reduce("sum", value, axis=None)
+"""
+
+
+def test_a_chief_that_is_stopped_is_named(address: str) -> None:
+    chief, other = started(STOPPED, address)
+    try:
+        _, errors = other.communicate(timeout=120)
+    finally:
+        chief.kill()
+        chief.communicate()
+    assert "DeadlineExceededError" in errors
+    assert "missing: /job:worker/replica:0/task:0, at whose address the workers meet" in errors
+    assert "waits for /job:worker/replica:0/task:0, at whose address the workers meet" in errors
 
 
 @pytest.mark.gpu

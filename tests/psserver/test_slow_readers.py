@@ -53,7 +53,7 @@ def test_what_is_read_stays_as_it_was_while_others_change_it(
     data, messages = begun(reader)
     first = decode_frame(data, pb.ReadHeader)
     assert first.header is not None
-    assert server._state.locks._waiting
+    assert server._state.locks._held
     writer.update(sgd(), {"v": torch.ones(ELEMENTS)})
     assert writer.read("v")[0].eq(-1).all()
     assembler = Assembler(sent_with(first.header))
@@ -75,5 +75,5 @@ def test_a_read_that_is_given_up_gives_locks_and_memory_back(
     _, messages = begun(clients[0])
     assert server._state.budget.used
     messages.close()  # type: ignore[attr-defined]  # it is a generator
-    eventually(lambda: not server._state.locks._waiting)
+    eventually(lambda: not server._state.locks._held)
     eventually(lambda: not server._state.budget.used)

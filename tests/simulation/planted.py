@@ -19,13 +19,8 @@ from stratagem_psserver.consistency.rules import BoundedRule, StepRule
 from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.data.data_ledger import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.ledger import (
-    Admission,
-    Apply,
-    Numbering,
-    SessionLedger,
-    WaitForEarlier,
-)
+from stratagem_psserver.exactly_once.ledger import SessionLedger
+from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
 from stratagem_psserver.log import segment_writer
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.persistence import folder

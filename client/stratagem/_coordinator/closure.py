@@ -39,10 +39,13 @@ class Latch:
             self._is_set = True
             self._closed.release()
 
-    def wait(self) -> None:
-        """Wait until it has happened."""
-        with self._closed:
-            pass  # which lets the next one in that waits
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has happened, or for so many seconds; return whether it has."""
+        if self._closed.acquire(timeout=-1 if seconds is None else seconds):
+            # Lets the next one in that waits.
+            self._closed.release()
+            return True
+        return False
 
 
 class Result(WorkerValue):
@@ -68,10 +71,11 @@ class Result(WorkerValue):
     """
 
     def __init__(
-        self, worker_values: WorkerValues, closure: int, hurry: Callable[[], None]
+        self, worker_values: WorkerValues, closure: int, await_end: Callable[[Result], None]
     ) -> None:
+        """Expect the result of the closure of a number; `await_end` returns once it has ended."""
         super().__init__(worker_values)
-        self._hurry = hurry
+        self._await_end = await_end
         self.closure = closure
         self.owner: weakref.ref[object] | None = None
         self.payload: bytes | None = None
@@ -112,8 +116,7 @@ class Result(WorkerValue):
     def wait(self) -> None:
         """Wait until it has ended."""
         if not self.ended.is_set():
-            self._hurry()
-            self.ended.wait()
+            self._await_end(self)
 
     def stay(self, keeper: Keeper) -> None:
         """Take note of the worker that has it."""

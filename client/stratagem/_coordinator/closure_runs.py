@@ -65,6 +65,11 @@ class ClosureRuns:
     def __getitem__(self, number: int) -> Closure:
         return self._closures[number]
 
+    def name_of(self, number: int) -> str:
+        """Return the name of a closure, also of one that has ended."""
+        closure = self._closures.get(number)
+        return closure.name if closure else f"function {number}"
+
     def expect(self, closure: Closure) -> None:
         """Add a closure that was scheduled."""
         self._closures[closure.number] = closure

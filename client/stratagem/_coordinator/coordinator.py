@@ -190,7 +190,7 @@ class ClusterCoordinator:
             self._dispatch.await_room(patience)
             left = inherited_identity(parcel.remote_objects.values())
             number, identity = self._reporter.begin(left)
-            result = Result(self._worker_values, number, self._batchers.hurry)
+            result = Result(self._worker_values, number, self._dispatch.await_end)
             value = RemoteValue(result, self._parameters.refresh)
             closure = Closure(number, identity, name_of(fn), parcel, result)
             self._dispatch.schedule(closure, patience)

@@ -8,15 +8,17 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
-from stratagem._coordinator.closure import Closure
+from stratagem._coordinator.closure import Closure, Result
 from stratagem._coordinator.closure_runs import ClosureRuns
-from stratagem._coordinator.monitor import ExclusiveEntry, Monitor, Patience
+from stratagem._coordinator.monitor import QUIET_SECONDS, ExclusiveEntry, Monitor, Patience
 from stratagem._coordinator.outcomes import input_failure, result_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
 from stratagem._coordinator.recurring import Rebalancing
+from stratagem._coordinator.standing import Standing
 from stratagem._coordinator.workers.connecting import Connector
 from stratagem._coordinator.workers.remote_worker import SHALLOWEST, RemoteWorker
 from stratagem._coordinator.workers.roster import Attendant, Events, Roster
+from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._shipping.parcel import Parcel
 from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import (
@@ -87,7 +89,7 @@ class Dispatch:
     ) -> None:
         self._queue = ClosureQueue(settings.queue_size, SHALLOWEST, settings.max_worker_losses)
         self._batchers = batchers
-        self._monitor = Monitor(batchers.hurry)
+        self._monitor = Monitor(batchers.hurry, self._told)
         self._entry = threading.Lock()
         events = Events(self._welcome, self._refuse, self._miss)
         self._roster = Roster(connect, events)
@@ -95,6 +97,7 @@ class Dispatch:
         self._runs = ClosureRuns(
             self._queue, self._roster, self._monitor, self._rebalancing, on_end
         )
+        self._standing = Standing(self._queue, self._roster, self._runs)
         self._rebalancing.start()
         batchers.start()
 
@@ -126,8 +129,10 @@ class Dispatch:
     def await_removal(self, index: int, patience: Patience) -> None:
         """Wait until a worker has left; it leaves all the same if that takes too long."""
         with self._monitor:
-            if not self._monitor.wait(lambda: index not in self._queue.leaving, patience.left):
-                raise patience.exceeded(f"{self._state_of(index)}; it leaves once that has ended")
+            left = f"/job:worker/task:{index} to leave"
+            if not self._monitor.wait(lambda: index not in self._queue.leaving, left, patience):
+                state = self._standing.of_worker(index)
+                raise patience.exceeded(f"{state}; it leaves once that has ended")
 
     def workers(self) -> list[int]:
         """Return the indices of the workers that are there."""
@@ -142,9 +147,11 @@ class Dispatch:
         """Wait while the queue is full, within `entry`. Spec: COO-6."""
         with self._monitor:
             if not self._monitor.wait(
-                lambda: bool(self._queue.error) or not self._queue.full, patience.left
+                lambda: bool(self._queue.error) or not self._queue.full,
+                "room in the queue of functions",
+                patience,
             ):
-                raise patience.exceeded(f"the queue is full. {self._standing()}")
+                raise patience.exceeded(f"the queue is full. {self._standing}")
 
     def schedule(self, closure: Closure, patience: Patience) -> None:
         """Take a closure, within `entry`. Spec: ERR-4, ERR-5."""
@@ -166,15 +173,17 @@ class Dispatch:
         """
         with self.entry(patience), self._monitor:
             if not self._monitor.wait(
-                lambda: bool(self._queue.error) or self._queue.idle, patience.left
+                lambda: bool(self._queue.error) or self._queue.idle,
+                "the end of all functions",
+                patience,
             ):
-                raise patience.exceeded(f"functions have not ended, and go on. {self._standing()}")
+                raise patience.exceeded(f"functions have not ended, and go on. {self._standing}")
             self._report_error(patience)
 
     def done(self) -> bool:
         """Return whether all closures have ended. Spec: COO-10, ERR-4."""
         with self._monitor:
-            self._report_error(Patience("done", None))
+            self._report_error(Patience("done"))
             self._batchers.hurry()
             return self._queue.idle
 
@@ -187,11 +196,16 @@ class Dispatch:
         """
         with self._monitor:
             there = self._roster.there
-            if not self._monitor.wait(lambda: there.keys() == self._roster.indices, patience.left):
-                raise patience.exceeded(f"workers are missing. {self._standing()}")
+            are_there = "all workers to be there"
+            if not self._monitor.wait(
+                lambda: there.keys() == self._roster.indices, are_there, patience
+            ):
+                raise patience.exceeded(f"workers are missing. {self._standing}")
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]
-        if wait(futures, patience.left).not_done:
+        with self._told("the answers of all workers", patience):
+            answered = wait(futures, patience.left)
+        if answered.not_done:
             raise patience.exceeded(f"workers have not answered. {self.state()}")
         pairs = zip(futures, workers, strict=True)
         return [result_of(future, worker, call) for future, worker in pairs]
@@ -215,7 +229,28 @@ class Dispatch:
     def state(self) -> str:
         """Return where everything stands, for a person. Spec: FLT-13."""
         with self._monitor:
-            return self._standing()
+            return str(self._standing)
+
+    def await_end(self, result: Result) -> None:
+        """Wait until the closure of a result has ended. Spec: RMV-1."""
+        self._batchers.hurry()
+        if result.ended.wait(QUIET_SECONDS):
+            return
+        with self._monitor:
+            name = self._runs.name_of(result.closure)
+        wait = self._told(f"the value of {name!r}", Patience("fetch"))
+        wait.begin(ago=QUIET_SECONDS)
+        with wait:
+            result.ended.wait()
+
+    def _told(self, subject: str, patience: Patience) -> Wait:
+        """Return a wait for functions that people see."""
+        awaited = Awaited(subject, self._missing, reason="function")
+        return Wait("the coordinator", subject, patience.left, awaited)
+
+    def _missing(self) -> Sequence[AwaitedTask]:
+        with self._monitor:
+            return self._standing.missing()
 
     def close(self) -> None:
         """Give up everything, soon. May be called anywhere, and again."""
@@ -241,11 +276,13 @@ class Dispatch:
             self._runs.obey(queue.begin_report())
         # Another thread may come first.
         if not self._monitor.wait(
-            lambda: not queue.reporting or not queue.in_flight, patience.left
+            lambda: not queue.reporting or not queue.in_flight,
+            "the end of functions that are given up",
+            patience,
         ):
             raise patience.exceeded(
                 "a function has failed, and those that are given up for it have not "
-                f"ended. {self._standing()}"
+                f"ended. {self._standing}"
             ) from queue.error
         if queue.reporting:
             error, orders = queue.end_report()
@@ -285,12 +322,3 @@ class Dispatch:
             self._roster.close()
             self._runs.abort()
             self._monitor.close()
-
-    def _standing(self) -> str:
-        lines = map(self._state_of, self._roster.indices)
-        return f"{self._queue.queued} functions wait; " + "; ".join(lines)
-
-    def _state_of(self, index: int) -> str:
-        there = "" if index in self._roster.there else "is not there and "
-        names = [self._runs[one].name for one in self._queue.closures_of(index)]
-        return f"/job:worker/task:{index} {there}has {', '.join(names) or 'none'}"

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from stratagem._core.waiting import Wait
 from stratagem_proto.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
 
 
 class Patience:
     """The seconds that one call has, which errors name; None for as long as it takes."""
 
-    def __init__(self, call: str, seconds: float | None) -> None:
+    def __init__(self, call: str, seconds: float | None = None) -> None:
         if seconds is not None and not seconds >= 0:
             raise InvalidArgumentError(
                 f"timeout of {call} is {seconds}; give seconds, 0 to wait for nothing, "
@@ -54,11 +55,20 @@ class ExclusiveEntry(AbstractContextManager[None]):
         self._lock.release()
 
 
-class Monitor:
-    """A lock, to be entered, under which threads wait until something holds."""
+# Shorter waits are usual, and nobody is told of them.
+QUIET_SECONDS = 0.5
 
-    def __init__(self, hurry: Callable[[], None]) -> None:
-        self._hurry = hurry
+
+class Monitor:
+    """A lock, to be entered, under which threads wait until something holds.
+
+    Args:
+        hurry: Called before a thread waits.
+        told: Makes, of what a thread waits for and how long it may, the wait that people see.
+    """
+
+    def __init__(self, hurry: Callable[[], None], told: Callable[[str, Patience], Wait]) -> None:
+        self._hurry, self._told = hurry, told
         self._changed = threading.Condition()
         self._awaited: list[Callable[[], bool]] = []
         self._closed = False
@@ -71,8 +81,13 @@ class Monitor:
 
     # All that follows is done under the lock.
 
-    def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Let the lock go until a condition holds, or for some seconds; return whether it does.
+    def wait(self, condition: Callable[[], bool], subject: str, patience: Patience) -> bool:
+        """Let the lock go until a condition holds or patience ends; return whether it holds.
+
+        Args:
+            condition: The condition.
+            subject: What it is, for people.
+            patience: How long at most.
 
         Raises:
             CancelledError: The coordinator is closed.
@@ -80,14 +95,21 @@ class Monitor:
         holds = True
         if not self._closed and not condition():
             self._hurry()
-            holds = self._wait(lambda: self._closed or condition(), seconds)
+            holds = self._wait(lambda: self._closed or condition(), subject, patience)
         self.require_open()
         return holds
 
-    def _wait(self, holds: Callable[[], bool], seconds: float | None) -> bool:
+    def _wait(self, holds: Callable[[], bool], subject: str, patience: Patience) -> bool:
         self._awaited.append(holds)
         try:
-            return self._changed.wait_for(holds, seconds)
+            left = patience.left
+            quiet = QUIET_SECONDS if left is None else min(left, QUIET_SECONDS)
+            if self._changed.wait_for(holds, quiet):
+                return True
+            wait = self._told(subject, patience)
+            wait.begin(ago=quiet)
+            with wait:
+                return self._changed.wait_for(holds, patience.left)
         finally:
             self._awaited.remove(holds)
 

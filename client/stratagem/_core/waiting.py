@@ -7,7 +7,9 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakSet
@@ -22,17 +24,54 @@ _LONGEST_SECONDS = 600.0
 
 
 class AwaitedTask(NamedTuple):
-    """The task that a wait is for, for those who look for the cause of a standstill.
+    """A task that has to do something first.
 
     Attributes:
         task: As in "/job:worker/task:0".
-        subject: What the one who waits wants.
-        missing: What the task has to do for that, as in "the program of worker:0".
+        missing: What it has to do, as in "the program of worker:0".
+        seconds: For how long it has been at that; 0 if that is not known.
     """
 
     task: str
-    subject: str
     missing: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        since = f" ({self.seconds:.1f} s)" if self.seconds else ""
+        return f"the {self.missing} of {self.task}{since}"
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What a wait is for, for those who look for the cause of a standstill.
+
+    Attributes:
+        subject: What the one who waits wants.
+        tasks: Returns the tasks that have to do something first. Called in other threads.
+        reason: As in the message `Waiter`.
+        changes: Whether the tasks change while it lasts, so that the log has to tell of them.
+    """
+
+    subject: str
+    tasks: Callable[[], Sequence[AwaitedTask]]
+    reason: str = "program"
+    changes: bool = True
+
+    @classmethod
+    def of(cls, task: str, subject: str, missing: str) -> Awaited:
+        """Return that a single task has to do something, which the words of the wait say."""
+        only = AwaitedTask(task, missing)
+        return cls(subject, lambda: [only], changes=False)
+
+
+_MOST_LISTED = 8
+
+
+def listed(tasks: Sequence[AwaitedTask]) -> str:
+    """Return what tasks have to do, in one line; of many, the first ones."""
+    more = len(tasks) - _MOST_LISTED
+    rest = f" and {more} more" if more > 0 else ""
+    return ", ".join(map(str, tasks[:_MOST_LISTED])) + rest
 
 
 class Wait:
@@ -45,7 +84,7 @@ class Wait:
         who: Who waits, as in "/job:worker/task:1".
         whom: For whom or what, and where that is looked for.
         seconds: How long at most; None for as long as it takes.
-        awaited: The task that has to do something first, if it is one.
+        awaited: What others have to do first, if tasks of the cluster have to.
 
     Attributes:
         who: Who waits.
@@ -53,7 +92,7 @@ class Wait:
         began: When it began, by the monotonic clock.
         due: When it is to be told of, by the same clock.
         over: Whether it has ended.
-        awaited: The task that has to do something first; None if it is not one.
+        awaited: What others have to do first; None if that is not known.
     """
 
     def __init__(
@@ -61,7 +100,7 @@ class Wait:
         who: str,
         whom: str,
         seconds: float | None = None,
-        awaited: AwaitedTask | None = None,
+        awaited: Awaited | None = None,
     ) -> None:
         self.who, self.whom, self.awaited = who, whom, awaited
         self.began = self.due = math.inf
@@ -74,9 +113,9 @@ class Wait:
         """Who waits for whom."""
         return f"{self.who} waits for {self.whom}"
 
-    def begin(self) -> None:
-        """Begins now."""
-        self.began = time.monotonic()
+    def begin(self, ago: float = 0.0) -> None:
+        """Begins now, or began so many seconds ago."""
+        self.began = time.monotonic() - ago
         self.due = self.began + _FIRST_SECONDS
         _teller.add(self)
 
@@ -88,11 +127,12 @@ class Wait:
         """Write the line that is due."""
         waited = now - self.began
         _LOG.warning(
-            "%s since %s (%.0f s), %s",
+            "%s since %s (%.0f s), %s%s",
             self.text,
             _clock(-waited),
             waited,
             self._end(waited),
+            self._missing(),
             extra={"event": "waiting"},
         )
         self.due, self._pause = (now + self._pause, min(2 * self._pause, _LONGEST_SECONDS))
@@ -102,8 +142,15 @@ class Wait:
             return "for as long as it takes"
         return f"until {_clock(self._seconds - waited)}"
 
+    def _missing(self) -> str:
+        if self.awaited is None or not self.awaited.changes:
+            return ""
+        return f". Missing: {listed(self.awaited.tasks()) or 'nothing that is known'}"
+
     def __enter__(self) -> Wait:
-        self.begin()
+        # One that began before goes on.
+        if self.began == math.inf:
+            self.begin()
         return self
 
     def __exit__(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 from weakref import finalize
 
 import torch
@@ -20,8 +20,10 @@ from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from stratagem._core.waiting import Wait
 from stratagem._multi_worker.meeting import Meeting
 from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.presence import Presence
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,
@@ -87,13 +89,26 @@ def nccl(
     return cast("ProcessGroup", group)
 
 
-def wait(work: distributed.Work, device: torch.device) -> None:
+Told: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Returns a context in which people see that this worker waits for others, for a turn already."""
+
+
+def wait(work: distributed.Work, device: torch.device, told: Told) -> None:
     """Wait for an operation; on a GPU, only until it is queued there."""
+    if device.type == "cpu" and not _ends_soon(work):
+        with told():
+            while not _ends_soon(work):
+                pass
+    work.wait()
+
+
+def _ends_soon(work: distributed.Work) -> bool:
+    """Wait for a turn; return whether an operation has ended, perhaps by an error."""
     # The wait is short and repeated, since the keyboard cannot interrupt it.
-    while device.type == "cpu" and not work.is_completed():
+    if not work.is_completed():
         with suppress(RuntimeError):
             work.wait(_TURN)
-    work.wait()
+    return work.is_completed()
 
 
 class Links:
@@ -111,6 +126,7 @@ class Links:
         self._failure: StratagemError | None = None
         self._meeting = Meeting(place, timeout)
         self._meeting.wait_for_all()
+        self._presence = Presence(place, self._meeting.store, timeout)
         # The keys are the types of the devices whose tensors the groups carry.
         self._groups: dict[str, ProcessGroup] = {}
         # The groups' threads have to end before the interpreter does.
@@ -179,16 +195,21 @@ class Links:
         self, device: torch.device, start: Callable[[ProcessGroup], distributed.Work]
     ) -> None:
         group = self._group_for(device)
-        self._carried_out(lambda: wait(start(group), device))
+        self._carried_out(lambda: wait(start(group), device, self._told))
+
+    def _told(self) -> AbstractContextManager[None]:
+        return self._presence.waiting(self._operations, _TURN.total_seconds())
 
     def _group_for(self, device: torch.device) -> ProcessGroup:
         """Return the process group that carries tensors on a device."""
         if device.type not in self._groups:
             connect = gloo if device.type == "cpu" else partial(nccl, device=device)
             store = PrefixStore(device.type, self._meeting.store)
-            self._groups[device.type] = self._carried_out(
-                lambda: connect(store, self._place, self._timeout)
-            )
+            whom = f"the other workers to connect, at {self._place.meeting_point}"
+            with Wait(self._place.name, whom, self._timeout.total_seconds()):
+                self._groups[device.type] = self._carried_out(
+                    lambda: connect(store, self._place, self._timeout)
+                )
         return self._groups[device.type]
 
     def _carried_out(self, operation: Callable[[], _Result]) -> _Result:

@@ -7,11 +7,13 @@ own keys there, by the order in which the programs make groups.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import lru_cache
+from queue import Empty, SimpleQueue
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
@@ -21,6 +23,7 @@ from stratagem._multi_worker.place import WorkerPlace
 from stratagem_proto.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 
 _REPORT_SECONDS = 2.0
+_ANSWER_SECONDS = 3 * _REPORT_SECONDS
 _STORES = 16
 """The number of connections that are kept, for worker servers that meet repeatedly."""
 
@@ -84,6 +87,17 @@ class Meeting:
 
         Every worker for which it failed calls this, so that the others are known.
         """
+        found: SimpleQueue[str] = SimpleQueue()
+        # A store does not answer, nor give up, while its process is stopped.
+        threading.Thread(
+            target=lambda: found.put(self._absent(operation)), name="stratagem-absent", daemon=True
+        ).start()
+        try:
+            return found.get(timeout=_ANSWER_SECONDS)
+        except Empty:
+            return self._host
+
+    def _absent(self, operation: int) -> str:
         topic = f"failed/{operation}"
         try:
             self.store.set(f"{topic}/{self._place.rank}", "")
@@ -104,8 +118,12 @@ class Meeting:
                 if not self.store.check(self._keys(topic, [rank]))
             ]
         except (DistStoreError, RuntimeError):
-            return f"{self._place.tasks[0]}, at whose address the workers meet"
+            return self._host
         return ", ".join(missing)
+
+    @property
+    def _host(self) -> str:
+        return f"{self._place.tasks[0]}, at whose address the workers meet"
 
 
 # A store is kept because later groups may use it, and the chief serves them too. Each group keeps

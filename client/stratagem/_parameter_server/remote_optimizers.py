@@ -60,7 +60,9 @@ class RemoteOptimizers:
     def apply(self, step: OptimizerStep) -> bool:
         """Carry out a step; return whether the parameters have its values already."""
         self._divide_run(step.optimizer)
-        return _apply_step(self._store, step, self._overlaps.get(step.optimizer))
+        is_fresh = _apply_step(self._store, step, self._overlaps.get(step.optimizer))
+        self._store.servers.steps.pace.step_ended(step.optimizer)
+        return is_fresh
 
     def _divide_run(self, optimizer: str) -> None:
         """Have another step begin for checkpoints, where the loop of a run begins anew.

@@ -41,6 +41,11 @@ def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:
     return Presence(_running, RunningClosure(identity) if identity else None)
 
 
+def is_running() -> bool:
+    """Return whether this thread runs a scheduled function."""
+    return _running.get() is not None
+
+
 def next_closure_key(server: str) -> ClosureKey | None:
     """Number the next mutation of a server by the function that this thread runs, if any."""
     closure = _running.get()

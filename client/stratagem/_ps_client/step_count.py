@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from stratagem._ps_client.step_pace import StepPace
+
 
 class FinishedStep(NamedTuple):
     """The last of a client's steps that is over, and what to save in a checkpoint after it."""
@@ -26,9 +28,13 @@ class StepCount:
 
     A step is what happens while `taking` is entered, from the first thread that enters it to the
     last that leaves. A checkpoint has all of a step or nothing.
+
+    Attributes:
+        pace: How long the program takes for steps of its optimizers.
     """
 
     def __init__(self) -> None:
+        self.pace = StepPace()
         self._lock = threading.Lock()
         self._inside = 0
         self._current = 0

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.diagnosis.clients import task_name
 from stratagem_deploy.watching.diagnosis.finding import Finding
 from stratagem_deploy.watching.diagnosis.waits import all_waits
 from stratagem_deploy.watching.standings import described
@@ -25,6 +26,7 @@ from stratagem_proto.v1.status_pb2 import (
     SessionStatus,
     WorkerServerStatus,
 )
+from stratagem_proto.v1.waits_pb2 import Awaited
 
 
 def calls_of(
@@ -146,7 +148,7 @@ def _closures(server: WorkerServerStatus) -> str:
 
 def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
     """Return each client once, by the server that has heard of it last."""
-    table = _table("Clients", "client", "role", "last heard of", "servers")
+    table = _table("Clients", "client", "role", "last heard of", "servers", "own time for a step")
     found: dict[tuple[str, str], list[SessionStatus]] = {}
     for session in chain.from_iterable(status.sessions for status in statuses):
         task, role = session.task, Role.Name(session.role).removeprefix("ROLE_")
@@ -154,20 +156,24 @@ def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
         found.setdefault((label, role.lower()), []).append(session)
     for key, sessions in sorted(found.items()):
         silence = min(session.silent_seconds for session in sessions)
-        table.add_row(*key, f"{span(silence)} ago", str(len(sessions)))
+        paces = [span(each.pace.own_seconds) for each in sessions if each.HasField("pace")]
+        own = paces[0] if paces else ""
+        table.add_row(*key, f"{span(silence)} ago", str(len(sessions)), own)
     return table
 
 
 def _waits(answers: Iterable[ServerAnswer]) -> Table:
     table = _table("Waits", "client", "waits for", "since", "on", "for whom")
     for server, wait in all_waits(answers):
-        whom = ", ".join(f"{one.missing} of {_short(one.client)}" for one in wait.awaited)
-        table.add_row(_short(wait.client), wait.subject, span(wait.seconds), server, whom)
+        whom = ", ".join(map(_whom, wait.awaited))
+        client, subject = task_name(wait.client), task_name(wait.subject)
+        table.add_row(client, subject, span(wait.seconds), server, whom)
     return table
 
 
-def _short(task: str) -> str:
-    return task.removeprefix("/job:").replace("/task:", ":")
+def _whom(awaited: Awaited) -> str:
+    since = f" ({span(awaited.seconds)})" if awaited.seconds else ""
+    return task_name(f"{awaited.missing} of {awaited.client}") + since
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
@@ -189,7 +195,7 @@ def _workers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
         if earlier:
             known = before.get((group, mode, task), clock)
             finished = f"{(clock.finished - known.finished) / seconds:.1f}"
-        worker = _short(task)
+        worker = task_name(task)
         staleness, dropped = _staleness(clock.staleness), str(clock.dropped)
         table.add_row(group, mode, worker, finished, staleness, dropped, clock.gone)
     return table

@@ -83,15 +83,17 @@ class HealthServer:
         add_reflection((service, health.SERVICE_NAME), self._server)
         self.address = bound(self._server, bind)
 
-    def start(self, loop: LoopThread) -> None:
+    def start(self, loop: LoopThread, lease_seconds: float) -> None:
         """Answer from now on.
 
         Args:
-            loop: The event loop of the data plane, which counts as serving while its loop responds.
+            loop: The event loop of the data plane.
+            lease_seconds: A loop that does not turn for so long serves nobody: no client could have
+                renewed its lease meanwhile.
         """
         self._set_status(True)
         self._server.start()
-        self._pulse = Pulse(loop, self._loop_changed)
+        self._pulse = Pulse(loop, lease_seconds, self._loop_changed)
         self._pulse.start()
 
     def _loop_changed(self, responds: bool) -> None:
@@ -117,22 +119,26 @@ class HealthServer:
         self._threads.shutdown()
 
 
-_BEAT_SECONDS = 1.0
-# The loop is stuck after so many beats without an answer. These are not seconds, because a process
-# that was suspended for a while is not stuck. Long work runs in threads, not on the loop.
+# The loop is stuck after so many beats without an answer. A clock would count the time, too, for
+# which the whole process was suspended, which is not stuck. Long work runs in threads, not on the
+# loop.
 _MISSED_BEATS = 10
 
 
 class Pulse:
-    """A thread that checks each second whether the event loop responds.
+    """A thread that checks several times in a lease whether the event loop responds.
 
     Args:
         loop: The loop.
+        lease_seconds: The loop is stuck if it does not respond for so long.
         changed: Called with whether the loop responds, each time that this has changed.
     """
 
-    def __init__(self, loop: LoopThread, changed: Callable[[bool], None]) -> None:
+    def __init__(
+        self, loop: LoopThread, lease_seconds: float, changed: Callable[[bool], None]
+    ) -> None:
         self._loop, self._changed = loop, changed
+        self._beat_seconds = lease_seconds / _MISSED_BEATS
         self._answered, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
 
@@ -148,7 +154,7 @@ class Pulse:
     def _watch(self) -> None:
         missed = 0
         self._loop.call(self._answered.set)
-        while not self._ended.wait(_BEAT_SECONDS):
+        while not self._ended.wait(self._beat_seconds):
             if not self._answered.is_set():
                 missed += 1
                 if missed == _MISSED_BEATS:

@@ -60,7 +60,7 @@ class RpcServer(ABC):
         self._metrics_bind = settings.metrics_bind
         self._transport, self._data_port = settings.transport, settings.data_port
         self._sockets: SocketListener | None = None
-        self._drain_seconds = settings.drain_seconds
+        self._drain_seconds, self._lease_seconds = settings.drain_seconds, settings.lease_seconds
         self._log = LOG.bind(task=settings.label)
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -114,7 +114,7 @@ class RpcServer(ABC):
             self._answer_scrapes(opened)
             self._loop.run(self._serve(handlers))
             self._opened = opened.pop_all()
-        self._health.start(self._loop)
+        self._health.start(self._loop, self._lease_seconds)
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
 

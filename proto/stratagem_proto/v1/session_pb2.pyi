@@ -252,6 +252,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     DOING_FIELD_NUMBER: builtins.int
     AWAITED_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
+    PACE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     finished: builtins.int
@@ -273,6 +274,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
         chief to create variables.
         """
 
+    @property
+    def pace(self) -> global___StepPace:
+        """How fast the program takes its steps; absent before it has taken several."""
+
     def __init__(
         self,
         *,
@@ -282,10 +287,36 @@ class HeartbeatRequest(google.protobuf.message.Message):
         doing: builtins.str = ...,
         awaited: collections.abc.Iterable[global___AwaitedAnswer] | None = ...,
         waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
+        pace: global___StepPace | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "doing", b"doing", "finished", b"finished", "report", b"report", "session_id", b"session_id", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["pace", b"pace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "doing", b"doing", "finished", b"finished", "pace", b"pace", "report", b"report", "session_id", b"session_id", "waits", b"waits"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
+
+@typing.final
+class StepPace(google.protobuf.message.Message):
+    """How long a program takes for a step of its first optimizer by itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    OWN_SECONDS_FIELD_NUMBER: builtins.int
+    steps: builtins.int
+    """Number of the last steps that this is about."""
+    own_seconds: builtins.float
+    """Median time from the end of a step to that of the next one, without what the program waited
+    for servers and other tasks meanwhile, in seconds.
+    """
+    def __init__(
+        self,
+        *,
+        steps: builtins.int = ...,
+        own_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["own_seconds", b"own_seconds", "steps", b"steps"]) -> None: ...
+
+global___StepPace = StepPace
 
 @typing.final
 class AwaitedAnswer(google.protobuf.message.Message):

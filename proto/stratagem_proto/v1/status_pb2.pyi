@@ -151,6 +151,7 @@ class SessionStatus(google.protobuf.message.Message):
     AWAITED_FIELD_NUMBER: builtins.int
     RELEASED_SECONDS_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
+    PACE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
@@ -179,6 +180,10 @@ class SessionStatus(google.protobuf.message.Message):
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.waits_pb2.Waiter]:
         """As in HeartbeatRequest, of the last heartbeat."""
 
+    @property
+    def pace(self) -> stratagem_proto.v1.session_pb2.StepPace:
+        """As in HeartbeatRequest, of the last heartbeat."""
+
     def __init__(
         self,
         *,
@@ -191,9 +196,10 @@ class SessionStatus(google.protobuf.message.Message):
         awaited: collections.abc.Iterable[stratagem_proto.v1.session_pb2.AwaitedAnswer] | None = ...,
         released_seconds: builtins.float | None = ...,
         waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
+        pace: stratagem_proto.v1.session_pb2.StepPace | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "doing", b"doing", "idle_seconds", b"idle_seconds", "released_seconds", b"released_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_released_seconds", b"_released_seconds"]) -> typing.Literal["released_seconds"] | None: ...
 
 global___SessionStatus = SessionStatus
@@ -553,8 +559,8 @@ class WaitStatus(google.protobuf.message.Message):
     reason: builtins.str
     """What for: "barrier" is a named barrier, "step" the synchronous step that values are
     to contain, "clock" the permit for a step while other workers are behind,
-    "checkpoint" the moment that a checkpoint is of, and "turn" an earlier request of
-    the same client.
+    "checkpoint" the moment that a checkpoint is of, "turn" an earlier request of the
+    same client, and "lock" another request that reads or changes the same variables.
     """
     waiting: builtins.int
     """How many wait now."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/waits.proto\x12\x12stratagem_proto.v1\"x\n\x06Waiter\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12,\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1b.stratagem_proto.v1.Awaited\"*\n\x07\x41waited\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/waits.proto\x12\x12stratagem_proto.v1\"x\n\x06Waiter\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12,\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1b.stratagem_proto.v1.Awaited\";\n\x07\x41waited\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAITER']._serialized_start=54
   _globals['_WAITER']._serialized_end=174
   _globals['_AWAITED']._serialized_start=176
-  _globals['_AWAITED']._serialized_end=218
+  _globals['_AWAITED']._serialized_end=235
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,9 @@ class Waiter(google.protobuf.message.Message):
     client: builtins.str
     """Client that waits, for instance "/job:worker/task:1"."""
     reason: builtins.str
-    """As in WaitStatus; "program" for a wait that only the client knows of."""
+    """As in WaitStatus; for a wait that only the client knows of, "function" for functions
+    that it has scheduled, "part" for a server's part of a checkpoint, else "program".
+    """
     subject: builtins.str
     """What it waits for, in words, for instance "step 812 of 'Adam'"."""
     seconds: builtins.float
@@ -56,16 +58,20 @@ class Awaited(google.protobuf.message.Message):
 
     CLIENT_FIELD_NUMBER: builtins.int
     MISSING_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
     client: builtins.str
     """As in Waiter. It may have no session, if it has not come yet."""
     missing: builtins.str
     """What it has not done yet, in words, for instance "its contribution"."""
+    seconds: builtins.float
+    """For how long it has been at that, in seconds; 0 if that is not known."""
     def __init__(
         self,
         *,
         client: builtins.str = ...,
         missing: builtins.str = ...,
+        seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "missing", b"missing"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "missing", b"missing", "seconds", b"seconds"]) -> None: ...
 
 global___Awaited = Awaited

@@ -16,7 +16,8 @@ from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.versions import first_of_another_run
-from stratagem_psserver.exactly_once.ledger import Numbering, Session
+from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
 from stratagem_psserver.tables.reading import read_table
 

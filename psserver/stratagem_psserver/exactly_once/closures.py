@@ -21,7 +21,7 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_psserver.exactly_once.intents import Intent
-from stratagem_psserver.exactly_once.ledger import (
+from stratagem_psserver.exactly_once.numbering import (
     Admission,
     Apply,
     Outcome,

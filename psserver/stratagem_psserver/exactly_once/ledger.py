@@ -12,24 +12,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from stratagem_proto.errors import (
-    FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
     SessionLostError,
-    StratagemError,
 )
 from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
-from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import AwaitedAnswer, HeartbeatRequest, RequestKey, Role, Task
+from stratagem_proto.v1.session_pb2 import (
+    AwaitedAnswer,
+    HeartbeatRequest,
+    Role,
+    StepPace,
+    Task,
+)
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.whereabouts import MAX_CHARACTERS
-
-# A client has a handful of requests in flight. Without this limit, one that never acknowledges
-# replies would fill the memory.
-MAX_UNACKNOWLEDGED = 65_536
-
-# The limit of their bytes, since a reply can describe many variables.
-MAX_REPLY_BYTES = 64 << 20
+from stratagem_psserver.exactly_once.numbering import Numbering
 
 MAX_SESSIONS = 65_536
 
@@ -38,144 +35,6 @@ _MOST_AWAITED = 16
 
 # Ended sessions that can be resumed with their numbering.
 MAX_REMEMBERED = 10_000
-
-
-@dataclass(frozen=True)
-class Apply:
-    """The request is to be applied now; the caller then calls `finish`."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The request was applied before, with this reply."""
-
-    reply: RecordedReply
-
-
-@dataclass(frozen=True)
-class WaitForEarlier:
-    """The request has to wait for an earlier one, or for another arrival of itself."""
-
-    sequence: int
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The request can never be applied."""
-
-    error: StratagemError
-
-
-Outcome = Replay | Refused
-Admission = Apply | Replay | WaitForEarlier | Refused
-
-
-@dataclass
-class Numbering:
-    """The exactly-once rule of one session.
-
-    For each arrival of a request call `admit`; on `Apply` do its work and call `finish`. At any
-    time at most one request is being applied, and requests are applied in the order of their
-    numbers.
-    """
-
-    acknowledged: int = 0
-    last: int = 0
-    _applying: int | None = None
-    _replies: dict[int, RecordedReply] = field(default_factory=dict)
-    _reply_bytes: int = 0
-
-    def outcome(self, key: RequestKey) -> Outcome | None:
-        """Record what a request acknowledges, and return its outcome if that is known already."""
-        if key.sequence <= key.acknowledged:
-            return Refused(
-                InvalidArgumentError(
-                    f"request {key.sequence} acknowledges {key.acknowledged}; a "
-                    "request is numbered from 1, above all that it acknowledges"
-                )
-            )
-        self._acknowledge(key.acknowledged)
-        if key.sequence <= self.acknowledged:
-            return Refused(
-                FailedPreconditionError(
-                    f"request {key.sequence} is over: its own client acknowledged all replies "
-                    f"up to {self.acknowledged}; it will not be applied again"
-                )
-            )
-        reply = self._replies.get(key.sequence)
-        return Replay(reply) if reply is not None else None
-
-    def admit(self, key: RequestKey) -> Admission:
-        """Decide what to do with a request that has arrived."""
-        known = self.outcome(key)
-        if known is not None:
-            return known
-        if self._applying is not None:
-            return WaitForEarlier(self._applying)
-        following = max(self.last, self.acknowledged) + 1
-        if key.sequence > following:
-            return WaitForEarlier(following)
-        if self._has_too_many_replies():
-            return Refused(
-                ResourceExhaustedError(
-                    f"{len(self._replies)} replies of this session await their "
-                    "acknowledgement; raise `acknowledged` in the requests"
-                )
-            )
-        self._applying = key.sequence
-        return Apply()
-
-    def finish(self, reply: RecordedReply | None) -> None:
-        """End a request for which `admit` returned `Apply`.
-
-        Args:
-            reply: The answer to its repetitions; None if its failure was temporary, so that a
-                repetition is to be applied.
-        """
-        sequence, self._applying = self._applying, None
-        if reply is None or sequence is None:
-            return
-        self.last = sequence
-        if sequence > self.acknowledged:
-            self._keep(reply)
-
-    @property
-    def is_applying(self) -> bool:
-        """Whether a request is being applied."""
-        return self._applying is not None
-
-    def repeat(self, key: RequestKey, reply: RecordedReply) -> None:
-        """Note a request that a log says was finished, in the order of the log."""
-        self._acknowledge(key.acknowledged)
-        self._applying = key.sequence
-        self.finish(reply)
-
-    def replies(self) -> Sequence[RecordedReply]:
-        """Return the replies that the client has not acknowledged."""
-        return list(self._replies.values())
-
-    @classmethod
-    def restored(cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]) -> Numbering:
-        """Return the numbering that a checkpoint contains."""
-        numbering = cls(acknowledged, last)
-        for reply in replies:
-            numbering._keep(reply)
-        return numbering
-
-    def _keep(self, reply: RecordedReply) -> None:
-        self._replies[reply.sequence] = reply
-        self._reply_bytes += reply.ByteSize()
-
-    def _has_too_many_replies(self) -> bool:
-        many = len(self._replies) >= MAX_UNACKNOWLEDGED
-        return many or self._reply_bytes >= MAX_REPLY_BYTES
-
-    def _acknowledge(self, sequence: int) -> None:
-        if sequence <= self.acknowledged:
-            return
-        self.acknowledged = sequence
-        for ended in [number for number in self._replies if number <= sequence]:
-            self._reply_bytes -= self._replies.pop(ended).ByteSize()
 
 
 @dataclass
@@ -189,6 +48,7 @@ class Session:
         doing: Where its program was afterwards, as its last heartbeat said.
         awaited: The answers that it waited for by then.
         waits: What it waited for of other tasks by then.
+        pace: How fast it took its steps by then; None before it said so.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
@@ -203,6 +63,7 @@ class Session:
     doing: str = ""
     awaited: Sequence[AwaitedAnswer] = ()
     waits: Sequence[Waiter] = ()
+    pace: StepPace | None = None
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
     opened: int = 0
@@ -289,6 +150,7 @@ class SessionLedger:
         session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
         session.awaited = heartbeat.awaited[:_MOST_AWAITED]
         session.waits = heartbeat.waits[:_MOST_AWAITED]
+        session.pace = heartbeat.pace if heartbeat.HasField("pace") else session.pace
         return session
 
     def _renewed(self, session_id: bytes, now: float) -> Session:

@@ -15,15 +15,9 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.exactly_once.intents import Mutation
-from stratagem_psserver.exactly_once.ledger import (
-    Admission,
-    Refused,
-    Replay,
-    Session,
-    SessionLedger,
-    WaitForEarlier,
-)
+from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.manifest import Manifest
+from stratagem_psserver.exactly_once.numbering import Admission, Refused, Replay, WaitForEarlier
 from stratagem_psserver.exactly_once.receiving import Chunks, Receiver, StagedTensors
 from stratagem_psserver.exactly_once.recording import (
     PASSING,

@@ -22,7 +22,7 @@ from stratagem_proto.v1.session_pb2 import ClosureKey
 from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.exactly_once.closures import ClosureLedger, label
 from stratagem_psserver.exactly_once.intents import Intent, Mutation, intent_of
-from stratagem_psserver.exactly_once.ledger import (
+from stratagem_psserver.exactly_once.numbering import (
     Admission,
     Outcome,
     Refused,

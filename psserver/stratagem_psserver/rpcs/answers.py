@@ -21,7 +21,7 @@ from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.locks import Holding
+from stratagem_psserver.variables.locks import Holding, LockUse
 from stratagem_psserver.variables.read_plans import ReadPlan
 
 # Runs of up to this size are copied on the event loop. Longer ones are copied in threads, so that
@@ -38,11 +38,13 @@ class ReadTask(NamedTuple):
         plan: Plans the answer from the present state of the variables.
         selections: What to read.
         segment: The shared memory for the values, if they fit; None to send them.
+        client: The label of the client that reads.
     """
 
     plan: Callable[[], ReadPlan]
     selections: Sequence[pb.Selection]
     segment: Segment | None
+    client: str
 
 
 Frames: TypeAlias = bytes | AsyncIterator[bytes]
@@ -83,7 +85,8 @@ def _count(state: ServerState, plan: ReadPlan) -> None:
 async def _frames(
     state: ServerState, reading: ReadTask, make_header: MakeHeader
 ) -> AsyncIterator[bytes]:
-    locks = state.locked([selection.variable for selection in reading.selections])
+    names = [selection.variable for selection in reading.selections]
+    locks = state.locked(names, LockUse(reading.client, "read"))
     async with locks:
         plan = reading.plan()
         # Frames are copies of the values, which must not change until all frames are made.

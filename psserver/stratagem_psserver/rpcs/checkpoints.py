@@ -13,6 +13,7 @@ from stratagem_psserver.checkpoints.saving import Saved, Saves
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.restoration import StagedVariables, read_accounts
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.restoring import read_restored, replace
 from stratagem_psserver.waiting import Waiter, unfinished_steps
 
@@ -130,7 +131,8 @@ class CheckpointRpcs:
         state = self._state
         if request.restoration:
             restored, accounts = state.staging.take(session.id, request.restoration)
-            async with state.locked([each.name for each in restored]):
+            use = LockUse(session.label, "restoration")
+            async with state.locked([each.name for each in restored], use):
                 state.optimizers.forget(replace(state.store, restored))
                 accounts.replace(state.data, state.closures)
                 state.changes.leapt()

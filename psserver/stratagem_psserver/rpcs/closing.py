@@ -15,9 +15,10 @@ from stratagem_psserver.rpcs.steps import run_step
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import closed_total, finished_total, limited_total
+from stratagem_psserver.variables.locks import LockUse
 
 
-async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:
+async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part], use: LockUse) -> None:
     """Apply the sum of a step, or keep it until the norm of all servers' sums is known."""
     with _ending_on_failure(state, mark, parts):
         nbytes = sum(part.reservation.nbytes for part in parts)
@@ -26,18 +27,19 @@ async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) ->
             state.rounds.keep(mark.group, closed)
             state.groups_changed([mark.group])
             return
-        async with state.changing([name for part in parts for name in part.gradients]):
+        names = [name for part in parts for name in part.gradients]
+        async with state.changing(names, use):
             totalling = partial(limited_total, parts)
             gradients = await state.compute.run(totalling, nbytes)
             await _apply(state, mark, parts[0], gradients)
     _end(state, mark, parts)
 
 
-async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm) -> None:
+async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm, use: LockUse) -> None:
     """Apply a step that waits for this norm, unless it was applied before."""
     unfinished = state.rounds.unfinished(mark.group)
     waiting = unfinished.find(mark.step)
-    async with state.changing(waiting.variables if waiting else []):
+    async with state.changing(waiting.variables if waiting else [], use):
         # Another worker may have sent the same norm meanwhile.
         closed = unfinished.take(mark.step, norm)
         if closed is None:

@@ -13,13 +13,15 @@ from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import limits_of
+from stratagem_psserver.variables.locks import LockUse
 
 
 async def stage_contribution(
     state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
 ) -> None:
     """Keep a worker's contribution to a step; no variable changes yet."""
-    async with state.deciding(header.contribution.step.group):
+    use = LockUse(staged.session.label, "contribution")
+    async with state.deciding(header.contribution.step.group, use):
         _stage(state, header, staged)
 
 
@@ -62,13 +64,14 @@ class ContributionRpcs:
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
-        async with self._state.deciding(mark.group):
+        use = LockUse(session.label, f"step {mark.step}")
+        async with self._state.deciding(mark.group, use):
             if self._state.rounds.is_late(session.id, mark):
                 self._state.clocks.count_dropped(mark.group, session.id)
                 return pb.CommitContributionResponse(dropped=True)
             parts = self._state.rounds.commit(session.id, session.label, mark)
             if parts:
-                await close(self._state, mark, parts)
+                await close(self._state, mark, parts, use)
         return pb.CommitContributionResponse()
 
     async def list_closed(
@@ -96,6 +99,7 @@ class ContributionRpcs:
         self, request: closed_step_pb2.FinishStepRequest, session: Session
     ) -> closed_step_pb2.FinishStepResponse:
         mark = pb.StepMark(group=request.group, step=request.step)
-        async with self._state.deciding(request.group):
-            await finish(self._state, mark, request.norm)
+        use = LockUse(session.label, f"step {mark.step}")
+        async with self._state.deciding(request.group, use):
+            await finish(self._state, mark, request.norm, use)
         return closed_step_pb2.FinishStepResponse()

@@ -53,6 +53,7 @@ class ParameterServerFacts:
             doing=session.doing,
             awaited=session.awaited,
             waits=session.waits,
+            pace=session.pace,
         )
         released = self._state.waits.released(session.label)
         if released is not None:

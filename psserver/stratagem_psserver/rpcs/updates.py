@@ -24,6 +24,7 @@ from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import GraphResult, all_gradients, run_graph, run_step
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.limits import limited, limits_of
+from stratagem_psserver.variables.locks import LockUse
 
 
 class UpdateRpcs:
@@ -59,7 +60,8 @@ class UpdateRpcs:
             plan = partial(state.read_plans.of, selections)
         else:
             plan = partial(known.plan.read_plan, state.store, selections)
-        return frames_of(state, ReadTask(plan, selections, segment), make_header)
+        reading = ReadTask(plan, selections, segment, session.label)
+        return frames_of(state, reading, make_header)
 
     async def _apply_once(
         self, header: pb.UpdateHeader, chunks: Chunks, known: Recognised | None
@@ -118,7 +120,7 @@ class UpdateRpcs:
         state = self._state
         gradients = all_gradients(state, header, staged)
         names = [gradient.variable for gradient in gradients]
-        async with state.changing(names):
+        async with state.changing(names, _use(staged)):
             within = await self._limited(header, gradients)
             if within is None:
                 versions = [state.store.get(name).version for name in names]
@@ -134,7 +136,7 @@ class UpdateRpcs:
     ) -> pb.UpdateResponse | None:
         """Repeat a step that was run before; return None if it has to be checked in full."""
         state, program = self._state, header.program.optimizer
-        async with state.changing_owners(partial(plan.owners, state.store)):
+        async with state.changing_owners(partial(plan.owners, state.store), _use(staged)):
             step = plan.step if plan.holds(state.store) else None
             if step is None:
                 return None
@@ -184,8 +186,12 @@ class UpdateRpcs:
         compiling = partial(state.graphs.compiled, program)
         graph = await state.compute.run(compiling, program.ByteSize())
         names = [each.variable for each in header.bindings if each.variable]
-        async with state.changing(names):
+        async with state.changing(names, _use(staged)):
             return await run_graph(state, graph, header.bindings, staged)
+
+
+def _use(staged: StagedTensors) -> LockUse:
+    return LockUse(staged.session.label, "update")
 
 
 def _manifest(header: pb.UpdateHeader) -> Manifest:

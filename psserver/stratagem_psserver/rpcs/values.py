@@ -17,6 +17,7 @@ from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import PreparedWrite, prepare, run
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
+from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.read_plans import ReadPlan
 
 
@@ -47,7 +48,7 @@ class ValueRpcs:
             plan = partial(ReadPlan.of, variables, request.selections)
         else:
             plan = partial(state.read_plans.of, request.selections)
-        reading = ReadTask(plan, request.selections, segment)
+        reading = ReadTask(plan, request.selections, segment, session.label)
         frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):
             yield frames
@@ -80,7 +81,7 @@ class ValueRpcs:
     async def _assign(self, header: pb.AssignHeader, staged: StagedTensors) -> pb.AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]
-        async with state.changing(names):
+        async with state.changing(names, LockUse(staged.session.label, "assignment")):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
             await state.compute.run(partial(run, writes, state.store.memory_limit), size)

@@ -26,6 +26,7 @@ from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.variables.joining import joined_with, separate
+from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.store import VariableStore
 
 
@@ -53,7 +54,7 @@ class VariableRpcs:
             values = await state.compute.run(making, nbytes)
         # A slot must not appear while its owner is being stepped.
         names = [variable.slot_of or variable.name for variable in specs]
-        async with state.locked(names):
+        async with state.locked(names, LockUse(staged.session.label, "creation")):
             created = state.store.create(specs, values)
             return CreateVariablesResponse(variables=created)
 
@@ -76,7 +77,8 @@ class VariableRpcs:
         self, request: DeleteVariablesRequest, session: Session
     ) -> DeleteVariablesResponse:
         state, names = self._state, list(request.names)
-        async with state.locked_owners(partial(_touched, state.store, names)):
+        use = LockUse(session.label, "deletion")
+        async with state.locked_owners(partial(_touched, state.store, names), use):
             others = joined_with(state.store, names)
             deleted = state.store.delete(names)
             # Otherwise they would keep the joint memory that the deleted variables had a part of.
@@ -99,9 +101,9 @@ class KeyRpcs:
 
     async def list(self, request: ListKeysRequest) -> ListKeysResponse:
         state = self._state
-        state.session(request.session_id)
+        session = state.session(request.session_id)
         # A request that stores rows changes the keys in place.
-        async with state.locked([request.table]):
+        async with state.locked([request.table], LockUse(session.label, "listing of keys")):
             variables = state.variables(request.session_id, request.snapshot)
             keys = variables.get(request.table).keys()
             # Paging selects the larger keys and makes a mask of them.

@@ -1,25 +1,13 @@
-"""Whether `stratagem doctor` names who is to blame, asked of real servers and by what they say."""
+"""Whether `stratagem doctor` names who is to blame, by what servers say."""
 
 from __future__ import annotations
 
-import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
-from torch import nn
-from typer.testing import CliRunner
 
-import stratagem
-from stratagem_deploy.cli import app
 from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_deploy.watching.diagnosis.doctor import findings
 from stratagem_deploy.watching.places import ServerPlace
-from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
-from stratagem_proto.v1.session_pb2 import AwaitedAnswer, Task
+from stratagem_proto.v1.session_pb2 import AwaitedAnswer, StepPace, Task
 from stratagem_proto.v1.status_pb2 import (
     Budget,
     Distribution,
@@ -29,12 +17,6 @@ from stratagem_proto.v1.status_pb2 import (
     SessionStatus,
 )
 from stratagem_proto.v1.waits_pb2 import Awaited, Waiter
-from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import Cluster
-from tests.conftest import TOKEN
-from tests.psserver.wire import RawClient
-from tests.waiting import eventually
 
 PATIENCE = 2.0
 
@@ -221,6 +203,107 @@ def test_what_a_client_waits_for_by_itself_is_told_once() -> None:
     )
 
 
+def scheduled(missing: str, seconds: float) -> ServerAnswer:
+    """What a server says while a coordinator waits for a function of worker 1."""
+    session = SessionStatus(task=Task(job="chief"), silent_seconds=0.1)
+    session.waits.append(
+        Waiter(
+            client="/job:chief/task:0",
+            reason="function",
+            subject="the end of all functions",
+            seconds=seconds,
+            awaited=[Awaited(client="/job:worker/task:1", missing=missing, seconds=seconds)],
+        )
+    )
+    return said(0, sessions=[session])
+
+
+def test_a_worker_that_does_not_answer_while_a_coordinator_waits_is_named() -> None:
+    place = ServerPlace("10.0.0.1:2222", "worker:1", optional=True)
+    silent = ServerAnswer(place, None, "no answer in 5 s", 100.0)
+    (only,) = findings([scheduled("end of 'work'", 6.1), silent], PATIENCE)
+    assert (only.culprits, only.stalls) == (("worker:1",), True)
+    assert "chief:0 waits 6.1 s for the end of all functions" in only.what
+    assert not findings([scheduled("end of 'work'", 1.0), silent], PATIENCE)
+
+
+def test_functions_that_take_long_are_usual() -> None:
+    working = GetStatusResponse(task=Task(job="worker", index=1))
+    seconds = Distribution(bounds=[10.0, 100.0], counts=[0, 3, 0], sum=60.0)
+    working.worker_server.seconds.CopyFrom(seconds)
+    working.worker_server.current.CopyFrom(RunningFunction(number=7, seconds=61))
+    answers = [
+        scheduled("end of 'work'", 61.0),
+        ServerAnswer(ServerPlace("127.0.0.1:1"), working, time=100.0),
+    ]
+    assert not findings(answers, PATIENCE)
+    working.worker_server.current.seconds = 400.0
+    (only,) = findings(answers, PATIENCE)
+    assert only.culprits == ("worker:1",)
+
+
+def lock_wait(who: int, seconds: float) -> Waiter:
+    missing = "end of the update of /job:worker/task:2"
+    return Waiter(
+        client=f"/job:worker/task:{who}",
+        reason="lock",
+        subject="variable 'w'",
+        seconds=seconds,
+        awaited=[Awaited(client="/job:ps/task:0", missing=missing)],
+    )
+
+
+def test_who_waits_for_a_variable_for_a_moment_is_not_excused() -> None:
+    clients = client(0), client(1)
+    answer = waiting(0, wait(0, 1), lock_wait(1, 0.1), clients=clients)
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("worker:1",)
+    answer = waiting(0, wait(0, 1), lock_wait(1, 6.0), clients=clients)
+    (only,) = findings([answer], PATIENCE)
+    assert only.culprits == ("ps:0",)
+
+
+def pacing(*seconds: float) -> ServerAnswer:
+    sessions = [client(index) for index in range(len(seconds))]
+    for session, each in zip(sessions, seconds, strict=True):
+        session.pace.CopyFrom(StepPace(steps=16, own_seconds=each))
+    return said(0, sessions=sessions)
+
+
+def test_a_worker_that_is_slow_by_itself_is_named_with_the_figures() -> None:
+    (only,) = findings([pacing(0.1, 0.25, 0.12)], PATIENCE)
+    assert (only.culprits, only.stalls) == (("worker:1",), False)
+    assert "worker:1 takes 250 ms for a step by itself, the others 110 ms" in only.what
+
+
+@pytest.mark.parametrize("seconds", [(0.1, 0.19), (0.1,), (0.001, 0.004), (0.1, 0.1, 0.1)])
+def test_workers_of_about_the_same_speed_are_not_named(seconds: tuple[float, ...]) -> None:
+    assert not findings([pacing(*seconds)], PATIENCE)
+
+
+def saving(nbytes: int, seconds: float) -> ServerAnswer:
+    answer = said(0, sessions=[client(0)])
+    assert answer.status is not None
+    answer.status.parameter_server.totals.add(bytes=nbytes)
+    answer.status.sessions[0].waits.append(
+        Waiter(
+            client="/job:worker/task:0",
+            reason="part",
+            subject="checkpoint '/c/.checkpoint-1.partial'",
+            seconds=seconds,
+            awaited=[Awaited(client="/job:ps/task:0", missing="part")],
+        )
+    )
+    return answer
+
+
+def test_a_part_of_a_checkpoint_has_the_time_that_its_size_needs() -> None:
+    (only,) = findings([saving(1000, 4.0)], PATIENCE)
+    assert only.culprits == ("ps:0",)
+    assert "worker:0 waits 4 s for the part of ps:0" in only.what
+    assert not findings([saving(200_000_000, 4.0)], PATIENCE)
+
+
 def test_a_server_that_refuses_requests_for_lack_of_memory_is_named() -> None:
     answer = waiting(0, wait(0, 1), clients=(client(0), client(1)))
     assert answer.status is not None
@@ -244,84 +327,3 @@ def test_a_client_that_did_not_come_back_is_named() -> None:
     assert "chief:0 is gone for 8 s: the lease of" in only.what
     came_back = said(1, sessions=[SessionStatus(task=Task(job="chief"), silent_seconds=0.1)])
     assert not findings([said(0, lost=[loss]), came_back], PATIENCE)
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> str:
-    (tmp_path / "token").write_text(TOKEN)
-    return str(tmp_path / "token")
-
-
-def diagnosed(token_file: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    environment = {"STRATAGEM_TOKEN_FILE": token_file, "TF_CONFIG": "{}"}
-    finished = CliRunner().invoke(app, ["doctor", "--json", *arguments], env=environment)
-    return finished.exit_code, json.loads(finished.stdout)["findings"]
-
-
-def test_who_does_not_come_to_a_barrier_is_named(token_file: str) -> None:
-    tasks = [Task(job="worker", index=index) for index in range(2)]
-    with (
-        ParameterServer(ServerSettings(token=TOKEN)) as server,
-        RawClient(server.address, TOKEN, tasks[0]) as waits,
-        RawClient(server.address, TOKEN, tasks[1]) as stays_away,
-        ThreadPoolExecutor() as threads,
-    ):
-        waits.open()
-        stays_away.open()
-        assert diagnosed(token_file, server.address) == (0, [])
-        arrival = BarrierRequest(
-            session_id=waits.session_id, name="built", num_tasks=2, wait_seconds=60
-        )
-        passing = threads.submit(waits.unary, "Barrier", arrival, BarrierResponse, 60.0)
-        told: list[dict[str, Any]] = []
-
-        def is_told() -> bool:
-            told[:] = diagnosed(token_file, server.address, "--patience", "0")[1]
-            return bool(told)
-
-        eventually(is_told)
-        assert told[0]["culprits"] == ["worker:1"]
-        assert "barrier 'built': worker:0 waits" in told[0]["what"]
-        arrival.session_id = stays_away.session_id
-        stays_away.unary("Barrier", arrival, BarrierResponse)
-        passing.result()
-
-
-def test_the_line_is_told_at_which_a_worker_keeps_a_step_waiting(token_file: str) -> None:
-    """A lock in the user's code, as one would meet it: heartbeats go on all the while."""
-    lock, told = threading.Lock(), list[dict[str, Any]]()
-    settings = ServerSettings(token=TOKEN, lease_seconds=3)
-
-    def take_the_lock() -> None:
-        with lock:
-            pass
-
-    def train(strategy: stratagem.ParameterServerStrategy, number: int) -> None:
-        with strategy.scope():
-            model = nn.Linear(2, 1)
-        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-
-        def step() -> None:
-            if number == 1:
-                take_the_lock()
-            optimizer.zero_grad()
-            model(torch.ones(4, 2)).sum().backward()
-            optimizer.step()
-
-        strategy.run(step)
-
-    def is_told() -> bool:
-        told[:] = diagnosed(token_file, server.address, "--patience", "0")[1]
-        return bool(told) and "take_the_lock" in told[0]["what"]
-
-    with ParameterServer(settings) as server, ThreadPoolExecutor() as threads:
-        cluster = Cluster([server.address], 2)
-        lock.acquire()
-        training = threads.submit(cluster.run, train, consistency=stratagem.consistency.Sync())
-        try:
-            eventually(is_told)
-        finally:
-            lock.release()
-        training.result()
-    assert told[0]["culprits"] == ["worker:1"]
-    assert "step 1 of 'SGD': worker:0 waits" in told[0]["what"]

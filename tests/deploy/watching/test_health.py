@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 
 from typer.testing import CliRunner
 
@@ -12,6 +13,8 @@ from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.waiting import eventually
 
 
 def ask(*arguments: str) -> tuple[int, str]:
@@ -28,13 +31,34 @@ def test_a_server_that_serves_is_exit_code_0(server: ParameterServer) -> None:
 def test_a_server_that_drains_is_exit_code_1() -> None:
     draining = HealthServer("127.0.0.1:0", ParameterServer.service)
     loop = LoopThread.acquire()
-    draining.start(loop)
+    draining.start(loop, lease_seconds=30.0)
     draining.announce_drain()
     loop.release()
     code, output = ask(draining.address)
     draining.stop()
     assert code == 1
     assert "does not serve" in output
+
+
+def test_a_server_whose_event_loop_does_not_turn_for_a_lease_does_not_serve() -> None:
+    turns = threading.Event()
+    with ParameterServer(ServerSettings(lease_seconds=0.5)) as server:
+        server._loop.call(turns.wait)
+        try:
+            eventually(lambda: ask(server.health_address)[0] == 1)
+        finally:
+            turns.set()
+        eventually(lambda: ask(server.health_address)[0] == 0)
+
+
+def test_a_server_whose_event_loop_turns_within_a_lease_serves() -> None:
+    turns, asked = threading.Event(), threading.Event()
+    with ParameterServer(ServerSettings(lease_seconds=600.0)) as server:
+        server._loop.call(asked.set)
+        server._loop.call(turns.wait)
+        assert asked.wait(60)
+        assert ask(server.health_address)[0] == 0
+        turns.set()
 
 
 def test_an_address_without_a_server_is_exit_code_2() -> None:

@@ -16,12 +16,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once import closures
 from stratagem_psserver.exactly_once.closures import ClosureLedger, EndedClosures
-from stratagem_psserver.exactly_once.ledger import (
-    Apply,
-    Refused,
-    Replay,
-    WaitForEarlier,
-)
+from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay, WaitForEarlier
 from stratagem_psserver.exactly_once.recorded_closures import (
     dump_closures,
     restore_closures,

@@ -17,15 +17,17 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_psserver.exactly_once.ledger import (
     MAX_REMEMBERED,
-    MAX_REPLY_BYTES,
     MAX_SESSIONS,
+    Session,
+    SessionLedger,
+)
+from stratagem_psserver.exactly_once.numbering import (
+    MAX_REPLY_BYTES,
     MAX_UNACKNOWLEDGED,
     Apply,
     Numbering,
     Refused,
     Replay,
-    Session,
-    SessionLedger,
     WaitForEarlier,
 )
 

@@ -15,6 +15,7 @@ from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.held_snapshots import HeldSnapshots
+from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.snapshot import Snapshots
 from tests.psserver.tables.specs import hosting, table_of, table_spec
 
@@ -41,7 +42,7 @@ def add_one(state: ServerState) -> int:
     """Changes the variable; returns where its memory is."""
 
     async def add() -> int:
-        async with state.changing(["v"]):
+        async with state.changing(["v"], LockUse("a client", "update")):
             variable = state.store.get("v")
             variable.value += 1
             variable.version += 1

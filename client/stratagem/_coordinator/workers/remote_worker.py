@@ -37,26 +37,27 @@ class PrefetchDepth:
 
     Attributes:
         depth: How many it should have.
+        since: When it had none before, or one of them ended last.
     """
 
     def __init__(self) -> None:
         self.depth = SHALLOWEST
         self._seconds = _SECONDS
         self._given = 0
-        self._since = 0.0
+        self.since = 0.0
 
     def gave(self, now: float) -> None:
         """Take note that the worker was given a closure now, in seconds."""
         if not self._given:
-            self._since = now
+            self.since = now
         self._given += 1
 
     def ended(self, now: float) -> None:
         """Take note that one of its closures has ended."""
         self._given -= 1
         # Results that come together count as one that took long and some that took no time.
-        self._seconds += _SHARE * (now - self._since - self._seconds)
-        self._since = now
+        self._seconds += _SHARE * (now - self.since - self._seconds)
+        self.since = now
         fitting = _SECONDS / max(self._seconds, _SECONDS / DEEPEST)
         self.depth = max(int(fitting), SHALLOWEST)
 
@@ -87,6 +88,11 @@ class RemoteWorker:
     def name(self) -> str:
         """The name of the task, as in "/job:worker/task:1"."""
         return self._link.task
+
+    @property
+    def busy_since(self) -> float:
+        """When it began with what it runs now, by the monotonic clock."""
+        return self._pace.since
 
     def run(self, closure: Closure, reply: Reply) -> None:
         """Send a closure, after what it names and the worker has not got yet."""

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from stratagem._coordinator.workers.connecting import Connector
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._core.waiting import AwaitedTask, Wait
+from stratagem._core.waiting import Awaited, Wait
 from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
@@ -80,7 +80,7 @@ class Attendant:
 
     def _new_wait(self) -> Wait:
         task = f"/job:worker/task:{self.index}"
-        awaited = AwaitedTask(task, f"worker {self.index}", "server")
+        awaited = Awaited.of(task, f"worker {self.index}", "server")
         return Wait("the coordinator", f"{task} at {self._address}", awaited=awaited)
 
     def _sought(self) -> RemoteWorker | None:

@@ -61,7 +61,7 @@ class ClusterCheckpoints:
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Give variables, optimizers and buffers what they have in a checkpoint."""
-        restorer = ClusterRestorer(self._store, path, self._membership.creates)
+        restorer = ClusterRestorer(self._store, path, self._membership)
         restorer.require_fit(self._variables, self._entries(), strict)
         restorer.restore(self._variables, accounts=True)
         restorer.restore_buffers(self._entries())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.global_norm import finish_all
 from stratagem._ps_client.group import ServerGroup
@@ -67,34 +68,54 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     """
     give_up_at = time.monotonic() + seconds
     pause = _FIRST_PAUSE_SECONDS
-    while True:
-        name = secrets.token_bytes(SESSION_ID_BYTES)
-        # No worker's step is under way any more that one has left half finished.
-        finish_all(servers)
-        found = _attempt(servers, name, mark)
-        if isinstance(found, Cut):
-            return found
-        if time.monotonic() >= give_up_at:
-            raise DeadlineExceededError(
-                f"no moment between steps was found in {seconds:g} s: {found}; raise "
-                "peer_seconds if steps take that long"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    busy: list[AwaitedTask] = []
+    awaited = Awaited("a moment between steps", lambda: [*busy])
+    with Wait(servers.identity.name, awaited.subject, seconds, awaited):
+        while True:
+            name = secrets.token_bytes(SESSION_ID_BYTES)
+            # No worker's step is under way any more that one has left half finished.
+            finish_all(servers)
+            found = _attempt(servers, name, mark)
+            if isinstance(found, Cut):
+                return found
+            busy[:] = found.busy
+            if time.monotonic() >= give_up_at:
+                raise DeadlineExceededError(
+                    f"no moment between steps was found in {seconds:g} s: {found.why}; raise "
+                    "peer_seconds if steps take that long"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | str:
+@dataclass(frozen=True)
+class _Miss:
+    """An attempt without a cut.
+
+    Attributes:
+        why: A clause for messages.
+        busy: Who was in the midst of a step.
+    """
+
+    why: str
+    busy: Sequence[AwaitedTask] = ()
+
+
+def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | _Miss:
     """Takes a cut; returns why it could not if so."""
     try:
         answers = _hold(servers, cut)
         clients = _progress(answers).values()
-        busy = {one.label for one in clients if _is_busy(one)}
+        busy = {one.label: one.begun for one in clients if _is_busy(one)}
         if not busy:
             servers.on_all(partial(mark, cut))
             return Cut(cut, _reports(answers, clients))
-        why = "in the midst of a step were " + ", ".join(sorted(busy))
+        why = _Miss(
+            "in the midst of a step were " + ", ".join(sorted(busy)),
+            [AwaitedTask(label, f"end of step {begun}") for label, begun in sorted(busy.items())],
+        )
     except AbortedError as error:
-        why = error.message
+        why = _Miss(error.message)
     except StratagemError:
         _release(servers, cut)
         raise

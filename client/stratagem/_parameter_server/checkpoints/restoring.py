@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stratagem._checkpoints.deferred import CheckpointEntry
-from stratagem._core.waiting import Wait
+from stratagem._cluster.membership import Membership
+from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
@@ -94,9 +95,11 @@ class ClusterRestorer:
     servers read it; the others wait.
     """
 
-    def __init__(self, store: RemoteStore, path: str | os.PathLike[str], is_creator: bool) -> None:
+    def __init__(
+        self, store: RemoteStore, path: str | os.PathLike[str], membership: Membership
+    ) -> None:
         self._store = store
-        self._is_creator = is_creator
+        self._membership = membership
         self._path = Path(os.path.abspath(path))
         self._checkpoint = open_checkpoint(self._path)
         if not self._path.is_file():
@@ -159,7 +162,7 @@ class ClusterRestorer:
             StratagemError: A server cannot read them; all are as before.
         """
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
-        if self._is_creator:
+        if self._membership.creates:
             wanted = {
                 server: Wanted([variable.name for variable in group])
                 for server, group in by_server(known).items()
@@ -208,11 +211,13 @@ class ClusterRestorer:
     def meet(self) -> None:
         """Tell the other tasks that all is restored, or wait until the chief has."""
         servers = self._store.servers
-        if self._is_creator:
+        if self._membership.creates:
             servers.on_all(lambda: announce_restored(self._identity))
             return
-        seconds, who = self._store.peer_seconds, servers.identity.name
-        with Wait(who, f"the chief to restore {str(self._path)!r}", seconds):
+        seconds, path = self._store.peer_seconds, repr(str(self._path))
+        chief, _, _ = self._membership.creator_place.partition(" at ")
+        awaited = Awaited.of(chief, f"the restoration of {path}", "program")
+        with Wait(servers.identity.name, f"the chief to restore {path}", seconds, awaited):
             self._await_chief()
 
     def _await_chief(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
@@ -30,8 +31,9 @@ from stratagem_proto.wire.tensors import spec_of
 # copy of all variables for each.
 _MOST_UNDER_WAY = 4
 
-# A server answers at the latest after so long that it still writes.
-_LOOK_SECONDS = 10.0
+# A server answers at the latest after so long that it still writes: until all have answered, nobody
+# knows which ones do.
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,23 @@ class _Work:
 
     def _wait_for_servers(self) -> dict[int, SavedPart]:
         saved: dict[int, SavedPart] = {}
-        while missing := set(self.servers.called) - saved.keys():
-            answers = self.servers.together(
-                {server: finish_save(self.cut.name, _LOOK_SECONDS) for server in missing}
-            )
-            saved |= {server: one for server, one in answers.items() if one is not None}
+        with self._told(saved):
+            while missing := set(self.servers.called) - saved.keys():
+                answers = self.servers.together(
+                    {server: finish_save(self.cut.name, _LOOK_SECONDS) for server in missing}
+                )
+                saved |= {server: one for server, one in answers.items() if one is not None}
         return dict(sorted(saved.items()))
+
+    def _told(self, saved: Mapping[int, SavedPart]) -> Wait:
+        """Return the wait for the parts that are not among those that are written."""
+
+        def missing() -> list[AwaitedTask]:
+            servers = [server for server in self.servers.called if server not in saved]
+            return [AwaitedTask(f"/job:ps/task:{server}", "part") for server in servers]
+
+        awaited = Awaited(f"checkpoint {str(self.new.folder)!r}", missing, reason="part")
+        return Wait(self.servers.identity.name, awaited.subject, awaited=awaited)
 
 
 def _require_visible(folder: Path, part: TensorFile, server: str) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._core.waiting import AwaitedTask, Wait
+from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._ps_client.requests.checkpoints import announce_restored, list_restored
 from stratagem_proto.errors import FailedPreconditionError
@@ -89,7 +89,7 @@ class Agreement:
             member = self._membership
             whom = f"the chief, {member.creator_place}, to set {missing[0].what}"
             task, _, _ = member.creator_place.partition(" at ")
-            awaited = AwaitedTask(task, missing[0].what, "program")
+            awaited = Awaited.of(task, missing[0].what, "program")
             with Wait(member.name, whom, seconds, awaited):
                 missing = self._awaited(missing, seconds)
         if missing:

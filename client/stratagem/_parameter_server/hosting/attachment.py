@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from stratagem._core.waiting import AwaitedTask, Wait
+from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.errors import AlreadyExistsError, AttachmentError
@@ -52,7 +52,7 @@ class Attachment:
         if self._missing(wanted):
             whom = f"the chief, {self._chief}, to create {wanted[0].name!r}"
             task, _, _ = self._chief.partition(" at ")
-            awaited = AwaitedTask(task, f"variable {wanted[0].name!r}", "program")
+            awaited = Awaited.of(task, f"variable {wanted[0].name!r}", "program")
             with Wait(self._worker, whom, self._seconds, awaited):
                 self._await(wanted)
         return [self._created[spec.ordinal] for spec in wanted]

@@ -95,7 +95,8 @@ class PushInFlight(Generic[Answer]):
     def wait(self) -> None:
         """Wait until the push is answered, if there is one; raise nothing."""
         if (sent := self._sent) is not None:
-            sent.wait()
+            with self._steps.pace.waiting():
+                sent.wait()
 
     def finish(self) -> None:
         """Wait for the answer and take it in, if there is a push.
@@ -108,7 +109,8 @@ class PushInFlight(Generic[Answer]):
         with self._taking_in:
             sent = self._sent
             if sent is not None:
-                sent.wait()
+                with self._steps.pace.waiting():
+                    sent.wait()
                 self._sent = None
                 self._arrived(sent.answer())
 

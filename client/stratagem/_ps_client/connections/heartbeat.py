@@ -27,6 +27,9 @@ _LONGEST_SECONDS = PING_SECONDS * 0.6
 # A program that trains sends its next request sooner, and tells by that.
 _IDLE_SECONDS = 0.025
 
+# Of more tasks, what is told suffices to find the cause.
+_MOST_AWAITED = 16
+
 
 class Heartbeat:
     """The thread that renews the leases of a group's sessions, and attends them.
@@ -137,14 +140,13 @@ def _waits(name: str) -> Iterator[Waiter]:
     for wait in waits_for_tasks():
         # Other strategies of this process may be other tasks.
         if wait.awaited and (wait.who == name or not wait.who.startswith("/job:")):
-            task, subject, missing = wait.awaited
-            awaited = [Awaited(client=task, missing=missing)]
+            tasks = wait.awaited.tasks()[:_MOST_AWAITED]
             yield Waiter(
                 client=name,
-                reason="program",
-                subject=subject,
+                reason=wait.awaited.reason,
+                subject=wait.awaited.subject,
                 seconds=now - wait.began,
-                awaited=awaited,
+                awaited=[Awaited(client=t, missing=m, seconds=s) for t, m, s in tasks],
             )
 
 

@@ -158,7 +158,7 @@ def heartbeat(
     awaited: Iterable[AwaitedAnswer],
     waits: Iterable[Waiter],
 ) -> Request[HeartbeatResponse]:
-    """Return what renews the lease of a session, and tells its last finished step.
+    """Return what renews the lease of a session, and tells of its steps.
 
     Args:
         session: The session.
@@ -175,6 +175,7 @@ def heartbeat(
         doing=doing,
         awaited=awaited,
         waits=waits,
+        pace=steps.pace.told(),
     )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 

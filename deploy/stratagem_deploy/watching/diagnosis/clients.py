@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from stratagem_deploy.watching.asking import ServerAnswer, statuses
 from stratagem_deploy.watching.diagnosis.finding import Finding
 from stratagem_proto.v1.session_pb2 import AwaitedAnswer, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, SessionStatus
+
+_TASK = re.compile(r"/job:(\w+)/task:(\d+)")
 
 # A client sends a heartbeat each three seconds.
 _SILENT_SECONDS = 5.0
@@ -97,7 +100,7 @@ def clients(answers: Sequence[ServerAnswer]) -> Mapping[str, Client]:
     found: dict[str, Client] = {}
     for server, status in statuses(answers):
         for session in status.sessions:
-            known = found.setdefault(_name(session), Client())
+            known = found.setdefault(session_name(session), Client())
             earlier = known.silences.get(server, math.inf)
             known.silences[server] = min(earlier, session.silent_seconds)
             if session.HasField("released_seconds"):
@@ -111,12 +114,13 @@ def clients(answers: Sequence[ServerAnswer]) -> Mapping[str, Client]:
     return found
 
 
-def task_name(label: str) -> str:
-    """Return a task as commands name it, by its label in messages of servers."""
-    return label.removeprefix("/job:").replace("/task:", ":")
+def task_name(text: str) -> str:
+    """Return a text of a server with its tasks as commands name them, as in "worker:0"."""
+    return _TASK.sub(r"\1:\2", text)
 
 
-def _name(session: SessionStatus) -> str:
+def session_name(session: SessionStatus) -> str:
+    """Return a client as commands name it."""
     return _label(session.task) if session.task.job else f"session {session.session_id.hex()[:8]}"
 
 

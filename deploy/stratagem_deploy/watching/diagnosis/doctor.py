@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.diagnosis import clients, machines, replicas, waits
+from stratagem_deploy.watching.diagnosis import (
+    clients,
+    disks,
+    functions,
+    machines,
+    replicas,
+    stragglers,
+    waits,
+)
 from stratagem_deploy.watching.diagnosis.finding import Finding
 
 
@@ -21,17 +29,20 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
     found = [
         *machines.missed(answers),
         *replicas.unserved(answers),
-        *machines.stuck_disks(answers, patience),
+        *disks.stuck(answers, patience),
         *machines.refusing(answers),
         *links,
         *waits.stalled(answers, patience, excused),
-        *waits.endless(answers, patience),
+        *functions.unreached(answers, patience),
+        *functions.endless(answers, patience),
+        *disks.late_parts(answers, patience),
         *replicas.unprotected(answers),
         *clients.lost(answers),
         *clients.silent(answers),
         *machines.full(answers),
-        *machines.slow_disks(answers),
+        *disks.slow(answers),
         *machines.slow_servers(answers),
+        *stragglers.stragglers(answers),
         *machines.skewed(answers),
         *machines.different(answers),
     ]

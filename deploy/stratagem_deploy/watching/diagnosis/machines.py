@@ -1,4 +1,4 @@
-"""Servers and their machines: memory, disks, speed, clocks and versions."""
+"""Servers and their machines: memory, speed, clocks and versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from stratagem_deploy.watching.amounts import amount, mean, span, total
 from stratagem_deploy.watching.asking import ServerAnswer, statuses
 from stratagem_deploy.watching.diagnosis.finding import Finding
-from stratagem_proto.v1.status_pb2 import Budget, CheckpointStatus, LogStatus
+from stratagem_proto.v1.status_pb2 import Budget
 
 # Of a budget in use; what comes next may be refused.
 _NEARLY_FULL = 0.9
@@ -19,12 +19,6 @@ _MOST_SKEW_SECONDS = 2.0
 
 # A client repeats a request sooner for which there was no memory.
 _REPEATED_SECONDS = 5.0
-
-# Of a part of a checkpoint: any disk is faster, and smaller parts tell nothing.
-_SLOW_BYTES_PER_SECOND, _TELLING_BYTES = 20e6, 10e6
-
-# Of a batch of a log: disks that turn take 20 ms, and a batch has at most 64 MB.
-_SLOW_BATCH_SECONDS, _ENOUGH_BATCHES = 0.5, 5
 
 # A server is slow that takes so many times as long as the others, over so many calls.
 _SLOWER, _ENOUGH_CALLS = 3.0, 20
@@ -72,58 +66,6 @@ def full(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
                     f"raise {flag}, or use more servers",
                     culprits=(server,),
                 )
-
-
-def stuck_disks(answers: Sequence[ServerAnswer], patience: float) -> Iterator[Finding]:
-    """Yield the servers whose answers wait for the disk of their log."""
-    for server, status in statuses(answers):
-        log = status.parameter_server.log
-        if log.HasField("writing_seconds") and log.writing_seconds >= patience:
-            records = log.position - log.written
-            yield Finding(
-                f"{server} waits {span(log.writing_seconds)} for the disk of its log, and so do "
-                f"its clients: {records} records are not on disk{_because(log.failure)}",
-                "look whether that disk is full, broken, or busy with something else",
-                stalls=True,
-                culprits=(server,),
-            )
-
-
-def _because(failure: str) -> str:
-    return f": {failure}" if failure else ""
-
-
-def slow_disks(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
-    """Yield the servers whose disks fail, or are slow."""
-    for server, status in statuses(answers):
-        yield from _slow_logs(server, status.parameter_server.log)
-        yield from _slow_checkpoints(server, status.parameter_server.checkpoint)
-
-
-def _slow_logs(server: str, log: LogStatus) -> Iterator[Finding]:
-    seconds = mean(log.seconds) or 0.0
-    if seconds > _SLOW_BATCH_SECONDS and total(log.seconds) >= _ENOUGH_BATCHES:
-        yield Finding(
-            f"{server} waits {span(seconds)} on average until a part of its log is on disk",
-            "the disk is slow: use another one for --durability-folder",
-            culprits=(server,),
-        )
-
-
-def _slow_checkpoints(server: str, saved: CheckpointStatus) -> Iterator[Finding]:
-    if saved.failures:
-        yield Finding(
-            f"{server} could not write {saved.failures} parts of checkpoints",
-            "see its log for the reason, most often a full disk or a folder of another user",
-            culprits=(server,),
-        )
-    if saved.bytes > _TELLING_BYTES and saved.bytes < _SLOW_BYTES_PER_SECOND * saved.seconds:
-        yield Finding(
-            f"{server} took {span(saved.seconds)} to write {amount(saved.bytes)} of a "
-            f"checkpoint to {saved.folder}",
-            "the disk is slow: use another folder, or save less often",
-            culprits=(server,),
-        )
 
 
 def slow_servers(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:

@@ -1,15 +1,18 @@
-"""Who waits for whom, and which functions do not end."""
+"""Who waits for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stratagem_deploy.watching.amounts import mean, span
+from stratagem_deploy.watching.amounts import span
 from stratagem_deploy.watching.asking import ServerAnswer, statuses
 from stratagem_deploy.watching.diagnosis.clients import Client, clients, task_name
 from stratagem_deploy.watching.diagnosis.finding import Finding
 from stratagem_proto.v1.waits_pb2 import Waiter
+
+# Reasons of waits, as of `WaitStatus` and `Waiter`.
+LOCK, FUNCTION, PART = "lock", "function", "part"
 
 
 @dataclass
@@ -18,6 +21,7 @@ class _Stall:
 
     culprit: str
     missing: str
+    reason: str
     servers: set[str] = field(default_factory=set)
     subjects: set[str] = field(default_factory=set)
     waiters: set[str] = field(default_factory=set)
@@ -34,14 +38,24 @@ def stalled(
         patience: Waits of fewer seconds are usual.
         excused: Clients that cannot help it, which another finding tells of.
     """
-    waits = [*all_waits(answers)]
+    waits = [each for each in all_waits(answers) if _holds_up(each[1], patience)]
     stalls = _grouped(waits, patience)
     waiting = {task_name(wait.client) for _, wait in waits}.union(excused)
     roots = [stall for stall in stalls if stall.culprit not in waiting]
-    known = clients(answers)
+    known, servers = clients(answers), dict(statuses(answers))
     # Those who wait for each other in a circle are all told.
     for stall in roots or [stall for stall in stalls if stall.culprit not in excused]:
-        yield _told(stall, known.get(stall.culprit))
+        if stall.culprit in servers and stall.reason == LOCK:
+            yield _busy(stall)
+        else:
+            yield _told(stall, known.get(stall.culprit))
+
+
+def _holds_up(wait: Waiter, patience: float) -> bool:
+    """Return whether a client goes on with nothing, or with no step, while it waits."""
+    # Functions and parts of checkpoints may take long, of which other findings tell. Requests for
+    # one variable wait for each other all the time, for a moment each.
+    return wait.reason != PART and (wait.reason != LOCK or wait.seconds >= patience)
 
 
 def all_waits(answers: Iterable[ServerAnswer]) -> Iterator[tuple[str, Waiter]]:
@@ -60,12 +74,13 @@ def all_waits(answers: Iterable[ServerAnswer]) -> Iterator[tuple[str, Waiter]]:
 def _grouped(waits: Iterable[tuple[str, Waiter]], patience: float) -> list[_Stall]:
     stalls: dict[tuple[str, str], _Stall] = {}
     for server, wait in waits:
-        for awaited in wait.awaited if wait.seconds >= patience else ():
+        is_usual = wait.seconds < patience or wait.reason == FUNCTION
+        for awaited in () if is_usual else wait.awaited:
             culprit = task_name(awaited.client)
             if culprit == task_name(wait.client):
                 continue
             key = culprit, awaited.missing
-            stall = stalls.setdefault(key, _Stall(culprit, awaited.missing))
+            stall = stalls.setdefault(key, _Stall(culprit, awaited.missing, wait.reason))
             stall.servers.add(server)
             stall.subjects.add(wait.subject)
             stall.waiters.add(task_name(wait.client))
@@ -74,15 +89,30 @@ def _grouped(waits: Iterable[tuple[str, Waiter]], patience: float) -> list[_Stal
 
 
 def _told(stall: _Stall, client: Client | None) -> Finding:
-    who, verb = ", ".join(sorted(stall.waiters)), "wait" if len(stall.waiters) > 1 else "waits"
     seen = client.seen if client else "no server has a session of it"
     return Finding(
-        f"{', '.join(sorted(stall.subjects))}: {who} {verb} {span(stall.seconds)} for the "
-        f"{stall.missing} of {stall.culprit}{_on(stall.servers)}; {seen}",
+        f"{_waiting(stall)} of {stall.culprit}{_on(stall.servers)}; {seen}",
         _remedy(client),
         stalls=True,
         culprits=(stall.culprit,),
     )
+
+
+def _busy(stall: _Stall) -> Finding:
+    """Tell of a server that holds a variable for others and does not come to an end."""
+    return Finding(
+        f"{_waiting(stall)} on {stall.culprit}, which holds it meanwhile",
+        f"look at the machine of {stall.culprit}, whether it has processors and memory left, and "
+        "how large the variable is (`stratagem variables`)",
+        stalls=True,
+        culprits=(stall.culprit,),
+    )
+
+
+def _waiting(stall: _Stall) -> str:
+    who, verb = ", ".join(sorted(stall.waiters)), "wait" if len(stall.waiters) > 1 else "waits"
+    subjects = ", ".join(sorted(stall.subjects))
+    return f"{subjects}: {who} {verb} {span(stall.seconds)} for the {task_name(stall.missing)}"
 
 
 def _on(servers: Collection[str]) -> str:
@@ -101,22 +131,3 @@ def _remedy(client: Client | None) -> str:
     if client.doing:
         return "look at that line of its program: what it does there takes long or never ends"
     return "it makes requests and does not come so far: look what its program does otherwise"
-
-
-def endless(answers: Sequence[ServerAnswer], patience: float) -> Iterator[Finding]:
-    """Yield the functions that run for much longer than others of their worker did."""
-    for server, status in statuses(answers):
-        worker = status.worker_server
-        if not worker.HasField("current"):
-            continue
-        usual = mean(worker.seconds) or 0.0
-        if worker.current.seconds > max(patience, 10 * usual):
-            doing = worker.current.doing or "a place that cannot be seen"
-            yield Finding(
-                f"{server} has run function {worker.current.number} for "
-                f"{span(worker.current.seconds)}, its functions take {span(usual)} on average; it "
-                f"is at {doing}",
-                "look at that line: it may wait for data, for a lock, or never end",
-                stalls=bool(worker.queued),
-                culprits=(server,),
-            )
