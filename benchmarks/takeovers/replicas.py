@@ -21,31 +21,44 @@ class Answer(NamedTuple):
     status: GetStatusResponse
     replication: ReplicationStatus
 
+    @property
+    def has_backup(self) -> bool:
+        """Whether the view that it knows of names a backup."""
+        return self.replication.view.HasField("backup")
+
 
 class Replicas:
-    """The replicas of the first server of a cluster.
+    """The replicas of one server of a cluster.
 
     Args:
         cluster: The cluster, of processes.
+        index: The index of the server.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: LocalCluster, index: int = 0) -> None:
+        self.cluster, self.index = cluster, index
         resolver = cluster.cluster_resolver
-        address = resolver.cluster_spec().task_address("ps", 0)
+        address = resolver.cluster_spec().task_address("ps", index)
         self._token = resolver.cluster_token or ""
         self._places = [
-            ServerPlace(each, "ps:0", replica=number)
-            for number, each in enumerate(replica_addresses("/job:ps/task:0", address))
+            ServerPlace(each, f"ps:{index}", replica=number)
+            for number, each in enumerate(replica_addresses(f"/job:ps/task:{index}", address))
         ]
 
-    def _answers(self) -> list[Answer]:
-        answers = ask(self._places, self._token, 5.0)
+    def answers(self, seconds: float = 5.0) -> list[Answer]:
+        """Return what those say that answer in so many seconds."""
         return [
             Answer(each.status, each.replication)
-            for each in answers
+            for each in ask(self._places, self._token, seconds)
             if each.status and each.replication
         ]
+
+    def complete(self) -> list[Answer]:
+        """Return what both say, the primary first; nothing if one of them would be missed."""
+        answers = sorted(self.answers(0.5), key=lambda each: each.replication.standing)
+        standings = [each.replication.standing for each in answers]
+        is_complete = standings == [Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP]
+        return answers if is_complete and answers[0].has_backup else []
 
     def primary(self) -> Answer:
         """Return what the primary says, of a pair that is complete.
@@ -66,10 +79,10 @@ class Replicas:
     def _awaited(self, verified: int) -> Answer:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            for answer in self._answers():
+            for answer in self.answers():
                 told = answer.replication
                 leads = told.standing == Standing.STANDING_PRIMARY
-                if leads and told.view.HasField("backup") and told.verified >= verified:
+                if leads and answer.has_backup and told.verified >= verified:
                     return answer
             time.sleep(0.05)
         raise TimeoutError(f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s")

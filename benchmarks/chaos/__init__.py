@@ -1,0 +1,1 @@
+"""Training while processes are killed and suspended all the time."""
