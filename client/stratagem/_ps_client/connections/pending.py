@@ -151,7 +151,13 @@ class Pending(Generic[Result]):
     def _sent(self, style: Style) -> Attempt:
         self._transport, self._reigns = self._route.transport, self._route.reigns
         self._run, self.sent_at = self._owner.run, time.monotonic()
-        return self._route.attempt(self._request, self._deadlines, style)
+        # A server may be silent already where it is sent.
+        self._route.awaited.add(self)
+        try:
+            return self._route.attempt(self._request, self._deadlines, style)
+        finally:
+            if not self.is_awaited:
+                self._route.awaited.discard(self)
 
     def _repeated(self) -> Result:
         while True:
