@@ -221,7 +221,9 @@ class Pending(Generic[Result]):
         """Look for the server; return whether it is there and may be sent the request."""
         if self._route.is_replicated and not self._deadlines.connect:
             return True  # nothing is sent again
-        found = self._route.find(self._transport, error)
+        # Whether there is a backup by now has to be asked again.
+        failed = None if self._repetition.is_held_back else self._transport
+        found = self._route.find(failed, error)
         self._repetition.is_held_back = (
             found
             and not self._route.has_backup
