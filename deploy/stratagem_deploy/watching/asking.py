@@ -97,6 +97,11 @@ def _answer(place: ServerPlace, call: grpc.Future[GetStatusResponse]) -> ServerA
         return ServerAnswer(place, None, problem.message)
 
 
+def of_clients(answers: Iterable[ServerAnswer]) -> list[ServerAnswer]:
+    """Return the answers of servers that clients talk to: all but backups, which know the same."""
+    return [answer for answer in answers if answer.replication is None or answer.serves]
+
+
 def statuses(answers: Iterable[ServerAnswer]) -> Iterator[tuple[str, GetStatusResponse]]:
     """Yield the label of each server that answered, and what it said."""
     return ((answer.label, answer.status) for answer in answers if answer.status)

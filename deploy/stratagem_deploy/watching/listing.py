@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount
-from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.asking import ServerAnswer, of_clients
 from stratagem_deploy.watching.facts import plain
 from stratagem_proto.v1.status_pb2 import VariableStatus
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
@@ -23,7 +23,7 @@ def variables_of(answers: Iterable[ServerAnswer]) -> list[dict[str, Any]]:
     Bytes of a table are those of its index and of its optimizers' state, too; "rows" says how many
     it has stored, and is None for others.
     """
-    return [fact for answer in answers for fact in _of_server(answer)]
+    return [fact for answer in of_clients(answers) for fact in _of_server(answer)]
 
 
 def _of_server(answer: ServerAnswer) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
-from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.asking import ServerAnswer, of_clients
 from stratagem_deploy.watching.diagnosis.clients import task_name
 from stratagem_deploy.watching.diagnosis.finding import Finding
 from stratagem_deploy.watching.diagnosis.waits import all_waits
@@ -83,11 +83,11 @@ def tables(
             second.
     """
     yield _servers(answers)
-    statuses = [answer.status for answer in answers if answer.status]
+    called = of_clients(answers)
     for table in (
-        _clients(statuses),
-        _waits(answers),
-        _workers(answers, earlier),
+        _clients(answer.status for answer in called if answer.status),
+        _waits(called),
+        _workers(called, of_clients(earlier)),
         _methods(answers, earlier),
     ):
         if table.row_count:
@@ -250,7 +250,7 @@ def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]
 
 def _between(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> float:
     """Return the seconds between two looks."""
-    return answers[0].time - earlier[0].time if earlier else 1.0
+    return answers[0].time - earlier[0].time if answers and earlier else 1.0
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -36,6 +36,8 @@ class ReplicatedServer:
             replicas=2,
             replica=number,
             arbiter=f"file:{self._folder / 'arbiter'}",
+            # One that is stopped leaves the task at once; a busy machine is no failure.
+            failover_seconds=10.0,
         )
         return self._stack.enter_context(ParameterServer(settings))
 

@@ -172,6 +172,49 @@ def test_a_new_kind_of_change_is_given_up_by_name_if_no_backup_comes(
     assert found.numpy() == 0
 
 
+def refusal_by(primary: str, epoch: int) -> NotPrimaryError:
+    """What a replica says that is not the primary, as far as it knows."""
+    refusal = NotPrimaryError("this is the backup")
+    refusal.primary, refusal.epoch = primary, epoch
+    return refusal
+
+
+def test_what_a_replica_believed_in_the_past_or_of_itself_is_not_followed(
+    server: ReplicatedServer, stack: ExitStack
+) -> None:
+    strategy = stack.enter_context(server.strategy())
+    counter(strategy)
+    route = connection(strategy).route
+    for _ in range(2):
+        ended = server.end(server.primary)
+        server.start(ended)
+        server.await_backup()
+        assert route.find(route.transport, UnavailableError("reset"))
+        assert route.address == server.view.primary.address
+        reigns = route.reigns
+        (other,) = {*server.where.replicas} - {route.address}
+        assert route.find(route.transport, refusal_by(other, 1))
+        assert route.find(route.transport, refusal_by(route.address, 1000))
+        assert route.address == server.view.primary.address
+        assert route.reigns == reigns
+
+
+def test_a_backup_that_joins_is_no_other_reign(server: ReplicatedServer, stack: ExitStack) -> None:
+    strategy = stack.enter_context(server.strategy())
+    counter(strategy)
+    route = connection(strategy).route
+    assert route.find(None, UnavailableError("reset"))
+    (backup,) = {0, 1} - {server.view.primary.index}
+    server.end(server.running[backup])
+    eventually(lambda: not server.view.HasField("backup"))
+    assert route.find(None, UnavailableError("reset"))
+    assert not route.has_backup
+    server.start(backup)
+    server.await_backup()
+    assert route.find(None, UnavailableError("reset"))
+    assert (route.has_backup, route.reigns) == (True, 0)
+
+
 ADD = assign([Writing("counter", ASSIGN_MODE_ADD, torch.tensor(1))])
 LARGER = assign([Writing("table", ASSIGN_MODE_ADD, torch.zeros(1000))])
 STEP = step(OptimizerProgram(), [])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from stratagem._ps_client.transports.call import Call
 from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.sockets.client.endpoints import Endpoint, TcpEndpoint
 from stratagem_proto.sockets.client.link import SocketLink
@@ -67,6 +70,24 @@ def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
         endpoint = TcpEndpoint("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
         with pytest.raises(TimeoutError):
             SocketLink(endpoint, 0.05)
+
+
+class PatientEndpoint(TcpEndpoint):
+    seconds = 60.0
+
+
+def test_who_closes_a_transport_ends_the_greeting_of_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as thread:
+        endpoint = PatientEndpoint("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
+        transport = SocketTransport(endpoint)
+        call = Call("/echo.Echo/Echo", lambda _: iter([b"hello"]), 20.0)
+        calling = thread.submit(transport.send, call)
+        with silent.accept()[0] as accepted:
+            assert accepted.recv(100)  # the greeting
+            transport.close()
+            with pytest.raises(OSError) as ended:
+                calling.result(20)
+            assert not isinstance(ended.value, TimeoutError)
 
 
 def test_strangers_keep_out_neither_clients_nor_each_other(

@@ -9,8 +9,10 @@ import pytest
 
 from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_deploy.watching.diagnosis.doctor import findings
+from stratagem_deploy.watching.listing import variables_of
 from stratagem_deploy.watching.places import ServerPlace, find
 from stratagem_deploy.watching.standings import described
+from stratagem_deploy.watching.tables import tables
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.replication_pb2 import (
     STANDING_BACKUP,
@@ -23,7 +25,14 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_proto.v1.session_pb2 import Task
-from stratagem_proto.v1.status_pb2 import GetStatusResponse, ParameterServerStatus
+from stratagem_proto.v1.status_pb2 import (
+    GetStatusResponse,
+    ParameterServerStatus,
+    SessionStatus,
+    VariableStatus,
+)
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableSpec
 
 PATIENCE = 2.0
 ADDRESSES = ("10.0.0.1:2222", "10.0.0.2:2222")
@@ -97,6 +106,23 @@ def test_a_task_that_nobody_serves_comes_first(other: ServerAnswer) -> None:
     assert finding.stalls
     assert "no replica of ps:0 serves: ps:0 replica 0 is: may not answer" in finding.what
     assert "the arbiter is away" in finding.what
+
+
+def test_what_a_backup_knows_of_clients_and_variables_is_told_once() -> None:
+    now = view(3, 0)
+    answers = [said(0, STANDING_PRIMARY, now), said(1, STANDING_BACKUP, now)]
+    for seconds, answer in zip((0.1, 60.0), answers, strict=True):
+        assert answer.status is not None
+        session = SessionStatus(task=Task(job="worker", index=0), silent_seconds=seconds)
+        answer.status.sessions.append(session)
+        found = VariableStatus(
+            variable=VariableInfo(spec=VariableSpec(name="weight", tensor=TensorSpec())), bytes=8
+        )
+        answer.status.parameter_server.variables.append(found)
+    assert findings(answers, PATIENCE) == []
+    assert [(each["name"], each["place"]) for each in variables_of(answers)] == [("weight", "ps:0")]
+    clients = {str(column.header): [*column.cells] for column in list(tables(answers))[1].columns}
+    assert clients["servers"] == ["1"]
 
 
 def test_a_replica_is_described_in_a_few_words() -> None:

@@ -151,7 +151,13 @@ class Pending(Generic[Result]):
     def _sent(self, style: Style) -> Attempt:
         self._transport, self._reigns = self._route.transport, self._route.reigns
         self._run, self.sent_at = self._owner.run, time.monotonic()
-        return self._route.attempt(self._request, self._deadlines, style)
+        # A server may be silent already where it is sent.
+        self._route.awaited.add(self)
+        try:
+            return self._route.attempt(self._request, self._deadlines, style)
+        finally:
+            if not self.is_awaited:
+                self._route.awaited.discard(self)
 
     def _repeated(self) -> Result:
         while True:
@@ -215,7 +221,9 @@ class Pending(Generic[Result]):
         """Look for the server; return whether it is there and may be sent the request."""
         if self._route.is_replicated and not self._deadlines.connect:
             return True  # nothing is sent again
-        found = self._route.find(self._transport, error)
+        # Whether there is a backup by now has to be asked again.
+        failed = None if self._repetition.is_held_back else self._transport
+        found = self._route.find(failed, error)
         self._repetition.is_held_back = (
             found
             and not self._route.has_backup

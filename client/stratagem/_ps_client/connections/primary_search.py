@@ -28,12 +28,14 @@ class Primary(NamedTuple):
     Attributes:
         address: The "host:port" by which this process knows it.
         epoch: The epoch of the view that says so; 0 of a server that has no replicas.
-        has_backup: Whether another replica has all that it acknowledges.
+        has_backup: Whether another replica has all that it acknowledges, as far as is known.
+        instance: Which state it serves, as in the view; empty if that is not known.
     """
 
     address: str
     epoch: int
-    has_backup: bool
+    has_backup: bool = True
+    instance: bytes = b""
 
 
 class PrimarySearch:
@@ -113,8 +115,9 @@ def _primary(address: str, status: GetStatusResponse | None) -> Primary | None:
         return None
     server = status.parameter_server
     if not server.HasField("replication"):
-        return Primary(address, 0, has_backup=True)
+        return Primary(address, 0)
     found = server.replication
     if found.standing != STANDING_PRIMARY:
         return None
-    return Primary(address, found.view.epoch, found.view.HasField("backup"))
+    view = found.view
+    return Primary(address, view.epoch, view.HasField("backup"), found.replica.instance)

@@ -83,7 +83,7 @@ class ServerRoute:
         self.reigns = 0
         self.has_backup = True
         self._locate, self._token = locate, token
-        self._epoch = 0
+        self._epoch, self._instance = 0, b""
         self._looks_from, self._searches = 0.0, 0
         self._retired: list[ServerTransport] = []
         self._moving, self._finding = threading.Lock(), threading.Lock()
@@ -124,11 +124,11 @@ class ServerRoute:
         """Use the sockets that the server has told of, where possible."""
         self.transport.learn(sockets)
 
-    def find(self, failed: ServerTransport, error: StratagemError) -> bool:
+    def find(self, failed: ServerTransport | None, error: StratagemError) -> bool:
         """Look where the server is after it could not be reached.
 
         Args:
-            failed: By which it could not.
+            failed: By which it could not; None to look whatever others have found.
             error: Why.
 
         Returns:
@@ -139,18 +139,24 @@ class ServerRoute:
             return True
         searches = self._searches
         with self._finding:
-            if failed is not self.transport or self._searches != searches:
-                # Another thread has looked meanwhile.
-                return failed is not self.transport
-            return self._find_primary(error)
+            if failed is not None and failed is not self.transport:
+                return True
+            # Another thread has looked in vain meanwhile.
+            return self._searches == searches and self._find_primary(error)
 
     def _find_primary(self, error: StratagemError) -> bool:
-        if isinstance(error, NotPrimaryError) and error.primary in self._replicas:
-            return self._follow(Primary(error.primary, error.epoch, has_backup=True))
+        if isinstance(error, NotPrimaryError) and self._is_other(error.primary):
+            told = Primary(error.primary, error.epoch)
+            # It may be long ago that the replica heard of it.
+            if self._follow(told):
+                return True
         found = self._searched()
         if found is None:
             self.move(self._located())
         return found is not None and self._follow(found)
+
+    def _is_other(self, address: str) -> bool:
+        return address in self._replicas and address != self.address
 
     def _searched(self) -> Primary | None:
         self._searches += 1
@@ -186,9 +192,11 @@ class ServerRoute:
             if primary.epoch < self._epoch or self.closed.is_set():
                 return False
             is_new = primary.address != self.address
-            # The first epoch that is heard of may have begun long ago.
-            if is_new or 0 < self._epoch < primary.epoch:
+            # The one that served first may not have been asked for its instance.
+            if is_new or b"" != self._instance != primary.instance != b"":
                 self.reigns += 1
+            if is_new or primary.instance:
+                self._instance = primary.instance
             self._epoch, self.has_backup = primary.epoch, primary.has_backup
             left = self.transport
             if is_new:

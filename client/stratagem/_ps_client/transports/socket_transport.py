@@ -53,13 +53,29 @@ class SocketTransport:
         if call.style is Style.PIPELINED:
             return self._pipelined(call)
         deadline = time.monotonic() + call.timeout
-        link = self._idle.take(call.room) or SocketLink(self.endpoint, call.timeout)
+        link = self._idle.take(call.room) or self._greeted(call.timeout)
         self._busy.add(link)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             link.close()
         exchange = _Exchange(self, link, call, deadline)
         return Attempt(Responses(exchange, exchange.segment), exchange)
+
+    def _greeted(self, seconds: float) -> SocketLink:
+        """Open a connection, which `close` also ends while the server is greeted."""
+        begun: list[SocketLink] = []
+
+        def begin(link: SocketLink) -> None:
+            begun.append(link)
+            self._busy.add(link)
+            if self._closed:
+                link.close()
+
+        try:
+            return SocketLink(self.endpoint, seconds, begin)
+        except BaseException:
+            self._busy.difference_update(begun)
+            raise
 
     def _pipelined(self, call: Call) -> Attempt:
         pipeline = self._pipeline

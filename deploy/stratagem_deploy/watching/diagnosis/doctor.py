@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.asking import ServerAnswer, of_clients
 from stratagem_deploy.watching.diagnosis import (
     clients,
     disks,
@@ -24,7 +24,8 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
         answers: What servers say.
         patience: Waits of fewer seconds are usual.
     """
-    links = [*clients.cut_off(answers, patience)]
+    called = of_clients(answers)
+    links = [*clients.cut_off(called, patience)]
     excused = {culprit for link in links for culprit in link.culprits}
     found = [
         *machines.missed(answers),
@@ -32,17 +33,17 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
         *disks.stuck(answers, patience),
         *machines.refusing(answers),
         *links,
-        *waits.stalled(answers, patience, excused),
-        *functions.unreached(answers, patience),
-        *functions.endless(answers, patience),
+        *waits.stalled(called, patience, excused),
+        *functions.unreached(called, patience),
+        *functions.endless(called, patience),
         *disks.late_parts(answers, patience),
         *replicas.unprotected(answers),
-        *clients.lost(answers),
-        *clients.silent(answers),
+        *clients.lost(called),
+        *clients.silent(called),
         *machines.full(answers),
         *disks.slow(answers),
-        *machines.slow_servers(answers),
-        *stragglers.stragglers(answers),
+        *machines.slow_servers(called),
+        *stragglers.stragglers(called),
         *machines.skewed(answers),
         *machines.different(answers),
     ]

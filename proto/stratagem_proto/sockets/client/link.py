@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.closing import closed_on_failure, hang_up
@@ -28,6 +28,10 @@ from stratagem_proto.wire.segment import Segment, create
 _LENIENCE = 1.01
 
 
+def _unattended(link: SocketLink) -> None:
+    """Do nothing: nobody ends the greeting of this link."""
+
+
 class SocketLink:
     """A socket whose other end has proved that it is the server.
 
@@ -39,12 +43,19 @@ class SocketLink:
         MalformedStreamError: The other end violates the protocol.
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        seconds: float | None = None,
+        greets: Callable[[SocketLink], None] = _unattended,
+    ) -> None:
         """Connect.
 
         Args:
             endpoint: The endpoint.
             seconds: The most time for it; at most and by default the endpoint's own.
+            greets: Called before the other end has answered, for which this waits; whoever closes
+                the link in another thread ends that.
         """
         self.segment: Segment | None = None
         # Before its proof the other end cannot send a larger message.
@@ -54,6 +65,7 @@ class SocketLink:
         deadline = time.monotonic() + seconds
         self._socket = endpoint.connect(seconds)
         with closed_on_failure(self._socket):
+            greets(self)
             self._greet(endpoint.secret, deadline)
 
     def _greet(self, secret: bytes, deadline: float) -> None:
