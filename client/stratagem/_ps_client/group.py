@@ -217,19 +217,22 @@ class ServerGroup:
                 self._ahead.finish()
             if any(request.mutates for request in requests.values()):
                 self.changes += 1
-                return self.push(requests)
+                return self._push(requests)
             self._prepare(requests)
             return self._together(requests)
 
     def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         """Send requests as `together` does, as parts of one training step."""
         with self.steps.pace.waiting():
-            # Servers take one of them at a time.
-            self._ahead.wait()
-            self._prepare(requests)
-            self._require_present()
-            with self.steps.taking():
-                return self._together(requests)
+            return self._push(requests)
+
+    def _push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        # Servers take one of them at a time.
+        self._ahead.wait()
+        self._prepare(requests)
+        self._require_present()
+        with self.steps.taking():
+            return self._together(requests)
 
     def send(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
         """Send as `push` does, and return what waits for the results; to be called, once."""
