@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import grpc
@@ -229,11 +230,13 @@ def _longest(request: Request[Any], deadlines: Deadlines) -> float:
     """Return how long a request may take: repetitions end some time after the first failure."""
     attempt = deadlines.attempt(request.request_nbytes, request.wait) + 1.0
     # The handshakes before the first repetition, and before the last.
-    handshakes = 0.0 if request.opens else 2 * _longest(opening(_NOBODY), DEADLINES)
+    handshakes = 0.0 if request.opens else 2 * _longest_handshake()
     return attempt + deadlines.connect + attempt + handshakes
 
 
-_NOBODY = Identity(ROLE_WORKER)
+@cache
+def _longest_handshake() -> float:
+    return _longest(opening(Identity(ROLE_WORKER)), DEADLINES)
 
 
 def _forget_outcome(task: asyncio.Task[Any]) -> None:
