@@ -23,6 +23,7 @@ from stratagem._ps_client.connections.session import (
     heartbeat,
     opened,
     opening,
+    reopening,
 )
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
@@ -128,7 +129,7 @@ class SimulatedConnection:
             if self.session is None:
                 request = opening(self._identity)
                 self._choose_session_id(request)
-                answer = await self._repeated(request, DEADLINES)
+                answer = await self._opened_by(request, knows_run=False)
                 self.session = opened(request, answer, self.peer)
                 self._attend()
             return self.session
@@ -189,12 +190,25 @@ class SimulatedConnection:
         session = self.session
         if session is not None:
             self.losses += 1
-            answer = await self._repeated(opening(self._identity, session), DEADLINES)
-            if not session.goes_on(answer):
-                self._restarted = not (answer.restored and self._identity.outlives_servers)
-                self._require_usable()
-                session.continues(answer)
+            answer = await self._opened_by(opening(self._identity, session), knows_run=True)
+            if session.is_forgotten(answer):
+                self._require_restored(answer)
+            session.continues(answer)
             self._attend()
+        self._require_usable()
+
+    async def _opened_by(
+        self, request: Request[OpenSessionResponse], knows_run: bool
+    ) -> OpenSessionResponse:
+        answer = await self._repeated(request, DEADLINES)
+        while (again := reopening(request, answer)) is not None:
+            if knows_run:
+                self._require_restored(answer)
+            request, answer = again, await self._repeated(again, DEADLINES)
+        return answer
+
+    def _require_restored(self, answer: OpenSessionResponse) -> None:
+        self._restarted = not (answer.restored and self._identity.outlives_servers)
         self._require_usable()
 
     def _require_usable(self) -> None:

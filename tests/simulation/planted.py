@@ -12,7 +12,7 @@ from unittest.mock import patch
 from stratagem_proto.log import segments as log_segments
 from stratagem_proto.log.segments import segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse, RequestKey
 from stratagem_psserver.checkpoint_gate import CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.rules import BoundedRule, StepRule
@@ -26,6 +26,7 @@ from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.persistence import folder
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.rpcs import values
+from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.synchronous.step_group import StepGroup
@@ -49,7 +50,7 @@ def _replaced(owner: object, name: str, value: object) -> Plant:
 _finish, _outcome, _admit = Numbering.finish, Numbering.outcome, Numbering.admit
 _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
-_change = Schedule.change
+_change, _shake_hands = Schedule.change, SessionRpcs.open
 _has_intact_batch = log_segments._has_intact_batch
 _is_to_drop, _admits = StepGroup.is_to_drop, CheckpointGate.admits
 
@@ -141,6 +142,14 @@ def _admits_all(self: CheckpointGate, client: bytes, label: str, step: int, now:
     return admitted
 
 
+async def _opens_with_any_run(
+    self: SessionRpcs, request: OpenSessionRequest
+) -> OpenSessionResponse:
+    """Take a handshake that names no run for one with this run."""
+    request.incarnation = request.incarnation or self._state.incarnation
+    return await _shake_hands(self, request)
+
+
 def _changes_early(self: Schedule, rule: StepRule, begun: int) -> int:
     """Let a change apply to a step that some worker has begun already."""
     return _change(self, rule, begun - 1)
@@ -191,6 +200,7 @@ PLANTED: Mapping[str, Plant] = {
     "a function's mutation is forgotten": _replaced(ClosureLedger, "finish", _forgets_mutation),
     "a batch is handed out twice": _replaced(DataLedger, "draw", _hands_out_again),
     "steps are not held": _replaced(CheckpointGate, "admits", _admits_all),
+    "a session is with any run": _replaced(SessionRpcs, "open", _opens_with_any_run),
     "a change is a step too early": _replaced(Schedule, "change", _changes_early),
     "an answer leaves before its record": _replaced(Changes, "durable", _answers_at_once),
     "replies are lost at a restart": _replaced(Numbering, "repeat", _restores_no_reply),
