@@ -163,13 +163,12 @@ class Cluster:
         finally:
             await process.leave()
 
-    async def run(self, task: str, life: Life, leaves: bool = True) -> bool:
+    async def run(self, task: str, life: Life) -> bool:
         """Run a program in a process that faults may strike.
 
         Args:
             task: The task of the process.
-            life: The program.
-            leaves: Whether the process closes its sessions when the program fails.
+            life: The program. If it fails, the process closes its sessions all the same.
 
         Returns:
             Whether it came to its end.
@@ -185,16 +184,14 @@ class Cluster:
             self.world.note(task, "crashes")
             return False
         error = running.exception()
-        if error is None or leaves:
-            await process.leave()
-        process.crash()
+        await process.leave()
         if error is not None and not isinstance(error, StratagemError):
             raise error
         return error is None
 
-    async def run_until_done(self, task: str, life: Life, leaves: bool = True) -> None:
+    async def run_until_done(self, task: str, life: Life) -> None:
         """Run a program as `run`, in new processes until it has come to its end once."""
-        while not await self.run(task, life, leaves):
+        while not await self.run(task, life):
             await asyncio.sleep(self.world.chance.choice((0.5, 2.0, 6.0, 15.0)))
 
     async def storm(self) -> None:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import grpc
+import torch
 
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._ps_client.connections.repetition import Repetition
@@ -31,6 +32,7 @@ from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
 from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import from_rpc_error
 from tests.simulation.network import Network, Sent
 from tests.simulation.servers import SimulatedServer
@@ -92,6 +94,8 @@ class SimulatedConnection:
         self.session: ServerSession | None = None
         self.losses = 0
         self._restarted = False
+        # How often tensors go through memory: never between hosts.
+        self._shares = self._world.chance.choice((0.0, 0.5, 1.0))
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
         self._attendance: asyncio.Task[Any] | None = None
 
@@ -176,7 +180,9 @@ class SimulatedConnection:
 
     async def _attempted(self, request: Request[Result], deadlines: Deadlines) -> Result:
         await self._pauses.over()
-        sent = Sent(request.path, [bytes(message) for message in request.encoded()])
+        segment = self._shared(request.least_room)
+        messages = [bytes(message) for message in request.encoded(segment)]
+        sent = Sent(request.path, messages, segment)
         timeout = deadlines.attempt(request.request_nbytes, request.wait)
         try:
             answer = await self._network.call(self.name, self._server, sent, timeout)
@@ -184,7 +190,13 @@ class SimulatedConnection:
             raise from_rpc_error(error, self.peer, request.method) from error
         finally:
             await self._pauses.over()
-        return request.receive(Responses(iter(answer)))
+        return request.receive(Responses(iter(answer), segment))
+
+    def _shared(self, nbytes: int) -> Segment | None:
+        """Return memory that this process shares with the server for one attempt, if any."""
+        if not nbytes or self._world.chance.random() >= self._shares:
+            return None
+        return Segment(torch.zeros(nbytes, dtype=torch.uint8).numpy().data)
 
     async def _resume(self) -> None:
         session = self.session

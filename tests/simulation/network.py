@@ -10,20 +10,39 @@ import grpc
 
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.segment import Segment
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
 _QUICK_SECONDS, _LATE_SECONDS = 0.01, 8.0
 
 
+# The tensors of these are not needed in shared memory any more when they are answered, nor are
+# values of the answer there.
+_UPLOADS = {"Assign", "Update"}
+
+
 class Sent(NamedTuple):
-    """One attempt of a call, as bytes."""
+    """One attempt of a call.
+
+    Attributes:
+        path: The method.
+        messages: The messages, as bytes.
+        segment: The memory that it shares with the server, in which tensors are; None if there is
+            none.
+    """
 
     path: str
     messages: Sequence[bytes]
+    segment: Segment | None = None
 
     def __str__(self) -> str:
         return self.path.rpartition("/")[2]
+
+    def overwrite(self) -> None:
+        """Overwrite what is shared with the server."""
+        assert self.segment is not None
+        self.segment.view(0, self.segment.nbytes)[:] = b"B" * self.segment.nbytes
 
 
 class Network:
@@ -92,7 +111,9 @@ class _Delivery:
             self._break("the request is lost")
         else:
             world.loop.call_later(network.delay("request late"), self._arrive)
-        if world.strikes("request doubled", world.weather.doubled):
+        # Nothing comes between two processes of one host.
+        is_far = self._sent.segment is None
+        if is_far and world.strikes("request doubled", world.weather.doubled):
             later = world.chance.random() * _LATE_SECONDS
             world.loop.call_later(later, self._arrive, True)
         return self._answer
@@ -115,10 +136,22 @@ class _Delivery:
         self._note("arrives again" if again else "arrives")
         task = self._server.serve(*self._sent)
         self._tasks.append(task)
+        self._overwrite()
         task.add_done_callback(self._doubled if again else self._answered)
         weather = self._world.weather
         if not again and self._world.strikes("connection cut", weather.cut_off):
             self._world.loop.call_later(self._world.chance.random() * 0.1, task.cancel)
+
+    def _overwrite(self) -> None:
+        """Overwrite shared memory while the server works, which has to be safe from that.
+
+        Servers without logs do not care what such a client so makes of its own request.
+        """
+        world, sent = self._world, self._sent
+        if sent.segment is None or str(sent) not in _UPLOADS or not self._server.logs:
+            return
+        if world.strikes("memory overwritten", world.weather.overwritten):
+            world.loop.call_later(world.chance.choice((0.0, 0.03, 1.0)), sent.overwrite)
 
     def _doubled(self, task: asyncio.Task[list[bytes]]) -> None:
         if not task.cancelled():

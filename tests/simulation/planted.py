@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from google.protobuf.message import Message
+
 from stratagem_proto.log import segments as log_segments
 from stratagem_proto.log.segments import segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse, RequestKey
+from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.checkpoint_gate import CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.rules import BoundedRule, StepRule
 from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.data.data_ledger import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import SessionLedger
+from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
+from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.log import segment_writer
-from stratagem_psserver.log.changes import Changes
+from stratagem_psserver.log.changes import Changes, LoggedRequest
 from stratagem_psserver.persistence import folder
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.rpcs import values
@@ -52,6 +60,7 @@ _open, _close_session = SessionLedger.open, ServerState.close_session
 _record_mutation, _draw = ClosureLedger.finish, DataLedger.draw
 _change, _shake_hands = Schedule.change, SessionRpcs.open
 _has_intact_batch = log_segments._has_intact_batch
+_owned, _logged, _mutated = StagedTensors.owned, Changes.request, Changes.mutated
 _is_to_drop, _admits = StepGroup.is_to_drop, CheckpointGate.admits
 
 
@@ -108,6 +117,10 @@ def _counts_again(self: StepGroup, part: Any) -> bool:
     return False
 
 
+def _owes_nothing(self: StepGroup, step: int, parts: Any) -> None:
+    """Drop what was committed, and let others go on as if other servers had, too."""
+
+
 def _loses_slots(self: ServerState, session_id: bytes) -> None:
     """Begin all slots anew when a client leaves."""
     for variable in self.store.variables():
@@ -159,6 +172,60 @@ async def _answers_at_once(self: Changes) -> None:
     """Let answers leave whose records are not on disk yet."""
 
 
+def _copies_nothing(self: StagedTensors, manifest: Manifest) -> StagedTensors:
+    """Apply tensors from memory that their client can still change."""
+    return self
+
+
+class _Copied(list[torch.Tensor]):
+    """Tensors that were copied out of shared memory."""
+
+    shared: Sequence[torch.Tensor]
+
+
+class _LateRequest(LoggedRequest):
+    """A request whose tensors are taken when it is logged."""
+
+    shared: Sequence[torch.Tensor]
+
+
+def _remembers_shared(self: StagedTensors, manifest: Manifest) -> StagedTensors:
+    owned = _owned(self, manifest)
+    if self.segment is None:
+        return owned
+    copied = _Copied(owned.tensors)
+    copied.shared = self.tensors
+    return replace(owned, tensors=copied)
+
+
+def _takes_late(
+    self: Changes, response_type: type[Message], request: Mutation, tensors: Any = ()
+) -> LoggedRequest | None:
+    logged = _logged(self, response_type, request, tensors)
+    if logged is None or not isinstance(tensors, _Copied):
+        return logged
+    late = _LateRequest(logged.method, logged.request)
+    late.shared = tensors.shared
+    return late
+
+
+def _logs_late(self: Changes, request: LoggedRequest, reply: RecordedReply | None) -> None:
+    """Log what is in shared memory once a request was applied, in place of the copy."""
+    if isinstance(request, _LateRequest):
+        request.tensors = b"".join(map(as_bytes, request.shared))
+    _mutated(self, request, reply)
+
+
+@contextmanager
+def _logging_from_shared_memory() -> Iterator[None]:
+    with (
+        patch.object(StagedTensors, "owned", _remembers_shared),
+        patch.object(Changes, "request", _takes_late),
+        patch.object(Changes, "mutated", _logs_late),
+    ):
+        yield
+
+
 def _restores_no_reply(self: Numbering, key: RequestKey, reply: RecordedReply) -> None:
     """Start again without what sessions were answered."""
 
@@ -195,6 +262,7 @@ PLANTED: Mapping[str, Plant] = {
     "a barrier is forgotten": _replaced(Barriers, "is_passed", _lets_pass),
     "reads do not wait for their step": _replaced(Rounds, "is_applied", _reads_at_once),
     "a contribution counts twice": _replaced(StepGroup, "is_to_drop", _counts_again),
+    "dropped contributions are forgotten": _replaced(StepGroup, "_owe", _owes_nothing),
     "slots are lost": _replaced(ServerState, "close_session", _loses_slots),
     "a version is used again": _replaced(values, "_next_version", _keeps_version),
     "a function's mutation is forgotten": _replaced(ClosureLedger, "finish", _forgets_mutation),
@@ -203,6 +271,8 @@ PLANTED: Mapping[str, Plant] = {
     "a session is with any run": _replaced(SessionRpcs, "open", _opens_with_any_run),
     "a change is a step too early": _replaced(Schedule, "change", _changes_early),
     "an answer leaves before its record": _replaced(Changes, "durable", _answers_at_once),
+    "shared memory is not copied": _replaced(StagedTensors, "owned", _copies_nothing),
+    "the log is from shared memory": _logging_from_shared_memory,
     "replies are lost at a restart": _replaced(Numbering, "repeat", _restores_no_reply),
     "a segment's name is not on disk": _replaced(segment_writer, "sync_folder", _syncs_nothing),
     "a server's folder is not on disk": _replaced(folder, "sync_folder", _syncs_nothing),

@@ -18,6 +18,7 @@ from stratagem_proto.log.segments import LogReader
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import detail_of
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.environment import Environment
@@ -69,9 +70,8 @@ def beside(world: World, work: Callable[[], None], give_up: Callable[[], object]
 class ServedCall:
     """A call under way, as its handler sees it: like one over a socket."""
 
-    segment = None
-
-    def __init__(self) -> None:
+    def __init__(self, segment: Segment | None) -> None:
+        self.segment = segment
         self.answer: list[bytes] = []
 
     async def write(self, message: bytes) -> None:
@@ -168,6 +168,11 @@ class SimulatedServer:
         self._begin(self._live())
         world.note(self.name, "starts")
 
+    @property
+    def logs(self) -> bool:
+        """Whether the server writes its changes to a log."""
+        return self._folder is not None
+
     async def _live(self) -> None:
         if self._persistence is not None:
             await self._persistence.recover()
@@ -196,9 +201,11 @@ class SimulatedServer:
         self._disk.end(self._folder, loses_power, begun)
         self._world.note(self.name, "loses power" if loses_power else "is killed")
 
-    def serve(self, path: str, messages: Sequence[bytes]) -> asyncio.Task[list[bytes]]:
+    def serve(
+        self, path: str, messages: Sequence[bytes], segment: Segment | None
+    ) -> asyncio.Task[list[bytes]]:
         """Begin to answer a call; the task has the answer, or raises the status as an error."""
-        return self._begin(self._answered(path, messages))
+        return self._begin(self._answered(path, messages, segment))
 
     def _tear(self) -> None:
         """Leave a part of a batch at the end of the log, which was being written."""
@@ -230,9 +237,11 @@ class SimulatedServer:
             # Nobody awaits what a process has found in its last moment.
             task.exception()
 
-    async def _answered(self, path: str, messages: Sequence[bytes]) -> list[bytes]:
+    async def _answered(
+        self, path: str, messages: Sequence[bytes], segment: Segment | None
+    ) -> list[bytes]:
         handler: Any = find_handler(self._services, path.encode())
-        call = ServedCall()
+        call = ServedCall(segment)
         try:
             if handler.response_streaming:
                 requests = _stream(messages) if handler.request_streaming else messages[0]

@@ -48,7 +48,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_at(
+    def call_at(  # type: ignore[override]  # typeshed types the arguments one by one
         self,
         when: float,
         callback: Callable[..., object],

@@ -58,7 +58,7 @@ class ValueRpcs:
 
     async def _wait(self, session: Session, mark: pb.StepMark, seconds: float) -> None:
         state = self._state
-        applied = partial(state.rounds.is_applied, mark)
+        applied = partial(state.rounds.is_applied, mark, session.id)
         if applied():
             return
         waiter = state.step_waiter(session, mark)

@@ -155,8 +155,7 @@ def reopening(
     request: Request[OpenSessionResponse], answer: OpenSessionResponse
 ) -> Request[OpenSessionResponse] | None:
     """Return the handshake with the run that has answered; None if that has opened the session."""
-    message = OpenSessionRequest()
-    message.CopyFrom(request.message)
+    message = OpenSessionRequest.FromString(request.message.SerializeToString())
     if message.incarnation == answer.incarnation:
         return None
     message.incarnation = answer.incarnation
