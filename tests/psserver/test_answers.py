@@ -14,7 +14,7 @@ from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.servicer import Methods
-from tests.simulation.servers import ServedCall
+from tests.simulation.server_run import ServedCall
 
 
 class FailingDisk(Changes):

@@ -16,7 +16,8 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER
 from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
-from tests.simulation.servers import SimulatedServer, beside
+from tests.simulation.server_run import beside
+from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
 _BEAT_SECONDS = 3.0
@@ -147,7 +148,9 @@ class Cluster:
     def __init__(self, world: World, num_servers: int, disk: Disk | None = None) -> None:
         self.world = world
         world.loop.beside = partial(beside, world)
-        self.servers = [SimulatedServer(world, task, disk) for task in range(num_servers)]
+        self.servers = [
+            SimulatedServer(world, f"ps:{task}", task, disk) for task in range(num_servers)
+        ]
         self._network = Network(world)
         self._processes: dict[Process, asyncio.Task[None]] = {}
 

@@ -46,7 +46,7 @@ class Sent(NamedTuple):
 
 
 class Network:
-    """Carries calls of clients, by their names, to servers.
+    """Carries calls to servers. Whoever calls, a client or a server, has a name of its own.
 
     Attributes:
         world: The run that it is part of.
@@ -54,29 +54,29 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        # By client, server and whether it is the way there: until when nothing passes.
+        # By caller, server and whether it is the way there: until when nothing passes.
         self._parted: dict[tuple[str, str, bool], float] = {}
 
-    def part(self, client: str, server: str, there: bool, back: bool, seconds: float) -> None:
+    def part(self, caller: str, server: str, there: bool, back: bool, seconds: float) -> None:
         """Let nothing pass between two for a while, in one direction or both."""
         until = self.world.loop.time() + seconds
         for way, parted in ((True, there), (False, back)):
             if parted:
-                self._parted[client, server, way] = until
+                self._parted[caller, server, way] = until
 
-    def passes(self, client: str, server: SimulatedServer, there: bool) -> bool:
+    def passes(self, caller: str, server: SimulatedServer, there: bool) -> bool:
         """Return whether messages pass in one direction."""
-        return self._parted.get((client, server.name, there), 0.0) <= self.world.loop.time()
+        return self._parted.get((caller, server.name, there), 0.0) <= self.world.loop.time()
 
     async def call(
-        self, client: str, server: SimulatedServer, sent: Sent, timeout: float | None
+        self, caller: str, server: SimulatedServer, sent: Sent, timeout: float | None
     ) -> list[bytes]:
         """Return the messages of the answer.
 
         Raises:
             SocketError: The call failed, or was not answered in time.
         """
-        delivery = _Delivery(self, self.world, client, server, sent)
+        delivery = _Delivery(self, self.world, caller, server, sent)
         try:
             return await asyncio.wait_for(delivery.begin(), timeout)
         except asyncio.TimeoutError:
@@ -95,12 +95,12 @@ class _Delivery:
     """One attempt of a call on its way."""
 
     def __init__(
-        self, network: Network, world: World, client: str, server: SimulatedServer, sent: Sent
+        self, network: Network, world: World, caller: str, server: SimulatedServer, sent: Sent
     ) -> None:
         self._network, self._world = network, world
-        self._client, self._server, self._sent = client, server, sent
+        self._caller, self._server, self._sent = caller, server, sent
         # What is on its way to a process ends with its connections.
-        self._run = server.runs
+        self._run = server.run
         self._answer: asyncio.Future[list[bytes]] = world.loop.create_future()
         self._tasks: list[asyncio.Task[list[bytes]]] = []
 
@@ -126,15 +126,15 @@ class _Delivery:
                 self._world.loop.call_later(delay, task.cancel)
 
     def _arrive(self, again: bool = False) -> None:
-        passes = self._network.passes(self._client, self._server, there=True)
+        passes = self._network.passes(self._caller, self._server, there=True)
         # What goes by a proxy may arrive at a later run all the same, when nobody waits for it.
-        is_there = self._server.is_up and (again or self._server.runs == self._run)
+        is_there = self._server.is_up and (again or self._server.run is self._run)
         if not passes or not is_there:
             if not again:
                 self._break("the network is parted" if not passes else "nobody is there")
             return
         self._note("arrives again" if again else "arrives")
-        task = self._server.serve(*self._sent)
+        task = self._server.run.serve(*self._sent)
         self._tasks.append(task)
         self._overwrite()
         task.add_done_callback(self._doubled if again else self._answered)
@@ -163,7 +163,7 @@ class _Delivery:
             return self._break("the connection is cut")
         error = task.exception()
         self._note(f"is answered: {type(error).__name__ if error else 'OK'}")
-        parted = not self._network.passes(self._client, self._server, there=False)
+        parted = not self._network.passes(self._caller, self._server, there=False)
         if parted or world.strikes("reply lost", world.weather.reply_lost):
             return self._break("the reply is lost")
         world.loop.call_later(self._network.delay("reply late"), self._return, task)
@@ -189,7 +189,7 @@ class _Delivery:
             self._answer.set_exception(_failed(grpc.StatusCode.UNAVAILABLE, why))
 
     def _note(self, what: str) -> None:
-        self._world.note(self._server.name, f"{self._sent} of {self._client} {what}")
+        self._world.note(self._server.name, f"{self._sent} of {self._caller} {what}")
 
 
 def _failed(code: grpc.StatusCode, why: str) -> SocketError:
