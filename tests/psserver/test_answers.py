@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 import pytest
@@ -34,7 +35,7 @@ def test_an_answer_that_no_disk_lets_leave_holds_nothing() -> None:
             held.clear()
 
     methods = Methods(RpcBoundary("/job:ps/task:0", Figures()), FailingDisk())
-    handler = methods.streamed(pb.ReadRequest, read)
+    handler: Any = methods.streamed(pb.ReadRequest, read)
 
     async def is_held_after_failure() -> bool:
         with pytest.raises(grpc.RpcError) as caught:
