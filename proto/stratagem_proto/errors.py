@@ -16,6 +16,7 @@ StratagemError
 ├── FailedPreconditionError (RuntimeError) the state of the system forbids it
 │   ├── ContextError                       wrong replica, cross-replica or scope context
 │   ├── AttachmentError                    worker and chief built different variables
+│   ├── UnstagedContributionError          nothing is staged of what is to count
 │   ├── SessionLostError                   the server no longer knows the session
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
@@ -126,6 +127,10 @@ class ContextError(FailedPreconditionError):
 
 class AttachmentError(FailedPreconditionError):
     """This worker's variables are not those that the chief created."""
+
+
+class UnstagedContributionError(FailedPreconditionError):
+    """A server has nothing of a contribution to a synchronous step that is to count."""
 
 
 class SessionLostError(FailedPreconditionError):

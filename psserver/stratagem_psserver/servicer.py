@@ -7,7 +7,8 @@ which avoids the copies that the generated classes make.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
@@ -237,24 +238,32 @@ class Methods:
                     await self._changes.durable()
                     yield frames
                     return
-                async for frame in self._durable_frames(frames):
-                    yield frame
+                async with aclosing(self._durable_frames(frames)) as durable:
+                    async for frame in durable:
+                        yield frame
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    async def _durable_frames(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield frames of values, which do not change any more once the first one is made."""
+    async def _durable_frames(
+        self, frames: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield frames of values, which do not change any more once the first one is made.
+
+        However that ends, the frames are closed: the locks of their values would otherwise be held
+        until a garbage collection.
+        """
         is_first = True
-        async for frame in frames:
-            if is_first:
-                await self._changes.durable()
-                is_first = False
-            yield frame
+        async with aclosing(frames):
+            async for frame in frames:
+                if is_first:
+                    await self._changes.durable()
+                    is_first = False
+                yield frame
 
     def streamed(
         self,
         request_type: type[Request],
-        method: Callable[[Request, Segment | None], AsyncIterator[bytes]],
+        method: Callable[[Request, Segment | None], AsyncGenerator[bytes, None]],
     ) -> Handler:
         """Return the handler of an RPC that takes a message and returns a stream of frames."""
 
@@ -263,7 +272,9 @@ class Methods:
                 request, segment = request_type.FromString(data), shared_memory(context)
                 # The caller runs between two frames, so this must not be its current span.
                 with self._rpc_boundary.span(request, current=False):
-                    async for frame in self._durable_frames(method(request, segment)):
-                        yield frame
+                    frames = self._durable_frames(method(request, segment))
+                    async with aclosing(frames):
+                        async for frame in frames:
+                            yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)

@@ -58,6 +58,19 @@ def test_the_handshake_tells_the_clients_terms(server: ParameterServer) -> None:
     assert len(response.incarnation) == 16
 
 
+@pytest.mark.parametrize("run", [b"", bytes(16)])
+def test_a_handshake_opens_no_session_unless_it_names_the_run_of_the_server(
+    server: ParameterServer, run: bytes
+) -> None:
+    with RawClient(server.address, TOKEN) as client:
+        # It may have been sent to the run before, and arrive again.
+        answer = client.shake_hands(run)
+        with pytest.raises(SessionLostError):
+            client.heartbeat()
+        assert client.shake_hands(answer.incarnation).last_sequence == 0
+        client.heartbeat()
+
+
 def test_variables_are_created_read_and_deleted(client: RawClient) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(LARGE), "c": torch.tensor(7)}
     client.create(**values)

@@ -71,12 +71,19 @@ class RawClient:
         self.channel.close()
 
     def open(self, version: int = PROTOCOL_VERSION) -> session_pb2.OpenSessionResponse:
+        return self.shake_hands(self.shake_hands(version=version).incarnation, version)
+
+    def shake_hands(
+        self, run: bytes = b"", version: int = PROTOCOL_VERSION
+    ) -> session_pb2.OpenSessionResponse:
+        """Opens the session if the server is that run."""
         request = session_pb2.OpenSessionRequest(
             protocol_version=version,
             cluster_token=self._token,
             session_id=self.session_id,
             role=session_pb2.ROLE_WORKER,
             task=self.task,
+            incarnation=run,
         )
         return self.unary("OpenSession", request, session_pb2.OpenSessionResponse)
 

@@ -16,7 +16,8 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER
 from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
-from tests.simulation.servers import SimulatedServer, beside
+from tests.simulation.server_run import beside
+from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
 _BEAT_SECONDS = 3.0
@@ -147,7 +148,9 @@ class Cluster:
     def __init__(self, world: World, num_servers: int, disk: Disk | None = None) -> None:
         self.world = world
         world.loop.beside = partial(beside, world)
-        self.servers = [SimulatedServer(world, task, disk) for task in range(num_servers)]
+        self.servers = [
+            SimulatedServer(world, f"ps:{task}", task, disk) for task in range(num_servers)
+        ]
         self._network = Network(world)
         self._processes: dict[Process, asyncio.Task[None]] = {}
 
@@ -163,13 +166,12 @@ class Cluster:
         finally:
             await process.leave()
 
-    async def run(self, task: str, life: Life, leaves: bool = True) -> bool:
+    async def run(self, task: str, life: Life) -> bool:
         """Run a program in a process that faults may strike.
 
         Args:
             task: The task of the process.
-            life: The program.
-            leaves: Whether the process closes its sessions when the program fails.
+            life: The program. If it fails, the process closes its sessions all the same.
 
         Returns:
             Whether it came to its end.
@@ -185,16 +187,14 @@ class Cluster:
             self.world.note(task, "crashes")
             return False
         error = running.exception()
-        if error is None or leaves:
-            await process.leave()
-        process.crash()
+        await process.leave()
         if error is not None and not isinstance(error, StratagemError):
             raise error
         return error is None
 
-    async def run_until_done(self, task: str, life: Life, leaves: bool = True) -> None:
+    async def run_until_done(self, task: str, life: Life) -> None:
         """Run a program as `run`, in new processes until it has come to its end once."""
-        while not await self.run(task, life, leaves):
+        while not await self.run(task, life):
             await asyncio.sleep(self.world.chance.choice((0.5, 2.0, 6.0, 15.0)))
 
     async def storm(self) -> None:

@@ -63,7 +63,10 @@ def _replay(seed: int, shelter: Shelter) -> int:
 
 
 def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    # Imports take longer than many seeds, so they are done once for all processes.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
         yield from pool.map(_briefly, seeds, chunksize=20)
 
 

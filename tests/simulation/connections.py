@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import grpc
+import torch
 
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._ps_client.connections.repetition import Repetition
@@ -22,6 +24,7 @@ from stratagem._ps_client.connections.session import (
     heartbeat,
     opened,
     opening,
+    reopening,
 )
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
@@ -29,6 +32,7 @@ from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
 from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import from_rpc_error
 from tests.simulation.network import Network, Sent
 from tests.simulation.servers import SimulatedServer
@@ -90,6 +94,8 @@ class SimulatedConnection:
         self.session: ServerSession | None = None
         self.losses = 0
         self._restarted = False
+        # How often tensors go through memory: never between hosts.
+        self._shares = self._world.chance.choice((0.0, 0.5, 1.0))
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
         self._attendance: asyncio.Task[Any] | None = None
 
@@ -127,7 +133,7 @@ class SimulatedConnection:
             if self.session is None:
                 request = opening(self._identity)
                 self._choose_session_id(request)
-                answer = await self._repeated(request, DEADLINES)
+                answer = await self._opened_by(request, knows_run=False)
                 self.session = opened(request, answer, self.peer)
                 self._attend()
             return self.session
@@ -174,7 +180,9 @@ class SimulatedConnection:
 
     async def _attempted(self, request: Request[Result], deadlines: Deadlines) -> Result:
         await self._pauses.over()
-        sent = Sent(request.path, [bytes(message) for message in request.encoded()])
+        segment = self._shared(request.least_room)
+        messages = [bytes(message) for message in request.encoded(segment)]
+        sent = Sent(request.path, messages, segment)
         timeout = deadlines.attempt(request.request_nbytes, request.wait)
         try:
             answer = await self._network.call(self.name, self._server, sent, timeout)
@@ -182,18 +190,37 @@ class SimulatedConnection:
             raise from_rpc_error(error, self.peer, request.method) from error
         finally:
             await self._pauses.over()
-        return request.receive(Responses(iter(answer)))
+        return request.receive(Responses(iter(answer), segment))
+
+    def _shared(self, nbytes: int) -> Segment | None:
+        """Return memory that this process shares with the server for one attempt, if any."""
+        if not nbytes or self._world.chance.random() >= self._shares:
+            return None
+        return Segment(torch.zeros(nbytes, dtype=torch.uint8).numpy().data)
 
     async def _resume(self) -> None:
         session = self.session
         if session is not None:
             self.losses += 1
-            answer = await self._repeated(opening(self._identity, session), DEADLINES)
-            if not session.goes_on(answer):
-                self._restarted = not (answer.restored and self._identity.outlives_servers)
-                self._require_usable()
-                session.continues(answer)
+            answer = await self._opened_by(opening(self._identity, session), knows_run=True)
+            if session.is_forgotten(answer):
+                self._require_restored(answer)
+            session.continues(answer)
             self._attend()
+        self._require_usable()
+
+    async def _opened_by(
+        self, request: Request[OpenSessionResponse], knows_run: bool
+    ) -> OpenSessionResponse:
+        answer = await self._repeated(request, DEADLINES)
+        while (again := reopening(request, answer)) is not None:
+            if knows_run:
+                self._require_restored(answer)
+            request, answer = again, await self._repeated(again, DEADLINES)
+        return answer
+
+    def _require_restored(self, answer: OpenSessionResponse) -> None:
+        self._restarted = not (answer.restored and self._identity.outlives_servers)
         self._require_usable()
 
     def _require_usable(self) -> None:
@@ -229,11 +256,13 @@ def _longest(request: Request[Any], deadlines: Deadlines) -> float:
     """Return how long a request may take: repetitions end some time after the first failure."""
     attempt = deadlines.attempt(request.request_nbytes, request.wait) + 1.0
     # The handshakes before the first repetition, and before the last.
-    handshakes = 0.0 if request.opens else 2 * _longest(opening(_NOBODY), DEADLINES)
+    handshakes = 0.0 if request.opens else 2 * _longest_handshake()
     return attempt + deadlines.connect + attempt + handshakes
 
 
-_NOBODY = Identity(ROLE_WORKER)
+@cache
+def _longest_handshake() -> float:
+    return _longest(opening(Identity(ROLE_WORKER)), DEADLINES)
 
 
 def _forget_outcome(task: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from errno import EIO
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from unittest.mock import patch
 
 from stratagem_psserver.persistence import folder
@@ -22,6 +22,9 @@ Names = Mapping[str, int]
 # Of work that syncs so often, the last sync does not happen: a batch of a log takes one or two, an
 # image six.
 _SYNCS = (1, 1, 1, 2, 4, 6)
+
+# What the disk has is decided here, so its files need not reach a real one.
+_IN_MEMORY = Path("/dev/shm")
 
 _pwritev, _ftruncate = os.pwritev, os.ftruncate
 
@@ -228,7 +231,8 @@ class Disk:
 @contextmanager
 def simulated_disk(world: World) -> Iterator[Disk]:
     """Give servers a disk for their logs, for as long as the context lasts."""
-    with TemporaryDirectory(prefix="simulation") as root:
+    place = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else gettempdir()
+    with TemporaryDirectory(prefix="simulation", dir=place) as root:
         made = Disk(world, Path(root))
         with (
             patch.object(os, "fsync", made.fsync),

@@ -10,24 +10,43 @@ import grpc
 
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.segment import Segment
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
 _QUICK_SECONDS, _LATE_SECONDS = 0.01, 8.0
 
 
+# The tensors of these are not needed in shared memory any more when they are answered, nor are
+# values of the answer there.
+_UPLOADS = {"Assign", "Update"}
+
+
 class Sent(NamedTuple):
-    """One attempt of a call, as bytes."""
+    """One attempt of a call.
+
+    Attributes:
+        path: The method.
+        messages: The messages, as bytes.
+        segment: The memory that it shares with the server, in which tensors are; None if there is
+            none.
+    """
 
     path: str
     messages: Sequence[bytes]
+    segment: Segment | None = None
 
     def __str__(self) -> str:
         return self.path.rpartition("/")[2]
 
+    def overwrite(self) -> None:
+        """Overwrite what is shared with the server."""
+        assert self.segment is not None
+        self.segment.view(0, self.segment.nbytes)[:] = b"B" * self.segment.nbytes
+
 
 class Network:
-    """Carries calls of clients, by their names, to servers.
+    """Carries calls to servers. Whoever calls, a client or a server, has a name of its own.
 
     Attributes:
         world: The run that it is part of.
@@ -35,29 +54,29 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        # By client, server and whether it is the way there: until when nothing passes.
+        # By caller, server and whether it is the way there: until when nothing passes.
         self._parted: dict[tuple[str, str, bool], float] = {}
 
-    def part(self, client: str, server: str, there: bool, back: bool, seconds: float) -> None:
+    def part(self, caller: str, server: str, there: bool, back: bool, seconds: float) -> None:
         """Let nothing pass between two for a while, in one direction or both."""
         until = self.world.loop.time() + seconds
         for way, parted in ((True, there), (False, back)):
             if parted:
-                self._parted[client, server, way] = until
+                self._parted[caller, server, way] = until
 
-    def passes(self, client: str, server: SimulatedServer, there: bool) -> bool:
+    def passes(self, caller: str, server: SimulatedServer, there: bool) -> bool:
         """Return whether messages pass in one direction."""
-        return self._parted.get((client, server.name, there), 0.0) <= self.world.loop.time()
+        return self._parted.get((caller, server.name, there), 0.0) <= self.world.loop.time()
 
     async def call(
-        self, client: str, server: SimulatedServer, sent: Sent, timeout: float | None
+        self, caller: str, server: SimulatedServer, sent: Sent, timeout: float | None
     ) -> list[bytes]:
         """Return the messages of the answer.
 
         Raises:
             SocketError: The call failed, or was not answered in time.
         """
-        delivery = _Delivery(self, self.world, client, server, sent)
+        delivery = _Delivery(self, self.world, caller, server, sent)
         try:
             return await asyncio.wait_for(delivery.begin(), timeout)
         except asyncio.TimeoutError:
@@ -76,12 +95,12 @@ class _Delivery:
     """One attempt of a call on its way."""
 
     def __init__(
-        self, network: Network, world: World, client: str, server: SimulatedServer, sent: Sent
+        self, network: Network, world: World, caller: str, server: SimulatedServer, sent: Sent
     ) -> None:
         self._network, self._world = network, world
-        self._client, self._server, self._sent = client, server, sent
+        self._caller, self._server, self._sent = caller, server, sent
         # What is on its way to a process ends with its connections.
-        self._run = server.runs
+        self._run = server.run
         self._answer: asyncio.Future[list[bytes]] = world.loop.create_future()
         self._tasks: list[asyncio.Task[list[bytes]]] = []
 
@@ -92,7 +111,9 @@ class _Delivery:
             self._break("the request is lost")
         else:
             world.loop.call_later(network.delay("request late"), self._arrive)
-        if world.strikes("request doubled", world.weather.doubled):
+        # Nothing comes between two processes of one host.
+        is_far = self._sent.segment is None
+        if is_far and world.strikes("request doubled", world.weather.doubled):
             later = world.chance.random() * _LATE_SECONDS
             world.loop.call_later(later, self._arrive, True)
         return self._answer
@@ -105,18 +126,32 @@ class _Delivery:
                 self._world.loop.call_later(delay, task.cancel)
 
     def _arrive(self, again: bool = False) -> None:
-        passes = self._network.passes(self._client, self._server, there=True)
-        if not passes or not self._server.is_up or self._server.runs != self._run:
+        passes = self._network.passes(self._caller, self._server, there=True)
+        # What goes by a proxy may arrive at a later run all the same, when nobody waits for it.
+        is_there = self._server.is_up and (again or self._server.run is self._run)
+        if not passes or not is_there:
             if not again:
                 self._break("the network is parted" if not passes else "nobody is there")
             return
         self._note("arrives again" if again else "arrives")
-        task = self._server.serve(*self._sent)
+        task = self._server.run.serve(*self._sent)
         self._tasks.append(task)
+        self._overwrite()
         task.add_done_callback(self._doubled if again else self._answered)
         weather = self._world.weather
         if not again and self._world.strikes("connection cut", weather.cut_off):
             self._world.loop.call_later(self._world.chance.random() * 0.1, task.cancel)
+
+    def _overwrite(self) -> None:
+        """Overwrite shared memory while the server works, which has to be safe from that.
+
+        Servers without logs do not care what such a client so makes of its own request.
+        """
+        world, sent = self._world, self._sent
+        if sent.segment is None or str(sent) not in _UPLOADS or not self._server.logs:
+            return
+        if world.strikes("memory overwritten", world.weather.overwritten):
+            world.loop.call_later(world.chance.choice((0.0, 0.03, 1.0)), sent.overwrite)
 
     def _doubled(self, task: asyncio.Task[list[bytes]]) -> None:
         if not task.cancelled():
@@ -128,7 +163,7 @@ class _Delivery:
             return self._break("the connection is cut")
         error = task.exception()
         self._note(f"is answered: {type(error).__name__ if error else 'OK'}")
-        parted = not self._network.passes(self._client, self._server, there=False)
+        parted = not self._network.passes(self._caller, self._server, there=False)
         if parted or world.strikes("reply lost", world.weather.reply_lost):
             return self._break("the reply is lost")
         world.loop.call_later(self._network.delay("reply late"), self._return, task)
@@ -154,7 +189,7 @@ class _Delivery:
             self._answer.set_exception(_failed(grpc.StatusCode.UNAVAILABLE, why))
 
     def _note(self, what: str) -> None:
-        self._world.note(self._server.name, f"{self._sent} of {self._client} {what}")
+        self._world.note(self._server.name, f"{self._sent} of {self._caller} {what}")
 
 
 def _failed(code: grpc.StatusCode, why: str) -> SocketError:

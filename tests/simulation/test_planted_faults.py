@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.command_line import main
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted.catalogue import PLANTED
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import simulate
 from tests.simulation.test_simulation import FAULTS

@@ -16,6 +16,7 @@ FAULTS = {
     "crash",
     "end of a call late",
     "failing disk",
+    "memory overwritten",
     "partition",
     "pause",
     "power loss",

@@ -27,6 +27,8 @@ class Weather:
         slow_work: Work on tensors lets others have their turn, as in a thread.
         slow_disk: The disk takes up to seconds to write.
         failing_disk: What was written is not on disk, and the server hears of that.
+        overwritten: A client overwrites memory that it shares with a server, which still works on
+            a request with tensors there.
         storms: Partitions, pauses and crashes; by name, how many there are each minute.
     """
 
@@ -38,6 +40,7 @@ class Weather:
     slow_work: float = 0.0
     slow_disk: float = 0.0
     failing_disk: float = 0.0
+    overwritten: float = 0.0
     storms: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,6 +64,7 @@ def weather_of(chance: random.Random, storms: tuple[str, ...] = STORMS) -> Weath
         slow_work=likely(0.8),
         slow_disk=likely(0.5),
         failing_disk=likely(0.1),
+        overwritten=likely(1.0),
         storms={name: likely(12.0) for name in storms},
     )
 

@@ -891,6 +891,12 @@ class CommitContributionRequest(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    wait_seconds: builtins.float
+    """Longest wait, in seconds, for other workers whose contributions to the step counted
+    here and were dropped since all workers had ended; they have to commit again first.
+    The request then fails with DEADLINE_EXCEEDED, and nothing counts.
+    """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
         """Number of the request."""
@@ -909,9 +915,10 @@ class CommitContributionRequest(google.protobuf.message.Message):
         *,
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         step: global___StepMark | None = ...,
+        wait_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___CommitContributionRequest = CommitContributionRequest
 

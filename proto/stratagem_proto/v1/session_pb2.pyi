@@ -87,7 +87,6 @@ class OpenSessionRequest(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
-    OUTLIVES_SERVERS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
     it does not understand with a message that names both versions.
@@ -107,13 +106,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
     random bytes. Empty for a client of this server alone.
     """
     incarnation: builtins.bytes
-    """Set when a client opens a session again: the run of the server that had the
-    session. Another run answers without opening it, since a repeated request would
-    otherwise reach variables that the client knows nothing of. Empty if any run may
-    open it.
+    """The run of the server with which to open the session, as its OpenSessionResponse
+    said. Any other run answers without opening it: a handshake may arrive late and
+    again, and requests for the run before would then reach one of which the client
+    knows nothing. Empty before the client has met a run of the server.
     """
-    outlives_servers: builtins.bool
-    """Whether a run that began with a checkpoint may open it all the same."""
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -128,10 +125,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
         task: global___Task | None = ...,
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
-        outlives_servers: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "outlives_servers", b"outlives_servers", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -165,7 +161,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Most bytes that one request may stage on the server."""
     last_sequence: builtins.int
     """Highest sequence number of this session that the server has recorded; 0
-    when the session is new to it.
+    when the session is new to it, or was not opened.
     """
     restored: builtins.bool
     """Whether this run of the server began with a checkpoint, so that clients of an

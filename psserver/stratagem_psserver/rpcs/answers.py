@@ -47,8 +47,8 @@ class ReadTask(NamedTuple):
     client: str
 
 
-Frames: TypeAlias = bytes | AsyncIterator[bytes]
-"""An answer: its only frame, or an iterator that makes its frames one by one."""
+Frames: TypeAlias = bytes | AsyncGenerator[bytes, None]
+"""An answer: its only frame, or a generator of its frames, which the caller closes."""
 
 MakeHeader: TypeAlias = Callable[[ReadHeader], Message]
 """Makes the header of an answer from the header of its values."""
@@ -84,7 +84,7 @@ def _count(state: ServerState, plan: ReadPlan) -> None:
 
 async def _frames(
     state: ServerState, reading: ReadTask, make_header: MakeHeader
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     names = [selection.variable for selection in reading.selections]
     locks = state.locked(names, LockUse(reading.client, "read"))
     async with locks:

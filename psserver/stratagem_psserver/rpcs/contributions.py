@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.ledger import Session
@@ -60,8 +61,25 @@ class ContributionRpcs:
         self._state = state
 
     async def commit(self, request: pb.CommitContributionRequest) -> pb.CommitContributionResponse:
+        await self._wait_for_others(request)
         apply = partial(self._commit, request.step)
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
+
+    async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
+        """Wait until those have committed whose contributions to the step were dropped."""
+        state, key, mark = self._state, request.key, request.step
+        session = state.ledger.known(key.session_id)
+        if session is None or session.numbering.outcome(key):
+            return
+        ready = partial(state.rounds.may_commit, session.id, mark)
+        waiter = state.step_waiter(session, mark)
+        subject = "group", mark.group
+        if not await state.waits.until(subject, ready, request.wait_seconds, waiter):
+            raise DeadlineExceededError(
+                f"{session.label} could not commit to step {mark.step} of {mark.group!r} in "
+                f"{request.wait_seconds:g} s: contributions of workers that had ended were "
+                f"dropped, and {state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
+            )
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
         use = LockUse(session.label, f"step {mark.step}")
@@ -72,6 +90,7 @@ class ContributionRpcs:
             parts = self._state.rounds.commit(session.id, session.label, mark)
             if parts:
                 await close(self._state, mark, parts, use)
+        self._state.groups_changed([mark.group])
         return pb.CommitContributionResponse()
 
     async def list_closed(
@@ -82,7 +101,7 @@ class ContributionRpcs:
         session = state.session(request.session_id)
         # A caller that does not wait only wants the list, and is not told of failed steps.
         if request.wait_seconds:
-            closed = partial(state.rounds.has_closed, mark)
+            closed = partial(state.rounds.has_closed, mark, session.id)
             subject, waiter = ("group", mark.group), state.step_waiter(session, mark)
             await state.waits.until(subject, closed, request.wait_seconds, waiter)
         shares = state.rounds.unfinished(mark.group).shares(mark.step)

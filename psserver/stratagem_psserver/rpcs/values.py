@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -29,7 +30,7 @@ class ValueRpcs:
 
     async def read(
         self, request: pb.ReadRequest, segment: Segment | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         state = self._state
         if not request.into_segment:
             segment = None
@@ -53,12 +54,13 @@ class ValueRpcs:
         if isinstance(frames, bytes):
             yield frames
             return
-        async for frame in frames:
-            yield frame
+        async with aclosing(frames):
+            async for frame in frames:
+                yield frame
 
     async def _wait(self, session: Session, mark: pb.StepMark, seconds: float) -> None:
         state = self._state
-        applied = partial(state.rounds.is_applied, mark)
+        applied = partial(state.rounds.is_applied, mark, session.id)
         if applied():
             return
         waiter = state.step_waiter(session, mark)

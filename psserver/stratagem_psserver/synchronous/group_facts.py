@@ -29,6 +29,11 @@ def group_to_json(group: StepGroup) -> dict[str, Any]:
         "members": {n: _member_to_json(member) for n, member in group.members.items()},
         "late": {session.hex(): step for session, step in group.late.items()},
         "counted": {n: [step, session.hex()] for n, (step, session) in group.counted.items()},
+        "owed": [
+            [step, worker, session.hex()]
+            for step, owed in group.owed.items()
+            for worker, session in owed.items()
+        ],
         "parts": [
             [step, worker, part.committed, part.orphaned]
             for step, parts in group.parts.items()
@@ -41,6 +46,9 @@ def group_from_json(facts: Mapping[str, Any]) -> StepGroup:
     """Return a group without contributions and members; see `complete`."""
     failed, failure = facts["failed"]
     share, norm = map(b64decode, facts["last"])
+    owed: dict[int, dict[int, bytes]] = {}
+    for step, worker, session in facts["owed"]:
+        owed.setdefault(step, {})[worker] = _id(session)
     return StepGroup(
         closed=facts["closed"],
         applied=facts["applied"],
@@ -49,6 +57,7 @@ def group_from_json(facts: Mapping[str, Any]) -> StepGroup:
         rejected=facts["rejected"],
         failed=(failed, _failure(failure)),
         counted={int(n): (step, _id(hex_)) for n, (step, hex_) in facts["counted"].items()},
+        owed=owed,
         unfinished=ClosedSteps(last=(ClosedStep.FromString(share), GlobalNorm.FromString(norm))),
     )
 

@@ -10,7 +10,11 @@ still count; if the worker is started again and contributes to the same step, th
 contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
 for a step that cannot close without it fails with an error that names it. When all workers of a
 group have left for good, what they committed to steps that are not closed is dropped. When all are
-gone but may come back, it is dropped as soon as other requests need the memory.
+gone but may come back, it is dropped as soon as other requests need the memory. Other servers may
+have what was dropped here, and close the step once the last worker has committed it everywhere; the
+first server is told last. So nobody's commit to that step counts here before those whose
+contributions were dropped have committed again, which they can as long as the first server has not
+closed it. Otherwise the step could close on the first server, and never here.
 
 A step may close with fewer contributions than there are workers. Contributions that come later are
 dropped, and their workers are told so when they commit.
@@ -27,6 +31,7 @@ from stratagem_proto.errors import (
     NonFiniteGradientError,
     StratagemError,
     UnfinishedStepError,
+    UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_psserver.synchronous.closed_steps import ClosedStep, ClosedSteps
@@ -114,22 +119,32 @@ class Rounds:
             sum and calls `finish`, or passes the closed step to `keep`. Otherwise nothing.
 
         Raises:
-            FailedPreconditionError: The session has staged nothing for the step.
+            UnstagedContributionError: The session has staged nothing for the step.
+            FailedPreconditionError: The step is closed without it.
         """
         group = self._group(mark.group)
         if (mark.step, session_id) in group.counted.values():
             return []
         group.require_open(mark, task)
         parts = group.parts.get(mark.step, {})
-        mine = [part for part in parts.values() if part.session_id == session_id]
+        mine = [worker for worker, part in parts.items() if part.session_id == session_id]
         if not mine:
-            raise FailedPreconditionError(
+            raise UnstagedContributionError(
                 f"{task} has nothing staged for step {mark.step} of {mark.group!r}; "
                 "if its session had ended, what it had staged is gone: send it again"
             )
-        for part in mine:
-            part.committed = True
+        for worker in mine:
+            group.commit(mark.step, worker)
         return group.close(mark.step) if group.is_complete(mark.step) else []
+
+    def may_commit(self, session_id: bytes, mark: StepMark) -> bool | None:
+        """Return True once a session may commit to a step, None while others have to before.
+
+        Raises:
+            AbortedError: The step cannot be completed any more.
+        """
+        owing = self._group(mark.group).owing(mark.step, session_id)
+        return self._is_over(mark) if owing and not self.is_late(session_id, mark) else True
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
         """Return whether the contribution that a session staged for a step was dropped."""
@@ -156,15 +171,19 @@ class Rounds:
         """Return the closed steps of a group that wait to be finished."""
         return self._group(group).unfinished
 
-    def has_closed(self, mark: StepMark) -> bool | None:
+    def has_closed(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
         """Return True once a step is closed and added up, None while that may still happen.
+
+        Args:
+            mark: The step.
+            session_id: The session that waits for it, if one does.
 
         Raises:
             AbortedError: The step failed or cannot be completed any more.
         """
         if self.unfinished(mark.group).find(mark.step):
             return True
-        return self._is_over(mark)
+        return self._is_over(mark, session_id)
 
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
         """End a closed step, after its sum was applied or could not be applied.
@@ -190,8 +209,12 @@ class Rounds:
         """Return how many steps of a group were dropped."""
         return self._group(group).rejected
 
-    def is_applied(self, mark: StepMark) -> bool | None:
+    def is_applied(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
         """Return True once the variables contain a step, None while that may still happen.
+
+        Args:
+            mark: The step.
+            session_id: The session that waits for it, if one does.
 
         Raises:
             AbortedError: The step failed or cannot be completed any more.
@@ -199,7 +222,7 @@ class Rounds:
         """
         if self.unfinished(mark.group).is_orphaned(mark.step):
             self.require_finished(mark)
-        return self._is_over(mark)
+        return self._is_over(mark, session_id)
 
     def require_finished(self, mark: StepMark) -> None:
         """Check that no closed step up to this one waits to be finished.
@@ -214,7 +237,7 @@ class Rounds:
                 "the step, start that task again"
             )
 
-    def _is_over(self, mark: StepMark) -> bool | None:
+    def _is_over(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
         group = self._group(mark.group)
         if group.applied >= mark.step:
             return True
@@ -227,6 +250,11 @@ class Rounds:
                 f"step {mark.step} of {mark.group!r} cannot be completed: "
                 f"{lost.gone} before {lost.task} contributed to it; start that task "
                 "again"
+            )
+        if session_id and session_id in group.owed.get(mark.step, {}).values():
+            raise AbortedError(
+                f"what this task had committed to step {mark.step} of {mark.group!r} was dropped "
+                "when all workers were gone and others needed the memory; start this task again"
             )
         return None
 

@@ -44,6 +44,8 @@ class StepGroup:
         late: By session: the step for which it staged a contribution too late.
         counted: By worker: the last closed step that contains its contribution, and the session.
         unfinished: The closed steps that wait for the norm of all servers' gradients.
+        owed: By step and worker: the session whose committed contribution was dropped. Other
+            servers may still have it, so the worker has to commit another one here first.
     """
 
     closed: int = 0
@@ -57,6 +59,7 @@ class StepGroup:
     late: dict[bytes, int] = field(default_factory=dict)
     counted: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     unfinished: ClosedSteps = field(default_factory=ClosedSteps)
+    owed: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def is_complete(self, step: int) -> bool:
         return self.num_workers - len(self.lacking(step)) >= self.required
@@ -100,14 +103,35 @@ class StepGroup:
             for_good: Whether to drop the members, too. The workers of the next program then wait
                 for each other, instead of failing because those of the last program are gone.
         """
-        for step in list(self.parts):
+        for step, parts in list(self.parts.items()):
+            self._owe(step, parts)
             self.drop(step)
         if for_good:
             self.members.clear()
 
+    def _owe(self, step: int, parts: dict[int, Part]) -> None:
+        # Where fewer contributions suffice, the first server says which ones count.
+        if self.required == self.num_workers:
+            lost = {worker: part.session_id for worker, part in parts.items() if part.committed}
+            self.owed.setdefault(step, {}).update(lost)
+
+    def commit(self, step: int, worker: int) -> None:
+        """Have what a worker has staged for a step count."""
+        self.parts[step][worker].committed = True
+        self.owed.get(step, {}).pop(worker, None)
+
+    def owing(self, step: int, session_id: bytes) -> list[int]:
+        """Return the workers that have to commit to a step before a session may, if any."""
+        parts = self.parts.get(step, {})
+        mine = {worker for worker, part in parts.items() if part.session_id == session_id}
+        owed = set(self.owed.get(step, {})) & set(range(self.num_workers))
+        may = self.required < self.num_workers or mine & owed
+        return [] if may else sorted(owed)
+
     def close(self, step: int) -> list[Part]:
         """Close a step: return its committed contributions and drop the others as too late."""
         self.closed = step
+        self.owed = {later: owed for later, owed in self.owed.items() if later > step}
         parts = self.parts.pop(step)
         for worker, part in parts.items():
             if part.committed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.errors import AbortedError, ResourceExhaustedError
 from stratagem_psserver.limits.budget import Budget
 from tests.psserver.synchronous.contributors import (
     BUDGET,
@@ -28,6 +30,13 @@ def half_done() -> Cluster:
 
 def end(cluster: Cluster, worker: int, left: bool) -> None:
     cluster.rounds.session_ended(session(worker), "it went", left)
+
+
+def come_back(cluster: Cluster) -> None:
+    """Both workers are there again, and have staged the step once more."""
+    for worker in range(2):
+        cluster.rounds.session_opened(session(worker), f"/job:worker/task:{worker}")
+        cluster.stage(worker, 2)
 
 
 def test_when_all_workers_have_left_nothing_is_kept() -> None:
@@ -75,3 +84,63 @@ def test_it_makes_room_for_others_once_all_are_gone(gone: int) -> None:
     else:
         cluster.budget.reserve(BUDGET, "a read")
         assert cluster.rounds.missing(mark(2)).count("task") == 2
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_whose_contribution_was_dropped_commits_before_the_others(left: bool) -> None:
+    cluster = half_done()
+    for worker in range(2):
+        end(cluster, worker, left)
+    cluster.budget.reserve(BUDGET, "a read").release()
+    come_back(cluster)
+    assert cluster.rounds.may_commit(session(1), mark(2)) is None
+    assert cluster.rounds.may_commit(session(0), mark(2))
+    cluster.commit(0, 2)
+    assert cluster.rounds.may_commit(session(1), mark(2))
+    assert len(cluster.commit(1, 2)) == 2
+
+
+def test_a_server_that_was_restarted_knows_who_has_to_commit_again() -> None:
+    cluster = half_done()
+    for worker in range(2):
+        end(cluster, worker, left=True)
+    facts = json.loads(json.dumps(cluster.rounds.facts()))
+    cluster.rounds.restore_groups(facts)
+    cluster.rounds.complete_groups(facts)
+    come_back(cluster)
+    assert cluster.rounds.may_commit(session(1), mark(2)) is None
+
+
+def test_nobody_waits_for_a_worker_that_the_next_program_does_not_have() -> None:
+    cluster = Cluster(num_workers=2)
+    cluster.stage(0)
+    cluster.stage(1)
+    cluster.commit(1)
+    for worker in range(2):
+        end(cluster, worker, left=True)
+    cluster.num_workers = 1
+    cluster.stage(0)
+    assert cluster.rounds.may_commit(session(0), mark())
+
+
+def test_with_backup_workers_nobody_waits() -> None:
+    cluster = Cluster(num_workers=3, replicas_to_aggregate=2)
+    for worker in range(3):
+        cluster.stage(worker)
+    cluster.commit(0)
+    for worker in range(3):
+        end(cluster, worker, left=True)
+    cluster.stage(1)
+    assert cluster.rounds.may_commit(session(1), mark())
+
+
+def test_who_waits_for_a_step_is_told_that_what_it_had_committed_was_dropped() -> None:
+    cluster = half_done()
+    for worker in range(2):
+        end(cluster, worker, left=False)
+    cluster.budget.reserve(BUDGET, "a read").release()
+    for worker in range(2):
+        cluster.rounds.session_opened(session(worker), f"/job:worker/task:{worker}")
+    with pytest.raises(AbortedError, match="was dropped"):
+        cluster.rounds.is_applied(mark(2), session(0))
+    assert cluster.rounds.is_applied(mark(2), session(1)) is None

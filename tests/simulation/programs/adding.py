@@ -44,10 +44,12 @@ class Adding(Program):
         self._meets = self.chance.random() < 0.4
         self._arrived = [0] * _WORKERS
         self._rounds = self.chance.randint(1, 3)
+        # Servers copy integers out of shared memory as soon as they come.
+        self._dtype = self.chance.choice((torch.int64, torch.float64))
 
     async def prepare(self, cluster: Cluster) -> None:
         async def create(chief: Process) -> None:
-            zeros = torch.zeros(_WORKERS, dtype=torch.int64)
+            zeros = torch.zeros(_WORKERS, dtype=self._dtype)
             for server in range(self.num_servers):
                 await chief.call(server, variables.create([spec(_SUM, zeros)], [zeros]))
 
@@ -96,9 +98,10 @@ class Adding(Program):
         return None
 
     def _writing(self, worker: int, digit: int) -> Writing:
+        added = vector(_WORKERS, worker, digit, self._dtype)
         if self.chance.random() < 0.5:
-            return Writing(_SUM, ASSIGN_MODE_ADD, vector(_WORKERS, worker, digit))
-        one = vector(_WORKERS, worker, digit)[worker : worker + 1]
+            return Writing(_SUM, ASSIGN_MODE_ADD, added)
+        one = added[worker : worker + 1]
         return Writing(_SUM, ASSIGN_MODE_ADD, one, rows=torch.tensor([worker]))
 
     async def read(
@@ -106,10 +109,10 @@ class Adding(Program):
     ) -> list[int]:
         """Read a server's vector, unless its version is the last; check what it lacks."""
         answered = {place: set(found) for place, found in self._answered.items()}
-        into = torch.tensor(last[1]) if last else torch.zeros(_WORKERS, dtype=torch.int64)
+        into = torch.tensor(last[1] if last else [0] * _WORKERS, dtype=self._dtype)
         reading = Reading(_SUM, into, newer_than=last[0] if last else None)
         (version,) = await process.call(server, reads.read([reading]))
-        sums = into.tolist()
+        sums = into.long().tolist()
         known = self._known.setdefault((server, version), sums)
         self.world.require(known == sums, f"version {version} of ps:{server} has two values")
         for (worker, where), digits in answered.items():

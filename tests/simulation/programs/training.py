@@ -99,16 +99,6 @@ class Training(Program):
         return self.chance.randint(1, 3)
 
     @property
-    def leaves(self) -> bool:
-        """Whether a process that fails closes its sessions.
-
-        Each server drops what was committed to an open step when all workers have left it. They may
-        have left one server and not the other, where one has ended without a word: then the step
-        can close on that one alone.
-        """
-        return not isinstance(self.consistency, Sync)
-
-    @property
     def backs_up(self) -> bool:
         """Whether a worker that ends in the midst of a step may leave it open for ever."""
         return bool(self._changes) or bool(self.consistency._enough(_WORKERS))
@@ -142,7 +132,7 @@ class Training(Program):
         if self.backs_up:
             await cluster.run(task, worker.train)
         else:
-            await cluster.run_until_done(task, worker.train, leaves=self.leaves)
+            await cluster.run_until_done(task, worker.train)
 
     def writer(self, worker: int) -> int:
         """Return the writer of a process of a worker that begins."""
@@ -330,7 +320,9 @@ class _Worker:
         backups = bool(contribution.replicas_to_aggregate)
         servers = list(range(self._training.num_servers))
         for server in servers if backups else servers[::-1]:
-            response = await self._process.call(server, updates.commit(contribution.step))
+            response = await self._process.call(
+                server, updates.commit(contribution.step, _WAIT_SECONDS)
+            )
             if backups and response.dropped:
                 return False
         return True

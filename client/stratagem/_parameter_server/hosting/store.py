@@ -70,7 +70,7 @@ class RemoteStore:
         self.pulls = Pulls(servers, pull_dtype)
         exchange = Exchange(servers, step_tracker)
         self.pushing = pushing_of(pull_mode, exchange, self.pulls)
-        self.contributions = Contributions(servers, step_tracker)
+        self.contributions = Contributions(servers, step_tracker, peer_seconds)
         self.programs = Programs()
         self.routes = GradientRouter()
         self.reads = StepReads(servers, step_tracker, peer_seconds, self.pulls)

@@ -16,8 +16,21 @@ from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
-from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
-from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    StratagemError,
+    UnavailableError,
+    UnstagedContributionError,
+)
+from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionResponse,
+    Contribution,
+    StepMark,
+)
+
+# After these, a contribution counts on some servers and not yet on others.
+_UNDECIDED = AbortedError, DeadlineExceededError, UnavailableError
 
 
 @dataclass(frozen=True)
@@ -38,10 +51,18 @@ class Contributions:
 
     Who is interrupted may have committed it on some of them only. The step would then be complete
     there and open elsewhere, so it is ended before another one begins.
+
+    Args:
+        servers: The servers.
+        step_tracker: How far this worker is.
+        peer_seconds: How long a server may wait for other workers.
     """
 
-    def __init__(self, servers: ServerGroup, step_tracker: StepTracker) -> None:
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float
+    ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
+        self._peer_seconds = peer_seconds
         self._staged: Staged | None = None
         self._committing = threading.Lock()
 
@@ -62,7 +83,7 @@ class Contributions:
     def _end(self, staged: Staged) -> None:
         try:
             self._count(staged)
-        except (UnavailableError, DeadlineExceededError):
+        except _UNDECIDED:
             # Some servers may have heard of it.
             raise
         except StratagemError:
@@ -85,11 +106,11 @@ class Contributions:
 
     def _is_counted(self, contribution: Contribution) -> bool:
         """Commit; false if others have closed the step without this contribution."""
-        mark, servers = contribution.step, self._servers
-        first, *others = servers.used
+        mark = contribution.step
+        first, *others = self._servers.used
         if contribution.replicas_to_aggregate:
             # The first server decides whose contributions count, on all servers.
-            if servers.call(first, updates.commit(mark)).dropped:
+            if self._commit_on([first], mark)[first].dropped:
                 return False
             self._commit_on(others, mark)
             return True
@@ -97,14 +118,20 @@ class Contributions:
         # and is started again knows what it has to repeat.
         try:
             self._commit_on(others, mark)
-        except StratagemError:
-            servers.call(first, updates.commit(mark))
+        except (*_UNDECIDED, UnstagedContributionError):
             raise
-        servers.call(first, updates.commit(mark))
+        except StratagemError:
+            # The step has failed there, so it is to be over here, too.
+            self._commit_on([first], mark)
+            raise
+        self._commit_on([first], mark)
         return True
 
-    def _commit_on(self, servers: Sequence[int], mark: StepMark) -> None:
-        self._servers.together({server: updates.commit(mark) for server in servers})
+    def _commit_on(
+        self, servers: Sequence[int], mark: StepMark
+    ) -> dict[int, CommitContributionResponse]:
+        wait = self._peer_seconds
+        return self._servers.together({server: updates.commit(mark, wait) for server in servers})
 
 
 class StepEnds:

@@ -26,6 +26,7 @@ from stratagem._ps_client.connections.session import (
     heartbeat,
     opened,
     opening,
+    reopening,
 )
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
@@ -228,14 +229,29 @@ class Connection:
         """
         session = self._session
         if session is not None:
-            request = opening(self._identity, session)
-            answer = Pending(self, request, self.deadlines).result()
-            if not session.goes_on(answer):
+            answer = self._opened_by(opening(self._identity, session), knows_run=True)
+            if session.is_forgotten(answer):
                 self._require_restored(answer)
-                session.continues(answer)
+            session.continues(answer)
             self.route.learn(answer.frame_sockets)
             self.attend()
         self._require_usable()
+
+    def _opened_by(
+        self, request: Request[OpenSessionResponse], knows_run: bool
+    ) -> OpenSessionResponse:
+        """Shake hands until a run of the server has opened the session.
+
+        Args:
+            request: The first handshake.
+            knows_run: Whether this process counts on what the run that it names has.
+        """
+        answer = Pending(self, request, self.deadlines).result()
+        while (again := reopening(request, answer)) is not None:
+            if knows_run:
+                self._require_restored(answer)
+            request, answer = again, Pending(self, again, self.deadlines).result()
+        return answer
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
         # Set once: other threads look at it.
@@ -327,9 +343,7 @@ class Connection:
         with self._opening:
             if self._session is None:
                 request = opening(self._identity, run=self._expected)
-                answer = Pending(self, request, self.deadlines).result()
-                if self._expected not in (b"", answer.incarnation):
-                    self._require_restored(answer)
+                answer = self._opened_by(request, knows_run=bool(self._expected))
                 session = opened(request, answer, self.peer)
                 self.route.learn(answer.frame_sockets)
                 self._session = session

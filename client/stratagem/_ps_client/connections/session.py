@@ -123,15 +123,16 @@ class ServerSession:
         with self._counting:
             return next(iter(self._open), self.sequence + 1) - 1
 
-    def goes_on(self, answer: OpenSessionResponse) -> bool:
-        """Return whether a second handshake found the server as the first left it."""
+    def is_forgotten(self, answer: OpenSessionResponse) -> bool:
+        """Return whether the same run of the server does not know the session any more."""
         forgotten = answer.last_sequence == 0 and self.acknowledged > 0
-        return answer.incarnation == self.incarnation and not forgotten
+        return answer.incarnation == self.incarnation and forgotten
 
     def continues(self, answer: OpenSessionResponse) -> None:
-        """Go on with another run of the server, which has restored a checkpoint.
+        """Go on with the run of the server that has opened the session again.
 
-        The numbers that it does not know are below the next one's `acknowledged`.
+        If it is another one, it has restored a checkpoint. The numbers that it does not know are
+        below the next one's `acknowledged`.
         """
         self.incarnation = answer.incarnation
 
@@ -141,13 +142,23 @@ def opening(
 ) -> Request[OpenSessionResponse]:
     """Return the handshake of a new session, or of one that the server may have ended.
 
-    Another run of the server does not take the latter on, unless it restored a checkpoint and the
-    identity outlives servers. A new session is with the given run, or with any if that is empty.
+    The server opens it only if it is the run that the handshake names, which is that of the
+    session, or the given one. Another run says in its answer which one it is; see `reopening`.
     """
     identifier = session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     message = handshake(identity, identifier)
     message.incarnation = session.incarnation if session else run
-    message.outlives_servers = identity.outlives_servers
+    return Request("OpenSession", message, sole(OpenSessionResponse))
+
+
+def reopening(
+    request: Request[OpenSessionResponse], answer: OpenSessionResponse
+) -> Request[OpenSessionResponse] | None:
+    """Return the handshake with the run that has answered; None if that has opened the session."""
+    message = OpenSessionRequest.FromString(request.message.SerializeToString())
+    if message.incarnation == answer.incarnation:
+        return None
+    message.incarnation = answer.incarnation
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 

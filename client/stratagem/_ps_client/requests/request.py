@@ -167,6 +167,11 @@ class Request(Generic[Result]):
         nbytes = self.request_nbytes + self.response_nbytes
         if nbytes < _LEAST_SHARED_BYTES:
             return 0
+        return self.least_room
+
+    @property
+    def least_room(self) -> int:
+        """Bytes of shared memory that its tensors take if they go there."""
         # Values take the place of the gradients.
         return max(self._layout.room, self.response_room)
 

@@ -221,11 +221,13 @@ def run(
     return Request(method, header, partial(_ran, response), tensors=attachments.tensors)
 
 
-def commit(mark: StepMark) -> Request[CommitContributionResponse]:
-    """Return the request that makes this worker's staged part of a step count."""
-    return Request(
-        "CommitContribution", CommitContributionRequest(step=mark), sole(CommitContributionResponse)
-    )
+def commit(mark: StepMark, wait: float = 0.0) -> Request[CommitContributionResponse]:
+    """Return the request that makes this worker's staged part of a step count.
+
+    The server waits up to `wait` seconds for workers whose parts it has dropped.
+    """
+    message = CommitContributionRequest(step=mark, wait_seconds=wait)
+    return Request("CommitContribution", message, sole(CommitContributionResponse), wait=wait)
 
 
 def closed_steps(mark: StepMark, wait: float = 0.0) -> Request[Mapping[int, ClosedStep]]:

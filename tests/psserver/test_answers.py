@@ -1,0 +1,47 @@
+"""Answers of several frames that do not leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import pytest
+
+from stratagem_proto.errors import UnavailableError
+from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.log.changes import Changes
+from stratagem_psserver.servicer import Methods
+from tests.simulation.server_run import ServedCall
+
+
+class FailingDisk(Changes):
+    """Changes that do not come to a disk."""
+
+    async def durable(self) -> None:
+        raise UnavailableError("the disk fails")
+
+
+def test_an_answer_that_no_disk_lets_leave_holds_nothing() -> None:
+    held = ["the locks of its values"]
+
+    async def read(*_: object) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"values"
+        finally:
+            held.clear()
+
+    methods = Methods(RpcBoundary("/job:ps/task:0", Figures()), FailingDisk())
+    handler: Any = methods.streamed(pb.ReadRequest, read)
+
+    async def is_held_after_failure() -> bool:
+        with pytest.raises(grpc.RpcError) as caught:
+            _ = [frame async for frame in handler.unary_stream(b"", ServedCall(None))]
+        # The error keeps alive what its frames refer to.
+        assert caught.value.__traceback__ is not None
+        return bool(held)
+
+    assert not asyncio.run(is_held_after_failure())

@@ -1,0 +1,90 @@
+"""Faults that have requests applied twice, late or for the wrong run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse, RequestKey
+from stratagem_psserver.data.data_ledger import DataLedger, Function
+from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.ledger import SessionLedger
+from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
+from stratagem_psserver.rpcs.sessions import SessionRpcs
+from tests.simulation.planted.plant import Plant, replaced, strikes
+
+_admit = Numbering.admit
+_draw = DataLedger.draw
+_finish = Numbering.finish
+_open = SessionLedger.open
+_outcome = Numbering.outcome
+_record_mutation = ClosureLedger.finish
+_shake_hands = SessionRpcs.open
+
+
+def _forgets_reply(self: Numbering, reply: RecordedReply | None) -> None:
+    """Note that a request was applied, and now and then not what was answered."""
+    _finish(self, None if strikes() else reply)
+
+
+def _records_late(self: Numbering, reply: RecordedReply | None) -> None:
+    """Record a reply only when the next one comes."""
+    late: RecordedReply | None = self.__dict__.pop("late", None)
+    self.__dict__["late"] = reply
+    _finish(self, late)
+
+
+def _loses_numbering(self: SessionLedger, *arguments: Any) -> Any:
+    """Resume a session without what is known of its requests."""
+    session = _open(self, *arguments)
+    session.numbering = Numbering()
+    return session
+
+
+def _takes_stale_acknowledgement(self: Numbering, key: RequestKey) -> Any:
+    """Go back to what a late request says was acknowledged."""
+    self.acknowledged = min(self.acknowledged, key.acknowledged)
+    return _outcome(self, key)
+
+
+def _applies_out_of_turn(self: Numbering, key: RequestKey) -> Admission:
+    """Let requests overtake each other."""
+    decided = _admit(self, key)
+    if isinstance(decided, WaitForEarlier) and self._applying is None:
+        self._applying = key.sequence
+        return Apply()
+    return decided
+
+
+async def _opens_with_any_run(
+    self: SessionRpcs, request: OpenSessionRequest
+) -> OpenSessionResponse:
+    """Take a handshake that names no run for one with this run."""
+    request.incarnation = request.incarnation or self._state.incarnation
+    return await _shake_hands(self, request)
+
+
+def _forgets_mutation(self: ClosureLedger, key: Any, intent: Any, reply: Any) -> None:
+    """Do not know a function again that runs on another worker."""
+    _record_mutation(self, key, intent, None)
+
+
+def _hands_out_again(self: DataLedger, number: int, function: Function) -> int | None:
+    """Draw a batch, and leave it for the next function now and then."""
+    batch = _draw(self, number, function)
+    if batch is not None and strikes():
+        self.passes[number].drawn -= 1
+    return batch
+
+
+FAULTS: Mapping[str, Plant] = {
+    "a reply is not recorded": replaced(Numbering, "finish", _forgets_reply),
+    "a reply is recorded too late": replaced(Numbering, "finish", _records_late),
+    "the ledger of a session is lost": replaced(SessionLedger, "open", _loses_numbering),
+    "a stale acknowledgement counts": replaced(Numbering, "outcome", _takes_stale_acknowledgement),
+    "requests overtake each other": replaced(Numbering, "admit", _applies_out_of_turn),
+    "a session is with any run": replaced(SessionRpcs, "open", _opens_with_any_run),
+    "a function's mutation is forgotten": replaced(ClosureLedger, "finish", _forgets_mutation),
+    "a batch is handed out twice": replaced(DataLedger, "draw", _hands_out_again),
+}
