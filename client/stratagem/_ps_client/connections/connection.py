@@ -292,7 +292,7 @@ class Connection:
         if session is not None and not self.route.is_met and not self._restarted:
             request = opening(self._identity, session)
             answer = Pending(self, request, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
-            if session.goes_on(answer):
+            if reopening(request, answer) is None and not session.is_forgotten(answer):
                 self.route.learn(answer.frame_sockets)
                 self.attend()
 
