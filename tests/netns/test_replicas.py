@@ -22,9 +22,9 @@ from tests.netns.training import (
 )
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(3600)]
 
-PATIENCE = 300.0
+PATIENCE = 900.0
 
 CUTS: Mapping[str, Callable[[Network, str], None]] = {
     "hears nobody": Network.deafen,
