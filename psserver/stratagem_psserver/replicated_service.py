@@ -121,6 +121,11 @@ class ReplicatedService:
         """Whether the disk has the state of an earlier process."""
         return self._disk is not None and self._disk.has_state
 
+    @property
+    def has_place(self) -> bool:
+        """Whether it serves, or is the backup that may take over: then the other one may end."""
+        return self._task is not None and self._task.has_place
+
     async def recover(self) -> None:
         """Come to the state that is on disk, if the server keeps one there.
 

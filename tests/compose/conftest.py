@@ -42,20 +42,30 @@ def images(engine: Mapping[str, str]) -> None:
 @pytest.fixture
 def project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """The project of `compose.yaml`, not started; nothing of it is left."""
-    with _removed(Project([COMPOSE / "compose.yaml"], engine)) as project:
+    with _removed(engine) as project:
         yield project
 
 
 @pytest.fixture
 def durable_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """As `project`, with servers that keep a log."""
-    files = [COMPOSE / "compose.yaml", COMPOSE / "compose.durability.yaml"]
-    with _removed(Project(files, engine)) as project:
+    with _removed(engine, "durability") as project:
+        yield project
+
+
+@pytest.fixture(params=["replicas", "replicas durability replicas.durability"])
+def replicated_project(
+    engine: Mapping[str, str], images: None, request: pytest.FixtureRequest
+) -> Iterator[Project]:
+    """As `project`, with servers that have a backup; with a log, too, and without."""
+    with _removed(engine, *request.param.split()) as project:
         yield project
 
 
 @contextmanager
-def _removed(project: Project) -> Iterator[Project]:
+def _removed(engine: Mapping[str, str], *overlays: str) -> Iterator[Project]:
+    names = ("compose.yaml", *(f"compose.{overlay}.yaml" for overlay in overlays))
+    project = Project([COMPOSE / name for name in names], engine)
     project.down()
     yield project
     project.down()

@@ -10,6 +10,13 @@ from pathlib import Path
 
 COMPOSE = Path(sys.executable).with_name("docker-compose")
 
+NETWORK = "stratagem_cluster"
+
+
+def container(service: str) -> str:
+    """The name of the container of a service."""
+    return f"stratagem-{service}-1"
+
 
 @dataclass(frozen=True)
 class Project:
@@ -39,9 +46,7 @@ class Project:
 
     def inspect(self, service: str, field: str) -> str:
         """A field of the engine's description of a container."""
-        docker = self.environment["DOCKER"]
-        name = f"stratagem-{service}-1"
-        return self._run(docker, "inspect", "--format", field, name).stdout.strip()
+        return self._docker("inspect", "--format", field, service)
 
     def crash(self, service: str) -> None:
         """Kills what runs in a container.
@@ -50,14 +55,35 @@ class Project:
         """
         self.inside(service, "sh", "-c", "kill -KILL -1")
 
+    def kill(self, service: str) -> None:
+        """Kills a container, as who is at the machine does: only `start` brings it back."""
+        self._docker("kill", service)
+
+    def start(self, service: str) -> None:
+        """Starts a container again that was killed."""
+        self._docker("start", service)
+
+    def cut(self, service: str) -> None:
+        """Takes a container from the network; what it has mounted stays."""
+        self._docker("network", "disconnect", NETWORK, service)
+
+    def heal(self, service: str) -> None:
+        """Gives a container that was cut off the network and its name back."""
+        self._docker("network", "connect", "--alias", service, NETWORK, service)
+
+    def _docker(self, *command: str) -> str:
+        *words, service = command
+        ended = self._run(self.environment["DOCKER"], *words, container(service))
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.strip()
+
     def restarts(self, service: str) -> int:
         """How often the engine has started a container again."""
         return int(self.inspect(service, "{{.RestartCount}}"))
 
     def exit_code(self, service: str) -> int:
         """Waits until a container has ended for good."""
-        docker = self.environment["DOCKER"]
-        return int(self._run(docker, "wait", f"stratagem-{service}-1").stdout)
+        return int(self._docker("wait", service))
 
     def logs(self, service: str) -> str:
         """What a service has written so far."""

@@ -7,15 +7,11 @@ import json
 import pytest
 
 from tests.compose.project import Project
+from tests.compose.training import checkpoints
 from tests.demo import BY_TURNS, CLOSE, DEMO_RMSE, demo_error
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
-
-
-def checkpoints(project: Project) -> int:
-    listing = project.inside("ps-0", "ls", "/checkpoints")
-    return sum(name.startswith("checkpoint-") for name in listing.split())
 
 
 def test_the_demo_trains_and_its_exit_code_is_that_of_the_command(

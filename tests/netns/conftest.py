@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.manifests.pods import Pod, pods
+from tests.netns.control_plane import ControlPlane
 from tests.netns.host import Host
 from tests.netns.namespace import missing
-from tests.netns.network import Network, addresses
+from tests.netns.network import SUBNET, Network, addresses
 from tests.netns.volumes import Volumes
 
 RATE = "40mbit"
@@ -21,6 +22,8 @@ RATE = "40mbit"
 
 After a long one a worker would train by itself at the end, on its part of the ratings.
 """
+
+CONTROL_PLANE = f"{SUBNET}.200"
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,41 @@ def namespaces() -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """The pods of `overlays/local`, not started; nothing of them is left."""
-    planned = pods("overlays/local")
-    found = addresses([pod.name for pod in planned])
-    names = tmp_path / "hosts"
-    names.write_text(host_names(planned, found))
-    volumes = Volumes(tmp_path, {"token": {"token": secrets.token_hex()}})
     with ExitStack() as stack:
         network = stack.enter_context(closing(Network(RATE)))
-        hosts = {}
-        for pod in planned:
-            host = stack.enter_context(closing(Host(pod, tmp_path / pod.name)))
-            network.join(host.namespace, pod.name, found[pod.name])
-            host.mount(volumes.mounts(pod), names)
-            hosts[pod.name] = host
-        yield Cluster(hosts, network)
+        yield Cluster(_hosts(stack, network, "overlays/local", tmp_path), network)
+
+
+@pytest.fixture
+def replicated_cluster(tmp_path: Path) -> Iterator[tuple[Cluster, ControlPlane]]:
+    """The same of `overlays/replicas`, and what keeps their Leases, which has started."""
+    with ExitStack() as stack:
+        network = stack.enter_context(closing(Network(RATE)))
+        plane = ControlPlane(CONTROL_PLANE, "stratagem", tmp_path)
+        stack.enter_context(closing(plane))
+        network.join(plane.host, "control-plane", CONTROL_PLANE)
+        plane.start()
+        hosts = _hosts(stack, network, "overlays/replicas", tmp_path, plane.settings)
+        yield Cluster(hosts, network), plane
+
+
+def _hosts(
+    stack: ExitStack, network: Network, overlay: str, folder: Path, kube: Path | None = None
+) -> dict[str, Host]:
+    """A host for each pod, with the settings of a client of Kubernetes if there are any."""
+    planned = pods(overlay)
+    found = addresses([pod.name for pod in planned])
+    names = folder / "hosts"
+    names.write_text(host_names(planned, found))
+    volumes = Volumes(folder, {"token": {"token": secrets.token_hex()}})
+    hosts = {}
+    for pod in planned:
+        host = Host(pod, folder / pod.name, {"KUBECONFIG": "/kube/config"} if kube else None)
+        stack.enter_context(closing(host))
+        network.join(host.namespace, pod.name, found[pod.name])
+        host.mount({**volumes.mounts(pod), **({"/kube": kube} if kube else {})}, names)
+        hosts[pod.name] = host
+    return hosts
 
 
 def host_names(planned: Sequence[Pod], found: dict[str, str]) -> str:

@@ -36,10 +36,13 @@ class Host:
     Args:
         pod: What runs.
         folder: For what it needs and writes; nobody else's.
+        environment: What Kubernetes adds to the variables of its containers.
     """
 
-    def __init__(self, pod: Pod, folder: Path) -> None:
-        self.pod = pod
+    def __init__(
+        self, pod: Pod, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.pod, self._environment = pod, environment or {}
         self.namespace = Namespace()
         self._root = folder / "root"
         self._root.mkdir(parents=True)
@@ -103,7 +106,7 @@ class Host:
         """What comes before a command that a container is to run."""
         user = self.pod.spec["securityContext"]
         become = f"--userspec={user['runAsUser']}:{user['runAsGroup']}"
-        given = {**IMAGE_ENVIRONMENT, **container.environment}
+        given = {**IMAGE_ENVIRONMENT, **self._environment, **container.environment}
         return [
             *("chroot", become, "--groups=", str(self._root)),
             *("env", "--ignore-environment", f"--chdir={container.directory or '/'}"),

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import IO
 
-NEEDED = ("unshare", "nsenter", "ip", "ss", "tc", "mount", "chroot")
+NEEDED = ("unshare", "nsenter", "ip", "ss", "tc", "ebtables", "mount", "chroot")
 
 
 def missing() -> str:

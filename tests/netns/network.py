@@ -43,9 +43,21 @@ class Network:
         """
         self._switch.enter("ip", "link", "set", name, "nomaster")
 
+    def mute(self, name: str) -> None:
+        """Loses what a host sends; it still hears others."""
+        self._lose("-i", name)
+
+    def deafen(self, name: str) -> None:
+        """Loses what is sent to a host; others still hear it."""
+        self._lose("-o", name)
+
+    def _lose(self, side: str, name: str) -> None:
+        self._switch.enter("ebtables", "-A", "FORWARD", side, name, "-j", "DROP")
+
     def heal(self, name: str) -> None:
-        """Puts a host's cable back."""
+        """Puts a host's cable back, and loses nothing any more."""
         self._switch.enter("ip", "link", "set", name, "master", "switch")
+        self._switch.enter("ebtables", "-F", "FORWARD")
 
     def bytes_to(self, name: str) -> int:
         """How much a host has been sent so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -13,18 +12,20 @@ from tests.demo import BY_TURNS, DEMO_RMSE, demo_error
 from tests.deploy.processes.process_tree import is_alive, python
 from tests.netns.conftest import Cluster
 from tests.netns.host import Host
+from tests.netns.training import (
+    MEGABYTE,
+    STEPS,
+    TRAINED_FOR_A_WHILE,
+    WORKERS,
+    grows,
+    updates,
+)
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
 SERVERS = ("ps-0", "ps-1")
-WORKERS = ("worker-0", "worker-1")
-STEPS = 1200
-"""Of each worker."""
-
 CUT_SECONDS = 10.0
-MEGABYTE = 1e6
-TRAINED_FOR_A_WHILE = 20 * MEGABYTE
 
 
 def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
@@ -52,7 +53,8 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
         assert hosts[name].exit_code(seconds=600) == 0, hosts[name].log
     print(hosts["worker-0"].log)
     assert abs(demo_error(hosts["worker-0"].log) - DEMO_RMSE) < BY_TURNS
-    assert updates(hosts["ps-0"]) == {STEPS * len(WORKERS)}
+    addresses = [f"{name}.ps:2222" for name in SERVERS]
+    assert updates(hosts["ps-0"], addresses) == {STEPS * len(WORKERS)}
     for name in SERVERS:
         hosts[name].stop()
         assert hosts[name].exit_code(seconds=30) == 0
@@ -63,19 +65,6 @@ def uses_data_port(host: Host) -> bool:
     """Whether anybody is connected to a server other than by gRPC."""
     shown = ("ss", "--no-header", "--tcp", "--numeric", "state", "established")
     return bool(host.namespace.enter(*shown, "( sport = :2225 )"))
-
-
-def updates(host: Host) -> set[int]:
-    """How often variables have changed since they were created."""
-    addresses = [f"{name}.ps:2222" for name in SERVERS]
-    shown = host.execute("stratagem", "variables", "--json", *addresses)
-    return {variable["version"] - 1 for variable in json.loads(shown)["variables"]}
-
-
-def grows(cluster: Cluster, name: str, more: float) -> None:
-    """Waits until a host has been sent so many bytes more."""
-    enough = cluster.network.bytes_to(name) + more
-    eventually(lambda: cluster.network.bytes_to(name) > enough, seconds=300, poll=0.1)
 
 
 def test_namespaces_end_with_a_program_that_is_killed() -> None:

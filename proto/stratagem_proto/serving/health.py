@@ -79,7 +79,9 @@ class HealthServer:
         self._pulse: Pulse | None = None
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._services = ("", service)
+        # Whether each service is there as long as the event loop responds.
+        self._services = {"": True, service: True}
+        self._responds, self._changing = True, threading.Lock()
         add_reflection((service, health.SERVICE_NAME), self._server)
         self.address = bound(self._server, bind)
 
@@ -91,7 +93,7 @@ class HealthServer:
             lease_seconds: A loop that does not turn for so long serves nobody: no client could have
                 renewed its lease meanwhile.
         """
-        self._set_status(True)
+        self._loop_serves(True)
         self._server.start()
         self._pulse = Pulse(loop, lease_seconds, self._loop_changed)
         self._pulse.start()
@@ -101,12 +103,29 @@ class HealthServer:
             LOG.warning("the event loop responds again")
         else:
             LOG.error("the event loop is stuck; probes are answered NOT_SERVING")
-        self._set_status(responds)
+        self._loop_serves(responds)
 
-    def _set_status(self, serves: bool) -> None:
-        status = _STATUS.SERVING if serves else _STATUS.NOT_SERVING
-        for service in self._services:
-            self._health.set(service, status)
+    def _loop_serves(self, responds: bool) -> None:
+        with self._changing:
+            self._responds = responds
+            for service in self._services:
+                self._announce(service)
+
+    def tell(self, service: str, serves: bool) -> None:
+        """Answer checks of a further service from now on; a repetition does nothing.
+
+        Args:
+            service: Its full name.
+            serves: Whether it serves as long as the event loop responds.
+        """
+        with self._changing:
+            if self._services.get(service) is not serves:
+                self._services[service] = serves
+                self._announce(service)
+
+    def _announce(self, service: str) -> None:
+        serves = self._responds and self._services[service]
+        self._health.set(service, _STATUS.SERVING if serves else _STATUS.NOT_SERVING)
 
     def announce_drain(self) -> None:
         """Answer probes that the data plane takes no more calls; its loop may end afterwards."""

@@ -155,8 +155,9 @@ class BackupLink:
 
     async def _beat(self) -> None:
         while True:
-            number = self.lease.send(self._clock())
-            await self._send(FollowResponse(beacon=Beacon(number=number, view=self._view())))
+            if self.lease.may_send(self._clock()):
+                number = self.lease.send(self._clock())
+                await self._send(FollowResponse(beacon=Beacon(number=number, view=self._view())))
             await asyncio.sleep(self._seconds / _BEACONS)
 
     async def _receive(self) -> None:

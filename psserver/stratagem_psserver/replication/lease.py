@@ -24,6 +24,14 @@ class Lease:
         self._sent: deque[tuple[int, float]] = deque()
         self._until = began
 
+    def may_send(self, now: float) -> bool:
+        """Return whether to send a beacon.
+
+        A primary that hears nothing from its backup may be heard by it all the same. It cannot
+        answer then, and by further beacons would keep the backup from taking over.
+        """
+        return self.is_valid(now) or not self._sent
+
     def send(self, now: float) -> int:
         """Return the number of a beacon that is sent now."""
         self._number += 1

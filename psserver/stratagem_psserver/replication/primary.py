@@ -28,6 +28,11 @@ from stratagem_psserver.state import ServerState
 # at different speeds.
 _LEASE = 0.75
 
+# For how long after the lease a primary waits until it goes on without a backup that is silent, in
+# `failover_seconds`. Of two that do not hear each other but reach the arbiter, the backup is
+# to be first: it may be the primary that is cut off, from all clients as well.
+_ALONE_AFTER = 1.5
+
 # Looks at the backup within a lease.
 _LOOKS = 8
 
@@ -157,7 +162,7 @@ class Primary:
         if required is not self._link:
             return True
         if required.lease.is_valid(now):
-            self._awaited_until = now + self._patience * (1 - _LEASE)
+            self._awaited_until = now + self._patience * _ALONE_AFTER
         return now >= self._awaited_until
 
     def _is_close(self, link: BackupLink) -> bool:

@@ -224,6 +224,11 @@ class ReplicatedTask:
         told = self._backup.view
         return told if self._view is None or told.epoch > self._view.epoch else self._view
 
+    @property
+    def has_place(self) -> bool:
+        """Whether it serves, or is the backup that may take over."""
+        return self._standing() in (Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP)
+
     def _standing(self) -> Standing.ValueType:
         if self._primary is not None:
             return self._primary.standing

@@ -27,11 +27,21 @@ def compose_files(folder: Path = COMPOSE) -> list[Path]:
 
 
 def compose_combinations(files: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """The project with every choice of what is laid over it."""
+    """The project with every choice of what is laid over it.
+
+    What is there for two of them together, compose.one.other.yaml, is laid over both.
+    """
     project, *overlays = files
     for count in range(len(overlays) + 1):
         for chosen in combinations(overlays, count):
-            yield project, *chosen
+            names = {file.name for file in chosen}
+            if all(_needed(file) <= names for file in chosen):
+                yield project, *chosen
+
+
+def _needed(overlay: Path) -> set[str]:
+    words = overlay.name.split(".")[1:-1]
+    return {f"compose.{word}.yaml" for word in words} if len(words) > 1 else set()
 
 
 def schema_problems(files: Sequence[Path]) -> Iterator[str]:

@@ -62,18 +62,19 @@ def index(pod: Pod) -> int:
 
 
 def addresses(overlay: str, component: str, name: int) -> list[str]:
-    """Where the servers of a job listen.
+    """Where the servers of a job listen; replicas of a task with commas between.
 
     Args:
         overlay: The overlay.
         component: The job.
         name: Which of the names that each pod has.
     """
-    return [
-        f"{pod.dns_names[name]}:{pod.ports['grpc']}"
-        for pod, _ in servers(overlay)
-        if pod.component == component
-    ]
+    found: dict[int, list[str]] = {}
+    for pod, given in servers(overlay):
+        if pod.component == component:
+            address = f"{pod.dns_names[name]}:{pod.ports['grpc']}"
+            found.setdefault(given["task"], []).append(address)
+    return [",".join(found[task]) for task in range(len(found))]
 
 
 def port(address: str) -> int:

@@ -19,7 +19,7 @@ MISSPELT = {
     "Job": "spec.template.spec.containers.0.workingDir",
     "JobSet": "spec.replicatedJobs.1.dependsOn",
     "Namespace": "metadata.labels",
-    "NetworkPolicy": "spec.ingress.0.from.0.podSelector",
+    "NetworkPolicy": "spec.podSelector.matchLabels",
     "PersistentVolumeClaim": "spec.accessModes",
     "PodDisruptionBudget": "spec.maxUnavailable",
     "Role": "rules.0.verbs",
@@ -109,4 +109,17 @@ def test_each_choice_of_compose_files_is_looked_at() -> None:
         (project, overlays[0]),
         (project, overlays[1]),
         (project, *overlays),
+    ]
+
+
+def test_what_is_for_two_compose_files_is_laid_over_both() -> None:
+    names = ("compose.yaml", "compose.log.yaml", "compose.two.log.yaml", "compose.two.yaml")
+    project, *_ = files = [Path(name) for name in names]
+    log, both, two = files[1:]
+    assert list(containers.compose_combinations(files)) == [
+        (project,),
+        (project, log),
+        (project, two),
+        (project, log, two),
+        (project, log, both, two),
     ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
+from stratagem_proto.replica_addresses import replica_addresses
 from tests.deploy.manifests.containers import COMPOSE, compose_files, needs_compose
 from tests.deploy.manifests.rendering import ROOT
 from tests.deploy.manifests.tasks import port, settings
@@ -39,8 +42,11 @@ def services() -> Mapping[str, Service]:
 
 
 def given(service: Service) -> Mapping[str, Any]:
-    """The settings of a server."""
-    return settings(service["command"][0], service["command"][1:])
+    """The settings of a server, by its options and its variables."""
+    own = service["environment"].items()
+    variables = {name: text for name, text in own if name.startswith("STRATAGEM_")}
+    with patch.dict(os.environ, variables):
+        return settings(service["command"][0], service["command"][1:])
 
 
 def told(service: Service) -> Any:
@@ -57,15 +63,40 @@ def test_programs_know_servers_and_wait_for_them(program: str) -> None:
     cluster, task = told(service)["cluster"], told(service)["task"]
     for job in ("ps", "worker"):
         for index, address in enumerate(cluster[job]):
-            if port(address) == 0:
-                continue
-            name = address.partition(":")[0]
-            assert service["depends_on"][name]["condition"] == "service_healthy"
-            server = services()[name]
-            assert (server["command"][0], given(server)["task"]) == (job, index)
-            assert port(given(server)["bind"]) == port(address)
-            assert given(server)["health_bind"] in server["healthcheck"]["test"]
+            for replica, each in enumerate(replica_addresses(job, address)):
+                if port(each) != 0:
+                    knows(service, each, (job, index, replica))
     assert cluster[task["type"]][task["index"]] == f"{program}:0"
+
+
+def knows(program: Service, address: str, task: tuple[str, int, int]) -> None:
+    """Requires that a program waits for a server which is that task."""
+    name = address.partition(":")[0]
+    assert program["depends_on"][name]["condition"] == "service_healthy"
+    server = services()[name]
+    settings = given(server)
+    assert (server["command"][0], settings["task"], settings.get("replica", 0)) == task
+    assert port(settings["bind"]) == port(address)
+    assert settings["health_bind"] in server["healthcheck"]["test"]
+
+
+def replicas() -> Mapping[str, Service]:
+    """The services of all replicas by their addresses."""
+    addresses = (address for address in told(services()["chief"])["cluster"]["ps"])
+    found = [each for address in addresses for each in replica_addresses("ps", address)]
+    return {address: services()[address.partition(":")[0]] for address in found}
+
+
+def test_replicas_have_one_arbiter_and_addresses_and_disks_of_their_own() -> None:
+    disks = set()
+    for address, service in replicas().items():
+        settings = given(service)
+        assert (settings["replicas"], settings["advertise"]) == (2, address)
+        assert (settings["arbiter"], settings["durability"]) == ("file:/arbiter", "log")
+        volumes = {volume["target"]: volume["source"] for volume in service["volumes"]}
+        assert volumes["/arbiter"] == "arbiter"
+        disks.add(volumes["/state"])
+    assert len(disks) == len(replicas()) == 4
 
 
 def test_by_itself_the_project_has_no_coordinator() -> None:

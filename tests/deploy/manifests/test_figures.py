@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.manifests.rendering import Manifest, rendered
+from tests.deploy.manifests.pods import pods_of
+from tests.deploy.manifests.rendering import FOLDER, Manifest, render, rendered
 from tests.deploy.manifests.tasks import COORDINATED, of_kind, port, selects, servers
 
 OVERLAY = "overlays/observability"
@@ -95,3 +99,19 @@ def test_figures_are_for_prometheus_and_prometheus_is_for_grafana(overlay: str) 
     for pod, given in servers(overlay):
         assert selects(policies["figures"]["spec"]["podSelector"], pod)
         assert port(given["metrics_bind"]) == 2224
+
+
+def test_replicas_have_figures_where_prometheus_is_added(tmp_path: Path) -> None:
+    folder = os.path.relpath(FOLDER.resolve(), tmp_path.resolve())
+    kustomization = {
+        "resources": [f"{folder}/overlays/replicas"],
+        "components": [f"{folder}/observability"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(kustomization))
+    found = [
+        pod for pod in pods_of(list(yaml.safe_load_all(render(tmp_path)))) if pod.component == "ps"
+    ]
+    assert [pod.name for pod in found] == ["ps-0-0", "ps-0-1", "ps-1-0", "ps-1-1"]
+    for pod in found:
+        assert "--metrics-bind=0.0.0.0:2224" in pod.command
+        assert pod.ports["metrics"] == 2224

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from grpc_health.v1 import health_pb2
+from pathlib import Path
 
-from stratagem_proto.wire.channel import open_channel
+import pytest
+
+from stratagem_psserver.replication.calls import SERVICE
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, port, servers
+from tests.psserver.replication.health import serves
+from tests.psserver.replication.pairs import pair
+from tests.waiting import eventually
 
 MEMORY = {"Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -20,7 +24,7 @@ def test_servers_understand_their_commands(overlay: str) -> None:
     assert servers(overlay)
     for pod, given in servers(overlay):
         assert given["job"] == pod.component
-        assert given["task"] == index(pod)
+        assert given["replica" if given.get("replicas", 1) > 1 else "task"] == index(pod)
         assert port(given["bind"]) == pod.ports["grpc"]
         assert port(given["health_bind"]) == pod.ports["health"]
         assert given["insecure"], "nothing is encrypted between pods"
@@ -52,24 +56,16 @@ def size(quantity: str) -> int:
     return int(quantity[:-2]) * MEMORY[quantity[-2:]]
 
 
-def test_probes_ask_the_port_that_answers(server: ParameterServer) -> None:
-    services = set()
-    for overlay in OVERLAYS:
-        for pod, given in servers(overlay):
-            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-                probe = pod.container.manifest[kind]["grpc"]
-                assert probe["port"] == port(given["health_bind"])
-                services.add(probe.get("service", ""))
-    assert all(serves(server.health_address, service) for service in services)
-
-
-def serves(address: str, service: str) -> bool:
-    """What the kubelet makes of the answer to its probe."""
-    with open_channel(address) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-        answer = check(health_pb2.HealthCheckRequest(service=service), timeout=10)
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+def test_probes_ask_the_port_and_the_service_that_answer(
+    server: ParameterServer, tmp_path: Path
+) -> None:
+    with pair(tmp_path) as both:
+        replica = both.servers[0]
+        eventually(lambda: serves(replica, SERVICE))
+        for overlay in OVERLAYS:
+            for pod, given in servers(overlay):
+                for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    probe = pod.container.manifest[kind]["grpc"]
+                    assert probe["port"] == port(given["health_bind"])
+                    answering = replica if given.get("replicas", 1) > 1 else server
+                    assert serves(answering, probe.get("service", ""))

@@ -32,14 +32,14 @@ class Pair:
         self.servers: dict[int, ParameterServer] = {}
 
     def start(self, index: int, **others: Any) -> ParameterServer:
-        """Start a replica, at the address where it was before."""
+        """Start a replica, at the address where it was before if no other one is given."""
         former = self.servers.get(index)
+        bind = {"bind": former.address} if former else {}
         settings = ServerSettings(
-            bind=former.address if former else "127.0.0.1:0",
             replicas=2,
             replica=index,
             arbiter=f"file:{self._folder / 'arbiter'}",
-            **{**self._others, **others},
+            **{**self._others, **bind, **others},
         )
         server = self.servers[index] = ParameterServer(settings)
         server.start()

@@ -20,9 +20,10 @@ _PREFIX = ["", "apis", "coordination.k8s.io", "v1", "namespaces"]
 
 
 class LeaseServer(ThreadingHTTPServer):
-    """Answers `GET`, `POST` and `PUT` of Leases in the namespace "training".
+    """Answers `GET`, `POST` and `PUT` of Leases in one namespace.
 
     Attributes:
+        namespace: The namespace.
         leases: The Leases by name.
         methods: Those of all requests so far.
         refusal: The status of each answer; 0 to do what is asked.
@@ -34,9 +35,14 @@ class LeaseServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, token: str = "") -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.token = token
+    def __init__(
+        self,
+        token: str = "",
+        namespace: str = "training",
+        address: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
+        super().__init__(address, _Handler)
+        self.token, self.namespace = token, namespace
         self.leases: dict[str, Lease] = {}
         self.methods: list[str] = []
         self.refusal, self.rivals = 0, 0
@@ -108,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(self.server.refusal, "Refused")
         elif self.server.token not in ("", self.headers["Authorization"]):
             self._answer(401, "Unauthorized")
-        elif namespace != "training":
+        elif namespace != self.server.namespace:
             self._answer(404, "NotFound")
         else:
             self._answer(*action(names))
@@ -148,14 +154,17 @@ def serving(token: str = "", security: ssl.SSLContext | None = None) -> Iterator
 
 def kubeconfig(server: LeaseServer) -> str:
     """The file by which `kubectl` would find the server."""
+    return kubeconfig_for(f"http://127.0.0.1:{server.server_port}")
+
+
+def kubeconfig_for(url: str) -> str:
+    """The file by which `kubectl` would find an API server that asks for nothing."""
     settings = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [
-            {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
-        ],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {}}],
     }
     return json.dumps(settings)

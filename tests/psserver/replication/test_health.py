@@ -1,0 +1,41 @@
+"""What probes are told of a replica."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stratagem_psserver.replication.calls import SERVICE
+from stratagem_psserver.server import ParameterServer
+from tests.psserver.replication.health import serves
+from tests.psserver.replication.pairs import Pair, pair, report_of
+from tests.waiting import eventually
+
+
+async def looked_at(server: ParameterServer) -> None:
+    """Does what a server does now and then."""
+    server._end_leases()
+
+
+def test_each_of_two_replicas_may_end_once_the_other_has_the_state(tmp_path: Path) -> None:
+    with pair(tmp_path) as both:
+        first, second = both.servers.values()
+        eventually(lambda: serves(first, SERVICE) and serves(second, SERVICE))
+
+
+def test_a_replica_without_the_state_is_healthy_but_the_other_one_has_to_stay(
+    tmp_path: Path,
+) -> None:
+    both = Pair(tmp_path)
+    primary = both.start(0)
+    eventually(lambda: serves(primary, SERVICE))
+    # It is refused.
+    stranger = both.start(1, failover_seconds=2.0)
+    eventually(lambda: bool(report_of(stranger).trouble))
+    stranger._loop.run(looked_at(stranger))
+    assert serves(stranger, "") and not serves(stranger, SERVICE)
+    stranger.stop(grace=0)
+    backup = both.start(1)
+    eventually(lambda: serves(backup, SERVICE))
+    primary.stop(grace=0)
+    eventually(lambda: serves(backup, SERVICE))
+    backup.stop(grace=0)

@@ -1,0 +1,64 @@
+"""Replicas that do not hear of each other, although both reach the arbiter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_proto.v1.replication_pb2 import Standing
+from stratagem_psserver.replication.lease import Lease
+from tests.psserver.replication.pairs import Pair, report_of, standing_of
+from tests.relays import Relay
+from tests.waiting import eventually
+
+
+def test_a_primary_that_hears_nothing_sends_no_beacon_after_its_lease() -> None:
+    lease = Lease(seconds=1.0, began=0.0)
+    assert lease.may_send(0.0)
+    first = lease.send(0.0)
+    lease.acknowledge(first)
+    late = [lease.send(0.5), lease.send(0.9)]
+    assert lease.is_valid(0.9) and lease.may_send(0.9)
+    assert not lease.is_valid(1.0) and not lease.may_send(1.0)
+    lease.acknowledge(late[0])
+    assert lease.is_valid(1.4) and lease.may_send(1.4)
+
+
+def test_it_goes_on_once_all_beacons_have_come_back_late() -> None:
+    lease = Lease(seconds=1.0, began=0.0)
+    late = lease.send(0.0)
+    assert not lease.may_send(5.0)
+    lease.acknowledge(late)
+    assert not lease.is_valid(5.0)
+    assert lease.may_send(5.0)
+
+
+@pytest.fixture
+def relayed(tmp_path: Path) -> Iterator[tuple[Pair, Relay]]:
+    """Two replicas, and what the second one reaches the first one by."""
+    # So long that a busy machine is not taken for silence.
+    both = Pair(tmp_path, failover_seconds=4.0)
+    with closing(ReservedAddress()) as address, Relay(int(str(address).split(":")[1])) as relay:
+        both.start(0, bind=str(address), advertise=f"127.0.0.1:{relay.port}")
+        eventually(lambda: standing_of(both.servers[0]) == Standing.STANDING_PRIMARY)
+        both.start(1)
+        both.await_backup()
+        yield both, relay
+        relay.release()
+        for server in both.servers.values():
+            server.stop(grace=0)
+
+
+def test_the_backup_takes_over_and_the_primary_follows_it(relayed: tuple[Pair, Relay]) -> None:
+    both, relay = relayed
+    former, backup = both.await_backup()
+    epoch = report_of(former).view.epoch
+    relay.hold()
+    eventually(lambda: standing_of(backup) == Standing.STANDING_PRIMARY)
+    eventually(lambda: report_of(backup).view.HasField("backup"))
+    assert both.await_backup() == (backup, former)
+    assert report_of(backup).view.epoch == epoch + 2
