@@ -11,11 +11,12 @@ import grpc
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.v1.replication_pb2 import Replica
+from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.calls import METHOD, SERVICE, GrpcPeers, IncomingCall
+from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall
+from stratagem_psserver.replication.channel import Channel, Peers
 from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHandlers
@@ -30,6 +31,7 @@ class ReplicatedService:
     Args:
         state: The state to begin with.
         arbiter: Who decides which replica is the primary.
+        peers: How it reaches the other replica.
         on_exchange: Called when other handlers answer from now on.
 
     Attributes:
@@ -39,16 +41,16 @@ class ReplicatedService:
     """
 
     def __init__(
-        self, state: ServerState, arbiter: Arbiter, on_exchange: Callable[[], None]
+        self, state: ServerState, arbiter: Arbiter, peers: Peers, on_exchange: Callable[[], None]
     ) -> None:
-        self._arbiter, self._on_exchange = arbiter, on_exchange
+        self._arbiter, self._peers, self._on_exchange = arbiter, peers, on_exchange
         self._kernels, self._disk = present_kernels(), _disk_of(state)
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
         self.is_serving = False
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
-        self._following = _follow_handler(boundary, self._answer)
+        self._following = _follow_handler(boundary, self.answer)
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
         self.refuse()
@@ -61,7 +63,8 @@ class ReplicatedService:
             raise UnavailableError(f"{self.state.settings.label} is starting; ask again")
         return self._task
 
-    async def _answer(self, call: IncomingCall) -> None:
+    async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
+        """Let another replica follow this one; raise as `ReplicatedTask.answer`."""
         await self._require_task().answer(call)
 
     @property
@@ -112,8 +115,7 @@ class ReplicatedService:
         """
         replica = Replica(index=self.state.settings.replica, address=address)
         introduction = introduction_of(self.state.settings, replica, self._kernels)
-        peers = GrpcPeers(self.state.settings.token)
-        self._task = ReplicatedTask(self, self._arbiter, peers, introduction, self._disk)
+        self._task = ReplicatedTask(self, self._arbiter, self._peers, introduction, self._disk)
         self._running = asyncio.create_task(self._task.run())
 
     @property

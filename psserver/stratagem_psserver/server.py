@@ -20,6 +20,7 @@ from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
 from stratagem_psserver.replication.calls import SERVICE as REPLICATION
+from stratagem_psserver.replication.calls import GrpcPeers
 from stratagem_psserver.service import Service
 from stratagem_psserver.servicer import SERVICE
 from stratagem_psserver.settings import ServerSettings
@@ -61,8 +62,8 @@ class ParameterServer(RpcServer):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         state = ServerState(self.settings, self._environment)
         if self.settings.replicas > 1:
-            arbiter = arbiter_of(self.settings)
-            self._replicated = ReplicatedService(state, arbiter, self._forget_handlers)
+            arbiter, peers = arbiter_of(self.settings), GrpcPeers(self.settings.token)
+            self._replicated = ReplicatedService(state, arbiter, peers, self._forget_handlers)
             if not self._replicated.has_state:
                 self._resume(state)
             return self._replicated.handlers

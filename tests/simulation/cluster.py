@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from stratagem._ps_client.connections.session import Identity, farewell
 from stratagem._ps_client.requests.request import Request, Result
@@ -16,11 +16,23 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER
 from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
+from tests.simulation.replicas.pair import REPLICA_STORMS, SimulatedPair
+from tests.simulation.replicas.replica_run import holds, own
+from tests.simulation.route import ReplicaRoute, Route, SoleRoute
 from tests.simulation.server_run import beside
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
 _BEAT_SECONDS = 3.0
+
+Server: TypeAlias = SimulatedServer | SimulatedPair
+"""A task of the job ps."""
+
+
+def _route(network: Network, client: str, server: Server) -> Route:
+    if isinstance(server, SimulatedPair):
+        return ReplicaRoute(network, client, server.replicas)
+    return SoleRoute(network, client, server)
 
 
 class Process:
@@ -33,15 +45,17 @@ class Process:
         last: By server, the version and the value of what it has read last.
     """
 
-    def __init__(self, network: Network, servers: Sequence[SimulatedServer], task: str) -> None:
+    def __init__(self, network: Network, servers: Sequence[Server], task: str) -> None:
         world = self._world = network.world
         job, _, index = task.partition(":")
         client = world.chance.randbytes(16)
         identity = Identity(ROLE_WORKER, job, int(index), client=client)
         self.name, self.steps, self.pauses = task, StepCount(), Pauses(world)
         self._connections = [
-            SimulatedConnection(network, server, identity, self.steps, self.pauses)
-            for server in servers
+            SimulatedConnection(
+                world, _route(network, task, server), number, identity, self.steps, self.pauses
+            )
+            for number, server in enumerate(servers)
         ]
         self.last: dict[int, tuple[int, list[int]]] = {}
         self._tasks: list[asyncio.Task[Any]] = [world.loop.create_task(self._beat())]
@@ -145,13 +159,22 @@ class Cluster:
         servers: The servers.
     """
 
-    def __init__(self, world: World, num_servers: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self, world: World, num_servers: int, disk: Disk | None = None, replicated: bool = False
+    ) -> None:
         self.world = world
         world.loop.beside = partial(beside, world)
-        self.servers = [
-            SimulatedServer(world, f"ps:{task}", task, disk) for task in range(num_servers)
-        ]
         self._network = Network(world)
+        self._pairs: list[SimulatedPair] = []
+        self.servers: Sequence[Server]
+        if replicated:
+            world.loop.holds, world.loop.begins = holds, own
+            self._pairs = [SimulatedPair(self._network, task, disk) for task in range(num_servers)]
+            self.servers = self._pairs
+        else:
+            self.servers = [
+                SimulatedServer(world, f"ps:{task}", task, disk) for task in range(num_servers)
+            ]
         self._processes: dict[Process, asyncio.Task[None]] = {}
 
     def process(self, task: str) -> Process:
@@ -215,9 +238,12 @@ class Cluster:
         if kind == "partition":
             there, back = chance.choice(((True, True), (True, False), (False, True)))
             server = chance.choice(self.servers)
-            self._network.part(process.name, server.name, there, back, seconds)
+            place = chance.choice(server.replicas) if isinstance(server, SimulatedPair) else server
+            self._network.part(process.name, place.name, there, back, seconds)
         elif kind == "pause":
             process.pauses.pause(seconds)
+        elif kind in REPLICA_STORMS:
+            chance.choice(self._pairs).strike(kind, seconds)
         elif kind == "restart":
             self._restart(chance.choice(self.servers))
         else:
@@ -232,7 +258,17 @@ class Cluster:
             applying = state.gate.applying
             self.world.require(not applying, f"{server.name} counts {applying} requests for ever")
 
-    def _restart(self, server: SimulatedServer) -> None:
-        if server.is_up:
+    async def settle(self) -> None:
+        """Wait until each task has all its replicas."""
+        for pair in self._pairs:
+            await pair.settle()
+
+    async def check_replicas(self) -> None:
+        """Check that the replicas of each task are equal."""
+        for pair in self._pairs:
+            await pair.check_equal()
+
+    def _restart(self, server: Server) -> None:
+        if isinstance(server, SimulatedServer) and server.is_up:
             server.stop()
             self.world.loop.call_later(self.world.chance.random() * 5.0, server.start)

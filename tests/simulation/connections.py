@@ -8,6 +8,7 @@ decides, and encodes and decodes them by the client's own `Request`. What stands
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +17,8 @@ import grpc
 import torch
 
 from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._ps_client.connections.repetition import Repetition
+from stratagem._ps_client.connections.experience import Experience
+from stratagem._ps_client.connections.repetition import Repetition, is_unreached
 from stratagem._ps_client.connections.route import restarted_error
 from stratagem._ps_client.connections.session import (
     Identity,
@@ -34,7 +36,8 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, Op
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import from_rpc_error
-from tests.simulation.network import Network, Sent
+from tests.simulation.network import Sent
+from tests.simulation.route import Route
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.world import World
 
@@ -65,8 +68,9 @@ class SimulatedConnection:
     """As `stratagem._ps_client.connections.connection.Connection`, without threads.
 
     Args:
-        network: Carries its calls.
-        server: Whom they go to.
+        world: The run that it is part of.
+        route: Carries its calls.
+        task: The index of the server's task.
         identity: Who the process is.
         steps: The steps of the process.
         pauses: Its pauses.
@@ -80,17 +84,17 @@ class SimulatedConnection:
 
     def __init__(
         self,
-        network: Network,
-        server: SimulatedServer,
+        world: World,
+        route: Route,
+        task: int,
         identity: Identity,
         steps: StepCount,
         pauses: Pauses,
     ) -> None:
-        self._network, self._server = network, server
-        self._world = network.world
+        self._world, self._route = world, route
         self._identity, self._steps, self._pauses = identity, steps, pauses
         self.name = identity.name.replace("/job:", "").replace("/task:", ":")
-        self.peer = f"/job:ps/task:{server.settings.task} at {server.name}"
+        self.peer = f"/job:ps/task:{task} at ps:{task}"
         self.session: ServerSession | None = None
         self.losses = 0
         self._restarted = False
@@ -98,6 +102,8 @@ class SimulatedConnection:
         self._shares = self._world.chance.choice((0.0, 0.5, 1.0))
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
         self._attendance: asyncio.Task[Any] | None = None
+        self._attended: SimulatedServer | None = None
+        self._experience = Experience()
 
     async def call(self, request: Request[Result]) -> Result:
         """Send a request and wait for its result; mutations go one at a time."""
@@ -155,23 +161,62 @@ class SimulatedConnection:
             )
 
     async def _repeating(self, request: Request[Result], deadlines: Deadlines) -> Result:
-        repetition = Repetition(request, self.peer, deadlines.connect)
-        run = self.run
+        route = self._route
+        repetition = Repetition(request, self.peer, deadlines.connect, route.is_replicated)
         while True:
+            run, server = self._present_run, route.server
             try:
                 return await self._attempted(request, deadlines)
             except StratagemError as error:
                 if isinstance(error, SessionLostError):
                     await self._resume()
                 else:
-                    repetition.require_passing(error, run, has_room=True)
-                pause = repetition.pause(error, self._world.loop.time())
-            await asyncio.sleep(pause)
+                    # A server that was left may live on.
+                    ended = run if server is route.server else None
+                    repetition.require_passing(error, ended, has_room=True)
+                await self._wait_for_server(repetition, request, deadlines, server, error)
             await self._pauses.over()
-            run = self.run
             if request.mutates and self.session is not None:
-                repetition.require_harmless(run)
+                repetition.require_harmless(self._present_run)
                 request.acknowledge(self.session.acknowledged)
+
+    async def _wait_for_server(
+        self,
+        repetition: Repetition,
+        request: Request[Any],
+        deadlines: Deadlines,
+        server: SimulatedServer,
+        error: StratagemError,
+    ) -> None:
+        """Return once it makes sense to send a request again, as `Pending` decides."""
+        is_found = False
+        while not is_found:
+            is_found = await self._is_found(repetition, request, deadlines, server, error)
+            await asyncio.sleep(repetition.pause(error, self._world.loop.time()))
+
+    async def _is_found(
+        self,
+        repetition: Repetition,
+        request: Request[Any],
+        deadlines: Deadlines,
+        server: SimulatedServer,
+        error: StratagemError,
+    ) -> bool:
+        route = self._route
+        if not route.is_replicated or not is_unreached(error) or not deadlines.connect:
+            return True
+        found = await route.find(server, error)
+        repetition.is_held_back = (
+            found
+            and not route.has_backup
+            and repetition.is_suspect(self._present_run)
+            and not self._experience.covers(request)
+        )
+        return found and not repetition.is_held_back
+
+    @property
+    def _present_run(self) -> Hashable:
+        return self.run, self._route.reigns
 
     @property
     def run(self) -> bytes:
@@ -185,12 +230,15 @@ class SimulatedConnection:
         sent = Sent(request.path, messages, segment)
         timeout = deadlines.attempt(request.request_nbytes, request.wait)
         try:
-            answer = await self._network.call(self.name, self._server, sent, timeout)
+            answer = await self._route.call(sent, timeout)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.peer, request.method) from error
         finally:
             await self._pauses.over()
-        return request.receive(Responses(iter(answer), segment))
+        result = request.receive(Responses(iter(answer), segment))
+        if request.mutates and self._route.is_replicated:
+            self._experience.note(request)
+        return result
 
     def _shared(self, nbytes: int) -> Segment | None:
         """Return memory that this process shares with the server for one attempt, if any."""
@@ -229,13 +277,18 @@ class SimulatedConnection:
 
     def _attend(self) -> None:
         """Have the server see that this process lives, by a call that lasts as long as it."""
-        if self.session is None or (self._attendance and not self._attendance.done()):
+        if self.session is None or self._attends_present():
             return
         request = AttendSessionRequest(session_id=self.session.identifier)
         sent = Sent(_ATTEND, [request.SerializeToString()])
-        calling = self._network.call(self.name, self._server, sent, None)
-        self._attendance = self._world.loop.create_task(calling)
+        self.close()
+        self._attended = self._route.server
+        self._attendance = self._world.loop.create_task(self._route.call(sent, None))
         self._attendance.add_done_callback(_forget_outcome)
+
+    def _attends_present(self) -> bool:
+        is_under_way = self._attendance is not None and not self._attendance.done()
+        return is_under_way and self._attended is self._route.server
 
     async def beat(self) -> None:
         """Renew the lease of the session, as the client's heartbeat does."""

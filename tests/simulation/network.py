@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -45,6 +45,16 @@ class Sent(NamedTuple):
         self.segment.view(0, self.segment.nbytes)[:] = b"B" * self.segment.nbytes
 
 
+class Place(Protocol):
+    """Where messages go to.
+
+    Attributes:
+        name: Its name.
+    """
+
+    name: str
+
+
 class Network:
     """Carries calls to servers. Whoever calls, a client or a server, has a name of its own.
 
@@ -64,7 +74,7 @@ class Network:
             if parted:
                 self._parted[caller, server, way] = until
 
-    def passes(self, caller: str, server: SimulatedServer, there: bool) -> bool:
+    def passes(self, caller: str, server: Place, there: bool) -> bool:
         """Return whether messages pass in one direction."""
         return self._parted.get((caller, server.name, there), 0.0) <= self.world.loop.time()
 
@@ -80,7 +90,7 @@ class Network:
         try:
             return await asyncio.wait_for(delivery.begin(), timeout)
         except asyncio.TimeoutError:
-            raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
+            raise failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
         finally:
             delivery.end()
 
@@ -186,11 +196,12 @@ class _Delivery:
 
     def _fail(self, why: str) -> None:
         if not self._answer.done():
-            self._answer.set_exception(_failed(grpc.StatusCode.UNAVAILABLE, why))
+            self._answer.set_exception(failed(grpc.StatusCode.UNAVAILABLE, why))
 
     def _note(self, what: str) -> None:
         self._world.note(self._server.name, f"{self._sent} of {self._caller} {what}")
 
 
-def _failed(code: grpc.StatusCode, why: str) -> SocketError:
+def failed(code: grpc.StatusCode, why: str) -> SocketError:
+    """Return the error of a call that came to nothing."""
     return SocketError(RecordedStatus(code=code.value[0], message=why))

@@ -105,6 +105,7 @@ class ServerRun:
         served: Called after each call, and after each look for leases that have ended.
 
     Attributes:
+        name: The server in the trace.
         state: The state of the process.
         is_up: Whether it answers calls.
         has_ended: Whether it is over.
@@ -117,22 +118,27 @@ class ServerRun:
     def __init__(
         self, world: World, name: str, settings: ServerSettings, served: Callable[[], None]
     ) -> None:
-        self._world, self._name, self._served = world, name, served
+        self._world, self.name, self._served = world, name, served
         self.is_up = self.has_ended = False
         self.work: list[Callable[[], None]] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         environment = Environment(world.loop.time, world.chance.randbytes, SimulatedCompute(world))
         self.state = ServerState(settings, environment)
-        self._services = [
+        # As often as a real server looks for leases that have ended.
+        self._look_seconds = settings.reconnect_seconds / 4
+        self._persistence: Persistence | None = None
+        self._services = self._served_by()
+
+    def _served_by(self) -> Sequence[grpc.GenericRpcHandler]:
+        """Return what answers calls."""
+        if self.state.settings.durability == "log":
+            self._persistence = Persistence(self.state)
+        return (
             service_handler(self.state),
             checkpoint_handler(self.state, Saves(self.state)),
             closure_handler(self.state),
             data_handler(self.state),
-        ]
-        # As often as a real server looks for leases that have ended.
-        self._look_seconds = settings.reconnect_seconds / 4
-        logs = settings.durability == "log"
-        self._persistence = Persistence(self.state) if logs else None
+        )
 
     def begin(self) -> None:
         """Begin to live, and to answer calls once its log is replayed."""
@@ -143,14 +149,14 @@ class ServerRun:
         if self._persistence is not None:
             await self._persistence.recover()
             self.is_up = True
-            self._world.note(self._name, "has replayed its log")
+            self._world.note(self.name, "has replayed its log")
         await self._end_leases()
 
     async def _end_leases(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._look_seconds)
             for session in self.state.end_leases():
-                self._world.note(self._name, f"the lease of {session.label} has ended")
+                self._world.note(self.name, f"the lease of {session.label} has ended")
             if self._persistence is not None:
                 self._persistence.tend()
             self._served()

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.log.segments import LogReader
@@ -30,6 +31,7 @@ class SimulatedServer:
         name: Its name in the trace and in the network, which no other process has.
         task: Its index.
         disk: Where it keeps its log; None for a server that keeps none.
+        others: Further settings.
 
     Attributes:
         name: As the argument.
@@ -38,7 +40,9 @@ class SimulatedServer:
         served: Called after each call, and after each look for leases that have ended.
     """
 
-    def __init__(self, world: World, name: str, task: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self, world: World, name: str, task: int, disk: Disk | None = None, **others: Any
+    ) -> None:
         self.name = name
         self._world, self._disk = world, disk
         self._folder = disk.machine(self.name) if disk else None
@@ -49,6 +53,7 @@ class SimulatedServer:
             durability="none" if disk is None else "log",
             durability_folder=str(self._folder or ""),
             log_records=world.chance.choice((20, 100_000)),
+            **others,
         )
         self.served: Callable[[], None] = lambda: None
         self.run: ServerRun
@@ -75,13 +80,16 @@ class SimulatedServer:
         If it cannot begin, it is started again, as by a supervisor.
         """
         try:
-            self.run = ServerRun(self._world, self.name, self.settings, lambda: self.served())
+            self.run = self._made()
         except UnavailableError as error:
             self._world.note(self.name, f"cannot start: {error.message}")
             self._world.loop.call_later(_RESTART_SECONDS, self.start)
             return
         self.run.begin()
         self._world.note(self.name, "starts")
+
+    def _made(self) -> ServerRun:
+        return ServerRun(self._world, self.name, self.settings, lambda: self.served())
 
     def stop(self) -> None:
         """End the run; its log stays as it is then."""

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from stratagem_proto.errors import StratagemError
@@ -19,6 +19,8 @@ from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
 from tests.simulation.programs.restarting import Restarting
 from tests.simulation.programs.training import Training
+from tests.simulation.replicas.journal import replicas_watched
+from tests.simulation.replicas.pair import REPLICA_STORMS
 from tests.simulation.virtual_loop import Stuck
 from tests.simulation.world import (
     CALM_AT,
@@ -46,6 +48,9 @@ _LONGEST_SECONDS = CALM_AT + 600.0
 # The part of the runs in which servers keep logs.
 _LOGGING = 0.35
 
+# The part of the runs in which each server has a backup.
+_REPLICATED = 0.25
+
 # Longer than any request waits whose client is gone.
 _QUIET_SECONDS = 60.0
 
@@ -68,15 +73,43 @@ class Outcome(NamedTuple):
     trace: Sequence[Happening]
 
 
+class Shape(NamedTuple):
+    """What a run is like.
+
+    Attributes:
+        program: The program of its clients.
+        logs: Whether servers keep logs.
+        replicated: Whether each task has two replicas.
+    """
+
+    program: Program
+    logs: bool
+    replicated: bool
+
+    def __str__(self) -> str:
+        replicas = " on replicas" if self.replicated else ""
+        return type(self.program).__name__ + replicas + (" with logs" if self.logs else "")
+
+
+def shape_of(world: World) -> Shape:
+    """Choose what a run is like."""
+    program = world.chance.choice(PROGRAMS)(world)
+    keeps = not isinstance(program, Restarting)
+    logs = keeps and world.chance.random() < _LOGGING
+    return Shape(program, logs, keeps and world.chance.random() < _REPLICATED)
+
+
 def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
     """Run the simulation of a seed; the same seed and shelter give the same trace."""
     world = World(seed, shelter)
-    program = world.chance.choice(PROGRAMS)(world)
-    logs = not isinstance(program, Restarting) and world.chance.random() < _LOGGING
-    with _uncollected(), simulated_disk(world) if logs else nullcontext() as made:
-        _end(world, program, made)
-    name = type(program).__name__ + (" with logs" if logs else "")
-    return Outcome(seed, name, world.violations, world.faults, world.trace)
+    shape = shape_of(world)
+    with ExitStack() as stack:
+        stack.enter_context(_uncollected())
+        if shape.replicated:
+            stack.enter_context(replicas_watched(world, shape.logs))
+        disk = stack.enter_context(simulated_disk(world)) if shape.logs else None
+        _end(world, shape, disk)
+    return Outcome(seed, str(shape), world.violations, world.faults, world.trace)
 
 
 @contextmanager
@@ -89,11 +122,14 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _end(world: World, program: Program, disk: Disk | None) -> None:
-    if disk is not None and program.storms:
+def _end(world: World, shape: Shape, disk: Disk | None) -> None:
+    program = shape.program
+    if program.storms and shape.replicated:
+        program.storms = (*program.storms, *REPLICA_STORMS)
+    elif program.storms and shape.logs:
         program.storms = (*program.storms, RESTART)
     try:
-        running = _run(world, program, disk)
+        running = _run(world, shape, disk)
         world.loop.run(asyncio.wait_for(running, _LONGEST_SECONDS))
     except asyncio.TimeoutError:
         world.require(False, f"the program did not end in {_LONGEST_SECONDS:g} s")
@@ -101,8 +137,9 @@ def _end(world: World, program: Program, disk: Disk | None) -> None:
         world.require(False, f"the program ends with {error!r}")
 
 
-async def _run(world: World, program: Program, disk: Disk | None) -> None:
-    cluster = Cluster(world, program.num_servers, disk)
+async def _run(world: World, shape: Shape, disk: Disk | None) -> None:
+    program = shape.program
+    cluster = Cluster(world, program.num_servers, disk, shape.replicated)
     await program.prepare(cluster)
     world.weather = weather_of(world.chance, program.storms)
     world.note("weather", str(world.weather))
@@ -112,5 +149,7 @@ async def _run(world: World, program: Program, disk: Disk | None) -> None:
     world.weather = Weather()
     world.note("weather", "calm")
     await asyncio.sleep(_QUIET_SECONDS)
+    await cluster.settle()
     await program.judge(cluster)
     cluster.check_rest()
+    await cluster.check_replicas()

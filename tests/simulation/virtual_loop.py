@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Result = TypeVar("Result")
 
@@ -26,6 +26,14 @@ def _at_once(work: Callable[[], None], give_up: Callable[[], object]) -> None:
     work()
 
 
+@runtime_checkable
+class Thread(Protocol):
+    """A thread that does one piece of work after the other."""
+
+    def submitted(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what does some work, unless it is done before."""
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs coroutines without threads, sockets and sleeping; its time begins at 0.
 
@@ -34,6 +42,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     Attributes:
         beside: Runs what other loops have threads run.
+        holds: Returns whether something is not to run now; whoever says so passes it to `go_on`.
+        begins: Called with each task.
     """
 
     _ready: deque[asyncio.Handle]
@@ -44,6 +54,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = count()
         self.beside: Beside = _at_once
+        self.holds: Callable[[asyncio.Handle], bool] | None = None
+        self.begins: Callable[[asyncio.Task[Any]], None] | None = None
 
     def time(self) -> float:
         return self._now
@@ -68,8 +80,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._take_due()
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
-            if not handle.cancelled():
+            if not handle.cancelled() and not (self.holds and self.holds(handle)):
                 handle._run()
+
+    def go_on(self, held: Sequence[asyncio.Handle]) -> None:
+        """Run what was held before anything else."""
+        self._ready.extendleft(reversed(held))
+
+    def create_task(self, *arguments: Any, **others: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(*arguments, **others)
+        if self.begins is not None:
+            self.begins(task)
+        return task
 
     def _jump(self) -> None:
         """Go to the moment of the next timer."""
@@ -100,7 +122,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Run a function on this thread, when `beside` says so, or cancel what awaits it."""
         future: asyncio.Future[Any] = self.create_future()
-        self.beside(partial(_fulfil, future, partial(func, *args)), future.cancel)
+        work: Callable[[], None] = partial(_fulfil, future, partial(func, *args))
+        if isinstance(executor, Thread):
+            work = executor.submitted(work)
+        self.beside(work, future.cancel)
         return future
 
     def _cancel_all(self) -> None:

@@ -69,6 +69,7 @@ class Log:
         # Whether the thread has work, or will be given it again.
         self._is_busy = False
         self._writing: asyncio.Future[None] | None = None
+        self._is_over = False
         self._retry: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._progress = 0
@@ -122,7 +123,7 @@ class Log:
         return status
 
     def _ensure_writing(self) -> None:
-        if self._awaited > self.written and not self._is_busy:
+        if self._awaited > self.written and not self._is_busy and not self._is_over:
             self._since = self._loop.time()
             self._begin_writing()
 
@@ -153,8 +154,14 @@ class Log:
             await self.durable()
 
     async def on_disk(self, position: int) -> None:
-        """Wait until the record of that position is on disk, however long that takes."""
+        """Wait until the record of that position is on disk, however long that takes.
+
+        Raises:
+            UnavailableError: The log is not written any more.
+        """
         if self.written < position:
+            if self._is_over:
+                self._require_working()
             self._await_all()
             change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._images.append((position, change))
@@ -214,7 +221,7 @@ class Log:
 
     def _stopped(self, writing: asyncio.Future[None]) -> None:
         """Go on after the thread has written all that it saw, or has failed."""
-        if writing.cancelled():
+        if writing.cancelled() or self._is_over:
             return
         if error := writing.exception():
             why = error.strerror if isinstance(error, OSError) else None
@@ -252,7 +259,8 @@ class Log:
         self.written = position
         self._pending_bytes -= nbytes
         self._progress += 1
-        self._failure = None
+        if not self._is_over:
+            self._failure = None
         now = self._loop.time()
         self._seconds.observe(now - self._since)
         self._since = now
@@ -268,9 +276,20 @@ class Log:
         while self._is_busy and self._failure is None:
             assert self._writing is not None
             await asyncio.wait([self._writing], timeout=_RETRY_SECONDS)
+        self.stop()
+
+    def stop(self) -> None:
+        """Write nothing more, and tell so those who wait for what is not on disk."""
+        self._is_over = True
         for timer in (self._retry, self._watch):
             if timer is not None:
                 timer.cancel()
+        self._failure = UnavailableError(
+            f"{self._label} writes its log no more; repeat the request"
+        )
+        for _, change in (*self._waiting, *self._images):
+            if not change.done():
+                change.set_exception(UnavailableError(self._failure.message))
 
 
 def _wake(waiting: deque[tuple[int, asyncio.Future[None]]], position: int) -> None:

@@ -224,6 +224,8 @@ class Persistence:
         """Write nothing more, and leave the folder as it is to the server."""
         if self._imaging is not None:
             self._imaging.cancel()
+        if self._log is not None:
+            self._log.stop()
         self._disk.shutdown()
         self._writer.close()
 

@@ -130,8 +130,15 @@ class Backup:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            if self.standby is not None:
-                await self.standby.kept(self.standby.position)
+            standby = self.standby
+            if standby is None:
+                continue
+            try:
+                await standby.kept(standby.position)
+            except UnavailableError:
+                if standby is self.standby:
+                    raise
+            else:
                 await self._acknowledge(call)
 
     async def _watch(self) -> None:

@@ -1,0 +1,94 @@
+"""Faults of replicas, planted into the real code, which the simulation has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from unittest.mock import patch
+
+from stratagem_proto.v1.replication_pb2 import Replica, View
+from stratagem_psserver.replication import replica
+from stratagem_psserver.replication.backup import Backup
+from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.primary import Primary
+from stratagem_psserver.replication.replica import ReplicatedTask
+from stratagem_psserver.replication.standby import Standby
+from stratagem_psserver.replication.views import alone
+from stratagem_psserver.state import ServerState
+from tests.simulation.planted.plant import Plant, replaced
+
+_may_answer, _finish = Primary._may_answer, Standby.finish
+_own_state, _follow = ReplicatedTask._own_state, ReplicatedTask._follow
+
+
+def _answers_always(self: Primary, position: int) -> bool:
+    """Answer whether or not the backup may lead by now."""
+    return True
+
+
+def _answers_early(self: Primary, position: int) -> bool:
+    """Answer before the backup has the record."""
+    return _may_answer(self, 0)
+
+
+def _is_long(self: Lease, now: float) -> bool:
+    """Answer for longer than the backup waits."""
+    return now < self._until + 2 * self._seconds
+
+
+def _names_everybody(view: View, one: Replica) -> bool:
+    """Take over from a primary that is silent although the view names no backup."""
+    return True
+
+
+async def _leads_unasked(self: ReplicatedTask, view: View) -> None:
+    """Lead once the primary is silent, whatever the arbiter says."""
+    await _follow(self, view)
+    if self._backup.standby is not None and self._backup.is_silent:
+        await self._lead(alone(view, self._me))
+
+
+async def _forgets_records(self: Standby) -> None:
+    """Do not apply what has come and is not applied yet."""
+    self._records.clear()
+    await _finish(self)
+
+
+async def _takes_for_acknowledged(self: Primary, link: BackupLink, position: int) -> bool:
+    """Take a backup into the view before it has what was answered without it."""
+    return True
+
+
+async def _keeps_state(self: ReplicatedTask) -> ServerState:
+    """Serve what this process had when it was the primary before."""
+    former: ServerState | None = self.__dict__.get("former")
+    state = await _own_state(self)
+    if former is not None:
+        self._host.adopt(former)
+        state = former
+    self.__dict__["former"] = state
+    return state
+
+
+def _seems_silent(self: Backup) -> bool:
+    """Take over without waiting for the lease of the primary."""
+    return True
+
+
+FAULTS: Mapping[str, Plant] = {
+    "the fence is missing": replaced(Primary, "_may_answer", _answers_always),
+    "an answer leaves before the backup has its record": replaced(
+        Primary, "_may_answer", _answers_early
+    ),
+    "a lease is longer than the backup waits": replaced(Lease, "is_valid", _is_long),
+    "a replica takes over that no view names": replaced(replica, "is_backup", _names_everybody),
+    "a backup leads unasked": replaced(ReplicatedTask, "_follow", _leads_unasked),
+    "a backup takes over before the lease is over": lambda: patch.object(
+        Backup, "is_silent", property(_seems_silent)
+    ),
+    "records are forgotten in a takeover": replaced(Standby, "finish", _forgets_records),
+    "a backup is in the view too early": replaced(
+        Primary, "_acknowledges", _takes_for_acknowledged
+    ),
+    "a former primary keeps its state": replaced(ReplicatedTask, "_own_state", _keeps_state),
+}

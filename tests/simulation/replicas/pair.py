@@ -1,0 +1,171 @@
+"""A simulated task of two replicas, and what may befall it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_PRIMARY
+from stratagem_psserver.persistence.images import moment_of
+from stratagem_psserver.replication.digests import digest_beside
+from stratagem_psserver.state import ServerState
+from tests.logged_servers import described
+from tests.simulation.disk import Disk
+from tests.simulation.network import Network
+from tests.simulation.replicas.acknowledgements import Acknowledgements
+from tests.simulation.replicas.arbiter import Register
+from tests.simulation.replicas.replica import SimulatedReplica, Surroundings
+
+REPLICA_STORMS = (
+    "replica crash",
+    "replica pause",
+    "replica partition",
+    "arbiter away",
+    "hand-over",
+)
+
+_FAILOVER_SECONDS = (2.0, 4.0)
+_LONGEST_RESTART_SECONDS = 5.0
+
+# In fair weather a task has both replicas after so long.
+_SETTLED_SECONDS = 120.0
+_LOOK_SECONDS = 0.5
+
+
+class SimulatedPair:
+    """A task with a primary and a backup; as `SimulatedServer` to those who look at its state.
+
+    Attributes:
+        name: Its name.
+        replicas: Its processes.
+        register: Its arbiter.
+    """
+
+    def __init__(self, network: Network, task: int, disk: Disk | None) -> None:
+        self.name = f"ps:{task}"
+        self._network, self._world, self._logs = network, network.world, disk is not None
+        self.register = Register(self._world, task)
+        answers = Acknowledgements(self._world, self.register)
+        patience = self._world.chance.choice(_FAILOVER_SECONDS)
+        around = Surroundings(network, self.register, self._at, answers.note, disk, patience)
+        self.replicas: list[SimulatedReplica] = []
+        self.replicas += (SimulatedReplica(task, index, around) for index in range(2))
+
+    def _at(self, address: str) -> SimulatedReplica | None:
+        return next((one for one in self.replicas if one.name == address), None)
+
+    @property
+    def primary(self) -> SimulatedReplica:
+        """The replica that serves at present, or one of them."""
+        view = self.register.view
+        return self.replicas[view.primary.index if view and view.HasField("primary") else 0]
+
+    @property
+    def state(self) -> ServerState:
+        """The state that clients have access to."""
+        return self.primary.run.replicated.state
+
+    @property
+    def served(self) -> Callable[[], None]:
+        """Called after each call."""
+        return self.replicas[0].served
+
+    @served.setter
+    def served(self, served: Callable[[], None]) -> None:
+        for replica in self.replicas:
+            replica.served = served
+
+    def strike(self, storm: str, seconds: float) -> None:
+        """Have one of its storms come over it."""
+        chance = self._world.chance
+        replica = chance.choice(self.replicas)
+        if storm == "replica crash":
+            if self._is_dispensable(replica):
+                self._world.note(replica.name, "storm: crash")
+                replica.stop()
+                self._restart(replica)
+        elif storm == "replica pause":
+            if replica.is_up:
+                self._world.note(replica.name, f"storm: stands still for {seconds:.2f} s")
+                replica.run.stand_still(seconds)
+        elif storm == "replica partition":
+            self._part(replica, seconds)
+        elif storm == "arbiter away":
+            self._world.note(self.register.name, f"storm: is away for {seconds:.2f} s")
+            self.register.leave(seconds)
+        elif self._is_dispensable(replica) and not replica.run.stands_still:
+            self._world.note(replica.name, "storm: leaves")
+            leaving = self._world.loop.create_task(replica.leave())
+            leaving.add_done_callback(lambda _: self._restart(replica))
+
+    def _part(self, replica: SimulatedReplica, seconds: float) -> None:
+        chance = self._world.chance
+        there, back = chance.choice(((True, True), (True, False), (False, True)))
+        (other,) = (one for one in self.replicas if one is not replica)
+        whom = chance.choice(("arbiter", "replica", "both"))
+        self._world.note(replica.name, f"storm: is cut off from {whom} for {seconds:.2f} s")
+        if whom != "replica":
+            self._network.part(replica.name, self.register.name, there, back, seconds)
+        if whom != "arbiter":
+            self._network.part(replica.name, other.name, there, back, seconds)
+            self._network.part(other.name, replica.name, back, there, seconds)
+
+    def _restart(self, replica: SimulatedReplica) -> None:
+        def start() -> None:
+            if not replica.is_up:
+                replica.start()
+
+        self._world.loop.call_later(self._world.chance.random() * _LONGEST_RESTART_SECONDS, start)
+
+    def _is_dispensable(self, replica: SimulatedReplica) -> bool:
+        """Return whether a replica may end without a loss of what the task has in memory.
+
+        Without logs, what only one of them has is lost with it, and that a view names one which
+        asks for it at present and then ends.
+        """
+        if self._logs or not replica.is_up:
+            return replica.is_up
+        (other,) = (one for one in self.replicas if one is not replica)
+        view = self.register.view
+        asked = [following for name, following in self.register.asked if name == replica.name]
+        if view is None or not other.instance:
+            return False
+        return all(
+            other.instance in (each.primary.instance, each.backup.instance)
+            for each in [view, *asked]
+        )
+
+    async def settle(self) -> None:
+        """Wait until it has a primary and a backup, as it has to in fair weather."""
+        until = self._world.loop.time() + _SETTLED_SECONDS
+        while self._world.loop.time() < until:
+            if self._is_settled():
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        reports = [str(one.report()) for one in self.replicas]
+        self._world.require(False, f"{self.name} has no primary with a backup: {reports}")
+
+    def _is_settled(self) -> bool:
+        reports = [one.report() for one in self.replicas]
+        standings = {report.standing for report in reports if report is not None}
+        return standings == {STANDING_PRIMARY, STANDING_BACKUP}
+
+    async def check_equal(self) -> None:
+        """Check that both replicas have the same state, to the bit."""
+        primary = self.primary
+        (backup,) = (one for one in self.replicas if one is not primary)
+        standby = await backup.standby()
+        if standby is None:
+            self._world.require(False, f"{backup.name} is the backup and has no state")
+            return
+        mine, others = described(primary.run.replicated.state), described(standby.state)
+        for name, value in mine.items():
+            what = f"{backup.name} has {others[name]} for {name}, {primary.name} {value}"
+            self._world.require(others[name] == value, what)
+        digests = [await _digest(state) for state in (primary.run.replicated.state, standby.state)]
+        self._world.require(digests[0] == digests[1], f"the digests of {self.name} differ")
+
+
+async def _digest(state: ServerState) -> bytes:
+    moment = await moment_of(state)
+    return b"" if moment is None else await digest_beside(state, moment)

@@ -1,0 +1,103 @@
+"""One replica of a simulated task: the real one, on a virtual machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stratagem_proto.v1.replication_pb2 import ReplicationStatus
+from stratagem_psserver.replication.standby import Standby
+from tests.simulation.disk import Disk
+from tests.simulation.network import Network
+from tests.simulation.replicas.arbiter import Register, SimulatedArbiter
+from tests.simulation.replicas.peers import SimulatedPeers
+from tests.simulation.replicas.replica_run import ReplicaRun
+from tests.simulation.servers import SimulatedServer
+
+_LEAVING_SECONDS = 5.0
+
+
+class Surroundings(NamedTuple):
+    """What the replicas of a task share.
+
+    Attributes:
+        network: Reaches the other replica, the arbiter and clients.
+        register: The arbiter.
+        find: Returns the replica at an address.
+        hears: Hears of each answer to a client: whose, of which method, and when it was allowed.
+        disk: Where they keep logs; None if they keep none.
+        patience: For how long a backup hears nothing before it takes over, in seconds.
+    """
+
+    network: Network
+    register: Register
+    find: Callable[[str], SimulatedReplica | None]
+    hears: Callable[[SimulatedReplica, str, float], None]
+    disk: Disk | None
+    patience: float
+
+
+class SimulatedReplica(SimulatedServer):
+    """One of the processes of a task.
+
+    Args:
+        task: The index of the task.
+        index: That of the replica.
+        around: What it shares with the other one.
+    """
+
+    run: ReplicaRun
+
+    def __init__(self, task: int, index: int, around: Surroundings) -> None:
+        self._around = around
+        others = {
+            "replicas": 2,
+            "replica": index,
+            "arbiter": "-",
+            "failover_seconds": around.patience,
+        }
+        super().__init__(around.network.world, f"ps:{task}.{index}", task, around.disk, **others)
+
+    def _made(self) -> ReplicaRun:
+        around = self._around
+        arbiter = SimulatedArbiter(around.network, around.register, self.name)
+        peers = SimulatedPeers(around.network, self, around.find)
+
+        def hears(method: str, allowed: float) -> None:
+            around.hears(self, method, allowed)
+
+        reached = arbiter, peers
+        served = self._serves
+        return ReplicaRun(self._world, self.name, self.settings, served, reached, hears)
+
+    def _serves(self) -> None:
+        if self.run.replicated.is_serving:
+            self.served()
+
+    async def leave(self) -> None:
+        """Leave the task to the other replica, and end."""
+        run = self.run
+        await asyncio.wait([run.leave()], timeout=_LEAVING_SECONDS)
+        if self.run is run and not run.has_ended:
+            self.stop()
+
+    def report(self) -> ReplicationStatus | None:
+        """Return what it tells of itself; None if it does not take part."""
+        task = self.run.replicated._task
+        return task.report() if task is not None and self.is_up else None
+
+    async def standby(self) -> Standby | None:
+        """Return the state that it has as a backup, once all is applied; None if it has none."""
+        task = self.run.replicated._task
+        if task is None or (found := task._backup.standby) is None:
+            return None
+        while found.applied < found.position:
+            await asyncio.sleep(0.1)
+        return found
+
+    @property
+    def instance(self) -> bytes:
+        """The state that it has."""
+        report = self.report()
+        return report.replica.instance if report is not None else b""
