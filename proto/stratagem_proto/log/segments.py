@@ -21,6 +21,9 @@ from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 
 FORMAT = 1
 
+# The batch of a head takes about 150 bytes.
+_HEAD_BYTES = 64 << 10
+
 _NAME = re.compile(r"segment-(\d{20})\.log")
 
 
@@ -92,7 +95,9 @@ class LogReader:
     def heads(self) -> Iterator[tuple[Path, SegmentHead]]:
         """Yield the head of each segment; it raises like `records`."""
         for path in self._segments:
-            entries = next(iter(self._batches(path)), None)
+            # A reader of all segments reads them once more, so no more than the head is read here.
+            entries = self._batch(path, _read(path, _HEAD_BYTES), 0)
+            entries = entries or next(iter(self._batches(path)), None)
             if entries is not None:
                 yield path, _head(path, entries)
 
@@ -172,8 +177,9 @@ class LogReader:
         return _has_intact_batch(data[offset + 1 :], self.position + 1 if offset else 0)
 
 
-def _read(path: Path) -> memoryview:
-    data = path.read_bytes()
+def _read(path: Path, most: int = -1) -> memoryview:
+    with path.open("rb") as file:
+        data = file.read(most)
     # It must have kept its name until here: a server writes over files that it has taken it from.
     path.stat()
     return memoryview(data)
