@@ -96,7 +96,7 @@ class LogReader:
         """Yield the head of each segment; it raises like `records`."""
         for path in self._segments:
             # A reader of all segments reads them once more, so no more than the head is read here.
-            entries = self._batch(path, _read(path, _HEAD_BYTES), 0)
+            entries = self._batch(path, _beginning(path), 0)
             entries = entries or next(iter(self._batches(path)), None)
             if entries is not None:
                 yield path, _head(path, entries)
@@ -177,9 +177,13 @@ class LogReader:
         return _has_intact_batch(data[offset + 1 :], self.position + 1 if offset else 0)
 
 
-def _read(path: Path, most: int = -1) -> memoryview:
+def _beginning(path: Path) -> memoryview:
     with path.open("rb") as file:
-        data = file.read(most)
+        return memoryview(file.read(_HEAD_BYTES))
+
+
+def _read(path: Path) -> memoryview:
+    data = path.read_bytes()
     # It must have kept its name until here: a server writes over files that it has taken it from.
     path.stat()
     return memoryview(data)
