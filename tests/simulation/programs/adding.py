@@ -15,7 +15,7 @@ from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD, ASSIGN_MODE
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 from tests.simulation.cluster import Cluster, Process
-from tests.simulation.programs.digits import MOST, faults_of, times, vector
+from tests.simulation.programs.digits import MOST, digits_of, faults_of, times, vector
 from tests.simulation.programs.program import Program
 from tests.simulation.world import World
 
@@ -119,6 +119,9 @@ class Adding(Program):
             lacks = [one for one in digits if where == server and not times(sums[worker], one)]
             what = f"{process.name} read ps:{server} without additions {lacks} of worker:{worker}"
             self.world.require(not lacks, what)
+        # What somebody has read may not be lost either, whether or not it was answered.
+        for worker, total in enumerate(sums):
+            self._answered[worker, server].update(digits_of(total))
         process.last[server] = version, sums
         return sums
 
