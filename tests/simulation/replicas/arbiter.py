@@ -24,6 +24,7 @@ class Register:
     Attributes:
         name: The arbiter in partitions.
         history: All views, in their order.
+        wanted: The view that each replica has asked for last, until it is told an answer.
         asked: The views that replicas have asked for and that may still become the present one, by
             the name of who has asked.
     """
@@ -32,6 +33,7 @@ class Register:
         self.name = f"arbiter:{task}"
         self.history: list[View] = []
         self.asked: list[tuple[str, View]] = []
+        self.wanted: dict[str, View] = {}
         self._world = world
         self._away_until = 0.0
 
@@ -91,7 +93,10 @@ class SimulatedArbiter:
             self._register.asked.remove(asked)
 
         answer: asyncio.Future[bool] = self._world.loop.create_future()
-        return await self._asked(answer, replace, forget)
+        self._register.wanted[self._name] = asked[1]
+        granted = await self._asked(answer, replace, forget)
+        self._register.wanted.pop(self._name, None)
+        return granted
 
     async def _asked(
         self,

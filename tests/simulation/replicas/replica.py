@@ -64,6 +64,7 @@ class SimulatedReplica(SimulatedServer):
     def _made(self) -> ReplicaRun:
         around = self._around
         arbiter = SimulatedArbiter(around.network, around.register, self.name)
+        around.register.wanted.pop(self.name, None)
         peers = SimulatedPeers(around.network, self, around.find)
 
         def hears(method: str, allowed: float) -> None:
