@@ -10,6 +10,7 @@ from typing import TypeVar
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.replication_pb2 import View
 from tests.simulation.network import Network
+from tests.simulation.server_run import require_alive
 from tests.simulation.world import World
 
 # As long as a call of a real one lasts before it is given up.
@@ -77,11 +78,13 @@ class SimulatedArbiter:
 
     async def read(self) -> View | None:
         """Return the present view; raise as `Arbiter.read`."""
+        require_alive()
         answer: asyncio.Future[View | None] = self._world.loop.create_future()
         return await self._asked(answer, lambda: self._register.view)
 
     async def replace(self, present: View | None, following: View) -> bool:
         """Replace the present view; raise as `Arbiter.replace`."""
+        require_alive()
         asked = self._name, _copied(following)
         before = _copied(present) if present is not None else None
         self._register.asked.append(asked)

@@ -131,7 +131,7 @@ class SimulatedPair:
         asked = [following for name, following in self.register.asked if name == replica.name]
         if replica.name in self.register.wanted:
             asked.append(self.register.wanted[replica.name])
-        if view is None or not other.instance:
+        if view is None or not other.instance or other.is_leaving:
             return False
         return all(
             other.instance in (each.primary.instance, each.backup.instance)
