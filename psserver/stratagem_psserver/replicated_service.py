@@ -13,6 +13,7 @@ from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
 from stratagem_psserver.persistence.kernels import present_kernels
+from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall
@@ -169,7 +170,21 @@ def _disk_of(state: ServerState) -> ReplicaDisk | None:
     if state.settings.durability != "log":
         return None
     folder = state_folder(state.settings)
+    if folder.replica is None:
+        # A process that ended while an image came has left a part of it, which nobody relies on.
+        _clear(folder)
     return ReplicaDisk(folder, Persistence(state, folder))
+
+
+def _clear(folder: StateFolder) -> None:
+    try:
+        folder.clear()
+    except OSError as error:
+        folder.release()
+        raise UnavailableError(
+            f"an incomplete state in {str(folder.path)!r} cannot be removed: {error.strerror}; see "
+            "that its disk works"
+        ) from error
 
 
 def _follow_handler(

@@ -37,6 +37,13 @@ PRESENT_RUN: ContextVar[ServerRun | None] = ContextVar("run", default=None)
 """The run of a server that the present code belongs to."""
 
 
+def require_alive() -> None:
+    """Send nothing for a process that has ended, some of whose code is only being wound up."""
+    run = PRESENT_RUN.get()
+    if run is not None and run.has_ended:
+        raise asyncio.CancelledError
+
+
 def beside(world: World, work: Callable[[], None], give_up: Callable[[], object]) -> None:
     """Let a thread of the present run do some work; give it up if the run ends before."""
     run = PRESENT_RUN.get()

@@ -228,6 +228,21 @@ def test_replicas_do_not_go_on_with_an_arbiter_that_knows_nothing(tmp_path: Path
         eventually(lambda: "the arbiter knows of none" in report_of(again).trouble)
 
 
+def test_a_backup_that_ended_while_an_image_came_starts_again(tmp_path: Path) -> None:
+    with pair(tmp_path, durability="log") as both:
+        primary, backup = both.await_backup()
+        index = report_of(backup).replica.index
+        both.crash(backup)
+        folder = tmp_path / f"ps-0-replica-{index}"
+        # As `Backup` leaves it in the midst of an image, whose files come in this order.
+        (folder / "replica").unlink()
+        shutil.rmtree(folder / "images")
+        (folder / "images").mkdir()
+        (folder / "images" / "latest").write_text("checkpoint-1")
+        both.start(index)
+        assert both.await_backup()[0] is primary
+
+
 @pytest.mark.parametrize(
     ("others", "why"),
     [

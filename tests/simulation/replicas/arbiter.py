@@ -10,6 +10,7 @@ from typing import TypeVar
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.replication_pb2 import View
 from tests.simulation.network import Network
+from tests.simulation.server_run import require_alive
 from tests.simulation.world import World
 
 # As long as a call of a real one lasts before it is given up.
@@ -24,6 +25,7 @@ class Register:
     Attributes:
         name: The arbiter in partitions.
         history: All views, in their order.
+        wanted: The view that each replica has asked for last, until it is told an answer.
         asked: The views that replicas have asked for and that may still become the present one, by
             the name of who has asked.
     """
@@ -32,6 +34,7 @@ class Register:
         self.name = f"arbiter:{task}"
         self.history: list[View] = []
         self.asked: list[tuple[str, View]] = []
+        self.wanted: dict[str, View] = {}
         self._world = world
         self._away_until = 0.0
 
@@ -75,11 +78,13 @@ class SimulatedArbiter:
 
     async def read(self) -> View | None:
         """Return the present view; raise as `Arbiter.read`."""
+        require_alive()
         answer: asyncio.Future[View | None] = self._world.loop.create_future()
         return await self._asked(answer, lambda: self._register.view)
 
     async def replace(self, present: View | None, following: View) -> bool:
         """Replace the present view; raise as `Arbiter.replace`."""
+        require_alive()
         asked = self._name, _copied(following)
         before = _copied(present) if present is not None else None
         self._register.asked.append(asked)
@@ -91,7 +96,10 @@ class SimulatedArbiter:
             self._register.asked.remove(asked)
 
         answer: asyncio.Future[bool] = self._world.loop.create_future()
-        return await self._asked(answer, replace, forget)
+        self._register.wanted[self._name] = asked[1]
+        granted = await self._asked(answer, replace, forget)
+        self._register.wanted.pop(self._name, None)
+        return granted
 
     async def _asked(
         self,

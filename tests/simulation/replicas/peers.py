@@ -17,6 +17,7 @@ from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.server_status import SERVICE
 from tests.simulation.network import Network, Sent
+from tests.simulation.server_run import require_alive
 
 if TYPE_CHECKING:
     from tests.simulation.replicas.replica import SimulatedReplica
@@ -65,6 +66,7 @@ class Way(Generic[Message]):
 
     async def send(self, message: Message) -> None:
         """Send a message; wait while many are on their way."""
+        require_alive()
         while len(self._sent) + len(self._arrived) >= _ROOM and self._error is None:
             self._changed.clear()
             await self._changed.wait()

@@ -45,12 +45,15 @@ class SimulatedReplica(SimulatedServer):
         task: The index of the task.
         index: That of the replica.
         around: What it shares with the other one.
+
+    Attributes:
+        is_leaving: Whether it leaves the task to the other one.
     """
 
     run: ReplicaRun
 
     def __init__(self, task: int, index: int, around: Surroundings) -> None:
-        self._around = around
+        self._around, self.is_leaving = around, False
         others = {
             "replicas": 2,
             "replica": index,
@@ -62,6 +65,7 @@ class SimulatedReplica(SimulatedServer):
     def _made(self) -> ReplicaRun:
         around = self._around
         arbiter = SimulatedArbiter(around.network, around.register, self.name)
+        around.register.wanted.pop(self.name, None)
         peers = SimulatedPeers(around.network, self, around.find)
 
         def hears(method: str, allowed: float) -> None:
@@ -77,8 +81,9 @@ class SimulatedReplica(SimulatedServer):
 
     async def leave(self) -> None:
         """Leave the task to the other replica, and end."""
-        run = self.run
+        run, self.is_leaving = self.run, True
         await asyncio.wait([run.leave()], timeout=_LEAVING_SECONDS)
+        self.is_leaving = False
         if self.run is run and not run.has_ended:
             self.stop()
 
