@@ -43,7 +43,9 @@ def digest_of(moment: Moment) -> bytes:
 def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that follow from the records of a log alone."""
     exact = dict(facts["exact"])
-    del exact["position"]
+    # The steps that clients have finished are known once a request comes, and recorded once it is
+    # applied.
+    del exact["position"], exact["gate"]
     exact["open"] = sorted(exact["open"])
     sessions = [
         {name: value for name, value in session.items() if name not in _UNRECORDED}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.wire.tensors import spec_of
+from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.replication.backup_link import BackupLink
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.state import ServerState
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import (
     Pair,
@@ -21,6 +26,8 @@ from tests.psserver.replication.pairs import (
 )
 from tests.psserver.tables.specs import dynamic, table_spec
 from tests.psserver.tables.test_tables_over_the_wire import ADAGRAD, update_rows
+from tests.psserver.test_checkpoint_gate import report
+from tests.psserver.wire import RawClient, encoded
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
@@ -77,3 +84,40 @@ def test_a_backup_that_differs_in_one_bit_gets_another_image(tmp_path: Path) -> 
         eventually(lambda: not report_of(primary).view.HasField("backup"))
         primary, backup = both.await_backup()
         assert state_of_backup(backup) == state_of_primary(primary)
+
+
+async def end_request(mutations: Mutations, state: ServerState) -> None:
+    """Ends the one that was under way."""
+    mutations._applying -= 1
+    state.waits.changed("image")
+
+
+def told_late(client: RawClient) -> pb.AssignHeader:
+    """A request by which the server learns what its client has done before."""
+    written = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
+    header = pb.AssignHeader(
+        key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))]
+    )
+    header.key.finished, header.key.report = 7, report('{"a": 1}')
+    return header
+
+
+def test_what_a_request_tells_that_waits_for_the_comparison_makes_no_difference(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path) as both:
+        primary, _ = both.await_backup()
+        mutations = primary._state.mutations
+        assert isinstance(mutations, Mutations)
+        with client_of(primary) as client, ThreadPoolExecutor() as threads:
+            client.create(w=torch.zeros(3))
+            # As if a large request were under way.
+            mutations._applying += 1
+            comparing = threads.submit(compared, primary)
+            eventually(lambda: mutations._paused is not None)
+            request = encoded(told_late(client), [torch.ones(3)])
+            waiting = threads.submit(client.upload, "Assign", request, pb.AssignResponse)
+            eventually(lambda: bool(mutations._paused))
+            primary._loop.run(end_request(mutations, primary._state))
+            assert comparing.result() > 0
+            waiting.result()
