@@ -62,7 +62,8 @@ class ServerOptions(ServingOptions):
     arbiter: str = Field(
         "",
         description="Who decides which replica is the primary: file:PATH, on one host; "
-        "kubernetes:NAMESPACE/NAME, a Lease; or etcd:HOST:PORT[,HOST:PORT...]/PREFIX.",
+        "kubernetes:NAMESPACE/NAME, a Lease; etcd:HOST:PORT[,HOST:PORT...]/PREFIX; or chief, the "
+        "program of the cluster's chief.",
     )
     advertise: str = Field(
         "", description="HOST:PORT at which others reach this replica; the default is --bind."

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 import grpc
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall
+from stratagem_psserver.replication.arbiters.chief_arbiter import ChiefArbiter
+from stratagem_psserver.replication.calls import (
+    ARBITRATE,
+    ARBITRATION,
+    FOLLOW,
+    FOLLOWING,
+    IncomingCall,
+)
 from stratagem_psserver.replication.channel import Channel, Peers
 from stratagem_psserver.replication.disk import ReplicaDisk
 from stratagem_psserver.replication.introductions import introduction_of
@@ -24,6 +32,9 @@ from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHa
 from stratagem_psserver.replication.replica import ReplicatedTask
 from stratagem_psserver.service import Service
 from stratagem_psserver.state import ServerState
+
+_Follow: TypeAlias = IncomingCall[FollowResponse, FollowRequest]
+_Arbitrate: TypeAlias = IncomingCall[ArbitrateResponse, ArbitrateRequest]
 
 
 class ReplicatedService:
@@ -51,7 +62,7 @@ class ReplicatedService:
         self.is_serving = False
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
-        self._following = _follow_handler(boundary, self.answer)
+        self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
         self.refuse()
@@ -67,6 +78,18 @@ class ReplicatedService:
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one; raise as `ReplicatedTask.answer`."""
         await self._require_task().answer(call)
+
+    def _for_chiefs(self, boundary: RpcBoundary) -> Sequence[grpc.GenericRpcHandler]:
+        """Return the handlers of calls by which the chief decides, if it is to."""
+        arbiter = self._arbiter
+        if not isinstance(arbiter, ChiefArbiter):
+            return ()
+
+        async def serve(call: _Arbitrate) -> None:
+            task = self._require_task()
+            await arbiter.serve(call, lambda: task.replica)
+
+        return (_arbitrate_handler(boundary, serve),)
 
     @property
     def state(self) -> ServerState:
@@ -105,7 +128,7 @@ class ReplicatedService:
         return error
 
     def _exchange(self, *answering: grpc.GenericRpcHandler) -> None:
-        self._present.present = (self.service.status_handler, self._following, *answering)
+        self._present.present = (self.service.status_handler, *self._for_peers, *answering)
         self._on_exchange()
 
     def begin(self, address: str) -> None:
@@ -148,6 +171,9 @@ class ReplicatedService:
         """Leave the task to the other replica, if there is one that has everything."""
         if self._task is not None:
             await self._task.leave()
+        if isinstance(self._arbiter, ChiefArbiter):
+            # Its call would hold the end of the server up.
+            await self._arbiter.close()
 
     async def close(self) -> None:
         """Take part no more."""
@@ -188,11 +214,22 @@ def _clear(folder: StateFolder) -> None:
 
 
 def _follow_handler(
-    boundary: RpcBoundary, answer: Callable[[IncomingCall], Any]
+    boundary: RpcBoundary, answer: Callable[[_Follow], Awaitable[None]]
 ) -> grpc.GenericRpcHandler:
     async def follow(requests: AsyncIterator[bytes], context: Any) -> None:
-        async with boundary.crossing(context, METHOD):
-            await answer(IncomingCall(requests, context))
+        async with boundary.crossing(context, FOLLOW):
+            await answer(IncomingCall(requests, context, FollowRequest, "the backup"))
 
     handler: Handler = grpc.stream_stream_rpc_method_handler(follow)
-    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+    return grpc.method_handlers_generic_handler(FOLLOWING, {FOLLOW: handler})
+
+
+def _arbitrate_handler(
+    boundary: RpcBoundary, serve: Callable[[_Arbitrate], Awaitable[None]]
+) -> grpc.GenericRpcHandler:
+    async def arbitrate(requests: AsyncIterator[bytes], context: Any) -> None:
+        async with boundary.crossing(context, ARBITRATE):
+            await serve(IncomingCall(requests, context, ArbitrateRequest, "the chief"))
+
+    handler: Handler = grpc.stream_stream_rpc_method_handler(arbitrate)
+    return grpc.method_handlers_generic_handler(ARBITRATION, {ARBITRATE: handler})

@@ -19,8 +19,7 @@ from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
-from stratagem_psserver.replication.calls import SERVICE as REPLICATION
-from stratagem_psserver.replication.calls import GrpcPeers
+from stratagem_psserver.replication.calls import FOLLOWING, GrpcPeers
 from stratagem_psserver.service import Service
 from stratagem_psserver.servicer import SERVICE
 from stratagem_psserver.settings import ServerSettings
@@ -111,7 +110,7 @@ class ParameterServer(RpcServer):
 
         if self._replicated is not None:
             self._replicated.begin(settings.advertise or self.address)
-            self._health.tell(REPLICATION, False)
+            self._health.tell(FOLLOWING, False)
 
     def _trim(self) -> None:
         self._state.trim()
@@ -123,7 +122,7 @@ class ParameterServer(RpcServer):
             if kept is not None:
                 kept.tend()
         if self._replicated is not None:
-            self._health.tell(REPLICATION, self._replicated.has_place)
+            self._health.tell(FOLLOWING, self._replicated.has_place)
 
     async def _refuse(self, seconds: float) -> None:
         if self._replicated is not None:

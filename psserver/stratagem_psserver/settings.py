@@ -42,7 +42,8 @@ class ServerSettings(ServingSettings):
             and a backup that takes over.
         replica: The number of this process among them, from 0.
         arbiter: Who decides which replica is the primary: "file:PATH" on one host,
-            "kubernetes:NAMESPACE/NAME" of a Lease, or "etcd:HOST:PORT[,HOST:PORT...]/PREFIX".
+            "kubernetes:NAMESPACE/NAME" of a Lease, "etcd:HOST:PORT[,HOST:PORT...]/PREFIX", or
+            "chief", the program of the cluster's chief.
         advertise: The "host:port" at which others reach this replica; by default `bind`.
         failover_seconds: The backup takes over after so many seconds without a sign of the primary.
         verify_seconds: Seconds between comparisons of all bytes of primary and backup.

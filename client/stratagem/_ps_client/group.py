@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakMethod
 
 from stratagem._cluster.device_filters import VisibleServers
+from stratagem._ps_client.arbitration.chief import Arbitration
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.heartbeat import Heartbeat
 from stratagem._ps_client.connections.pending import Pending
@@ -101,7 +102,10 @@ class ServerGroup:
         self._backlog = Backlog(self.steps)
         self._ahead: SentAhead = _NOTHING_AHEAD
         self._heartbeat = Heartbeat(connections, self.steps, client.name)
-        self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
+        self._arbitration = Arbitration(addresses, client)
+        self._finalizer = weakref.finalize(
+            self, _close, connections, self._heartbeat, self._arbitration
+        )
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
         # A copy talks to the same servers, in sessions of its own.
@@ -192,8 +196,7 @@ class ServerGroup:
 
     def start(self, task: int, request: Request[Result]) -> Pending[Result]:
         """Send a request that changes nothing to one server; raise as `call`."""
-        self.require_visible(task)
-        self._heartbeat.start()
+        self._begin([task])
         self._ahead.finish()
         self._backlog.wait()
         return self._connections[task].start(request)
@@ -248,6 +251,8 @@ class ServerGroup:
     def _begin(self, tasks: Iterable[int]) -> None:
         for task in tasks:
             self.require_visible(task)
+        # Before there is a view, no replica answers anything else.
+        self._arbitration.start()
         self._heartbeat.start()
 
     def write(self, requests: Mapping[int, Request[Any]]) -> None:
@@ -351,7 +356,10 @@ def _abandon(pending: Mapping[int, Pending[Any]]) -> None:
         request.abandon()
 
 
-def _close(connections: Sequence[Connection], heartbeat: Heartbeat) -> None:
+def _close(
+    connections: Sequence[Connection], heartbeat: Heartbeat, arbitration: Arbitration
+) -> None:
     heartbeat.stop()
     for connection in connections:
         connection.close()
+    arbitration.stop()

@@ -1,13 +1,16 @@
-"""The calls by which backups follow primaries, by gRPC."""
+"""The calls of replicas, by gRPC."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import DESCRIPTOR, FollowRequest, FollowResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
@@ -17,38 +20,50 @@ from stratagem_proto.wire.status import from_rpc_error
 
 _ASK_SECONDS = 1.0
 
-SERVICE = DESCRIPTOR.services_by_name["ReplicationService"].full_name
-METHOD = "Follow"
+FOLLOWING = DESCRIPTOR.services_by_name["ReplicationService"].full_name
+FOLLOW = "Follow"
+
+ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"].full_name
+ARBITRATE = "Arbitrate"
 
 
-class IncomingCall:
-    """The primary's end of a call.
+Sent = TypeVar("Sent", bound=Message)
+Received = TypeVar("Received", bound=Message)
+
+
+class IncomingCall(Generic[Sent, Received]):
+    """The end of whoever was called.
 
     Args:
-        requests: The messages of the backup.
+        requests: The messages of the caller.
         context: The call.
+        received: What they are.
+        caller: Who has called, for messages.
     """
 
     def __init__(
         self,
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext[bytes, bytes],
+        received: type[Received],
+        caller: str,
     ) -> None:
         self._requests, self._context = aiter(requests), context
+        self._received, self._caller = received, caller
 
-    async def send(self, message: FollowResponse) -> None:
+    async def send(self, message: Sent) -> None:
         """Send a message; raise as `Channel.send`."""
         try:
             await self._context.write(message.SerializeToString())
         except (grpc.RpcError, grpc.aio.BaseError) as error:
-            raise UnavailableError("the connection of the backup is lost") from error
+            raise UnavailableError(f"the connection of {self._caller} is lost") from error
 
-    async def receive(self) -> FollowRequest:
+    async def receive(self) -> Received:
         """Return the next message; raise as `Channel.receive`."""
         try:
-            return FollowRequest.FromString(await anext(self._requests))
+            return self._received.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
-            raise UnavailableError("the backup has left") from error
+            raise UnavailableError(f"{self._caller} has left") from error
 
 
 class GrpcPeers:
@@ -89,7 +104,7 @@ class OutgoingCall:
         self._peer = f"the primary at {address}"
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-        method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        method = self._channel.stream_stream(f"/{FOLLOWING}/{FOLLOW}")
         self._call = method()
 
     async def send(self, message: FollowRequest) -> None:
@@ -97,7 +112,7 @@ class OutgoingCall:
         try:
             await self._call.write(message.SerializeToString())
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self._peer, METHOD) from error
+            raise from_rpc_error(error, self._peer, FOLLOW) from error
         except grpc.aio.UsageError as error:
             raise UnavailableError(f"{self._peer} has ended the call") from error
 
@@ -106,7 +121,7 @@ class OutgoingCall:
         try:
             data = await self._call.read()
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self._peer, METHOD) from error
+            raise from_rpc_error(error, self._peer, FOLLOW) from error
         if not isinstance(data, bytes):
             raise UnavailableError(f"{self._peer} has ended the call")
         return FollowResponse.FromString(data)

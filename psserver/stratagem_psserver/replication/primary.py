@@ -41,6 +41,9 @@ _RETRY_SECONDS = 0.1
 # A backup that lacks no more records than this is waited for; then answers wait for it, too.
 _MOST_BEHIND = 1000
 
+# For so long a replica that is stopped asks an arbiter that does not answer.
+_LEAVE_SECONDS = 3.0
+
 # How often a primary asks whether it still is the one, which only a wrong deployment can change.
 _CONFIRM_SECONDS = 5.0
 
@@ -75,6 +78,7 @@ class Primary:
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
         self._is_leaving = self._is_fenced = False
+        self._leave_by = 0.0
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
         log.on_leap = self._leapt
@@ -143,6 +147,7 @@ class Primary:
     async def leave(self) -> None:
         """Leave the task to the backup, if there is one that has everything; `run` then ends."""
         self._is_leaving = True
+        self._leave_by = self._clock() + _LEAVE_SECONDS
         self._changed.set()
         await self._has_ended.wait()
 
@@ -209,7 +214,10 @@ class Primary:
         return True
 
     async def _propose(self, following: View) -> bool:
-        """Ask for a view until there is an answer; return whether it is the present one now."""
+        """Ask for a view until there is an answer; return whether it is the present one now.
+
+        A replica that leaves answers nothing any more, and need not know for ever.
+        """
         while True:
             try:
                 granted = await self._arbiter.replace(self.view, following)
@@ -220,6 +228,8 @@ class Primary:
                 return False
             except UnavailableError as error:
                 LOG.warning("the arbiter does not answer", task=self._label, why=error.message)
+                if self._is_leaving and self._clock() >= self._leave_by:
+                    return False
                 await asyncio.sleep(_RETRY_SECONDS)
 
     @property

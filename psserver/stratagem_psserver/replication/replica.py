@@ -78,7 +78,8 @@ class ReplicatedTask:
         )
 
     @property
-    def _me(self) -> Replica:
+    def replica(self) -> Replica:
+        """The replica, with the state that it has now."""
         return self._introduction.replica
 
     async def run(self) -> None:
@@ -105,7 +106,7 @@ class ReplicatedTask:
                 f"{self._settings.label} has state of earlier views on its disk, but the arbiter "
                 "knows of none; give it the arbiter that it had, or move its folder away"
             )
-        match next_move(view, self._me):
+        match next_move(view, self.replica):
             case Propose(present, following):
                 await self._require_only(present)
                 await self._arbiter.replace(present, following)
@@ -116,8 +117,8 @@ class ReplicatedTask:
 
     async def _require_only(self, view: View | None) -> None:
         """Check that no other process has the number of this replica."""
-        for former in predecessors(view, self._me):
-            if former.address == self._me.address:
+        for former in predecessors(view, self.replica):
+            if former.address == self.replica.address:
                 continue
             if await self._peers.instance_at(former.address) == former.instance:
                 raise FailedPreconditionError(
@@ -133,16 +134,16 @@ class ReplicatedTask:
                 return
         await self._pause(_REFUSED_PAUSES if self._backup.is_refused else 1)
         present = await self._arbiter.read()
-        if present is None or not is_backup(present, self._me) or not self._backup.is_silent:
+        if present is None or not is_backup(present, self.replica) or not self._backup.is_silent:
             return
         LOG.warning("takes over", task=self._settings.label, epoch=present.epoch + 1)
-        await self._arbiter.replace(present, alone(present, self._me))
+        await self._arbiter.replace(present, alone(present, self.replica))
 
     async def _lead(self, view: View) -> None:
         await self._backup.until_free()
         state = await self._own_state()
         log = self._logged(state)
-        self._primary = Primary(self._me, view, state, log, self._arbiter)
+        self._primary = Primary(self.replica, view, state, log, self._arbiter)
         state.ledger.renew_all(state.clock())
         self._host.serve()
         LOG.info("is the primary", task=self._settings.label, epoch=view.epoch)
@@ -162,7 +163,7 @@ class ReplicatedTask:
             await standby.finish()
             self._host.adopt(standby.state)
         elif self._disk is not None:
-            self._disk.belong(self._me)
+            self._disk.belong(self.replica)
         return self._host.state
 
     def _logged(self, state: ServerState) -> ReplicatedLog:
@@ -186,7 +187,9 @@ class ReplicatedTask:
         other = (await call.receive()).introduction
         require_fitting(other, self._introduction, self._settings)
         if self._primary is None:
-            raise UnavailableError(f"{self._settings.label} at {self._me.address} does not lead")
+            raise UnavailableError(
+                f"{self._settings.label} at {self.replica.address} does not lead"
+            )
         await self._primary.follow(other.replica, call)
 
     async def leave(self) -> None:
@@ -204,13 +207,13 @@ class ReplicatedTask:
     def primary(self) -> tuple[str, int]:
         """The address of another replica that serves, and its epoch; "" and 0 if there is none."""
         view = self.view
-        if view is None or not view.HasField("primary") or view.primary.index == self._me.index:
+        if view is None or not view.HasField("primary") or view.primary.index == self.replica.index:
             return "", 0
         return view.primary.address, view.epoch
 
     def report(self) -> ReplicationStatus:
         """Return the message that describes it."""
-        status = ReplicationStatus(replica=self._me, standing=self._standing())
+        status = ReplicationStatus(replica=self.replica, standing=self._standing())
         if self.view is not None:
             status.view.CopyFrom(self.view)
         (self._primary or self._backup).fill(status)
@@ -232,5 +235,5 @@ class ReplicatedTask:
     def _standing(self) -> Standing.ValueType:
         if self._primary is not None:
             return self._primary.standing
-        is_in_view = self.view is not None and is_backup(self.view, self._me)
+        is_in_view = self.view is not None and is_backup(self.view, self.replica)
         return Standing.STANDING_BACKUP if is_in_view else Standing.STANDING_CATCHING_UP

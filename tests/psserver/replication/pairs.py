@@ -26,7 +26,8 @@ class Pair:
 
     def __init__(self, folder: Path, **others: Any) -> None:
         self._folder = folder
-        self._others = {"failover_seconds": 1.0, **others}
+        arbiter = f"file:{folder / 'arbiter'}"
+        self._others = {"failover_seconds": 1.0, "arbiter": arbiter, **others}
         if others.get("durability") == "log":
             self._others["durability_folder"] = str(folder)
         self.servers: dict[int, ParameterServer] = {}
@@ -38,7 +39,6 @@ class Pair:
         settings = ServerSettings(
             replicas=2,
             replica=index,
-            arbiter=f"file:{self._folder / 'arbiter'}",
             **{**self._others, **bind, **others},
         )
         server = self.servers[index] = ParameterServer(settings)
