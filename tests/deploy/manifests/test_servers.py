@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_psserver.replication.calls import SERVICE
+from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, port, servers
@@ -61,7 +61,7 @@ def test_probes_ask_the_port_and_the_service_that_answer(
 ) -> None:
     with pair(tmp_path) as both:
         replica = both.servers[0]
-        eventually(lambda: serves(replica, SERVICE))
+        eventually(lambda: serves(replica, FOLLOWING))
         for overlay in OVERLAYS:
             for pod, given in servers(overlay):
                 for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
