@@ -13,8 +13,8 @@ from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
-from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.folder import StateFolder
+from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.arbiters.chief_arbiter import ChiefArbiter
