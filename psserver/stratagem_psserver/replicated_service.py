@@ -12,8 +12,8 @@ from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
-from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.folder import StateFolder
+from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.calls import METHOD, SERVICE, IncomingCall

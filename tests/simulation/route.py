@@ -63,9 +63,7 @@ class ReplicaRoute:
 
     is_replicated = True
 
-    def __init__(
-        self, network: Network, client: str, replicas: Sequence[SimulatedReplica]
-    ) -> None:
+    def __init__(self, network: Network, client: str, replicas: Sequence[SimulatedReplica]) -> None:
         self._network, self._client = network, client
         self._replicas = replicas
         self.server: SimulatedServer = replicas[0]

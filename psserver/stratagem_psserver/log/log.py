@@ -284,7 +284,9 @@ class Log:
         for timer in (self._retry, self._watch):
             if timer is not None:
                 timer.cancel()
-        self._failure = UnavailableError(f"{self._label} writes its log no more; repeat the request")
+        self._failure = UnavailableError(
+            f"{self._label} writes its log no more; repeat the request"
+        )
         for _, change in (*self._waiting, *self._images):
             if not change.done():
                 change.set_exception(UnavailableError(self._failure.message))

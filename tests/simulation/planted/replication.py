@@ -92,5 +92,3 @@ FAULTS: Mapping[str, Plant] = {
     ),
     "a former primary keeps its state": replaced(ReplicatedTask, "_own_state", _keeps_state),
 }
-
-

@@ -15,7 +15,6 @@ from tests.simulation.network import Network
 from tests.simulation.replicas.acknowledgements import Acknowledgements
 from tests.simulation.replicas.arbiter import Register
 from tests.simulation.replicas.replica import SimulatedReplica, Surroundings
-from tests.simulation.world import World
 
 REPLICA_STORMS = (
     "replica crash",
@@ -172,7 +171,9 @@ class SimulatedPair:
             return
         mine, others = described(primary.run.replicated.state), described(standby.state)
         for name, value in mine.items():
-            what = f"{backup.name} has other {name} than {primary.name}: {others[name]}, not {value}"
+            what = (
+                f"{backup.name} has other {name} than {primary.name}: {others[name]}, not {value}"
+            )
             self._world.require(others[name] == value, what)
         digests = [await _digest(state) for state in (primary.run.replicated.state, standby.state)]
         self._world.require(digests[0] == digests[1], f"the digests of {self.name} differ")

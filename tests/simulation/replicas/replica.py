@@ -60,9 +60,7 @@ class SimulatedReplica(SimulatedServer):
             "arbiter": "-",
             "failover_seconds": around.patience,
         }
-        super().__init__(
-            around.network.world, f"ps:{task}.{index}", task, around.disk, **others
-        )
+        super().__init__(around.network.world, f"ps:{task}.{index}", task, around.disk, **others)
 
     def _made(self) -> ReplicaRun:
         around = self._around
