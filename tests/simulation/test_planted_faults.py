@@ -6,9 +6,11 @@ import pytest
 
 from tests.simulation.command_line import main
 from tests.simulation.planted.catalogue import PLANTED
+from tests.simulation.planted.replication import FAULTS as FAULTS_OF_REPLICAS
 from tests.simulation.shrinking import shrunk
-from tests.simulation.simulation import simulate
-from tests.simulation.test_simulation import FAULTS
+from tests.simulation.simulation import shape_of, simulate
+from tests.simulation.test_simulation import FAULTS, REPLICA_FAULTS
+from tests.simulation.world import World
 
 # A planted fault has to be found within these.
 MOST_SEEDS = 2000
@@ -18,6 +20,13 @@ MOST_SEEDS = 2000
 def test_a_planted_fault_is_found(fault: str) -> None:
     with PLANTED[fault]():
         assert any(simulate(seed).violations for seed in range(MOST_SEEDS))
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_REPLICAS)
+def test_a_fault_planted_into_replicas_is_found(fault: str) -> None:
+    replicated = (seed for seed in range(MOST_SEEDS) if shape_of(World(seed)).replicated)
+    with FAULTS_OF_REPLICAS[fault]():
+        assert any(simulate(seed).violations for seed in replicated)
 
 
 def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,5 +46,5 @@ def test_a_failing_seed_is_shrunk_to_the_faults_that_it_needs() -> None:
         shelter = shrunk(seed)
         outcome = simulate(seed, shelter)
         assert outcome.violations
-        assert set(outcome.faults) <= FAULTS - shelter.without
+        assert set(outcome.faults) <= (FAULTS | REPLICA_FAULTS) - shelter.without
         assert len(outcome.faults) < len(simulate(seed).faults)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.simulation.planted import consistency, durability, exactly_once, replication, values
+from tests.simulation.planted import consistency, durability, exactly_once, values
 from tests.simulation.planted.plant import Plant
 
 PLANTED: Mapping[str, Plant] = {
@@ -12,5 +12,4 @@ PLANTED: Mapping[str, Plant] = {
     **consistency.FAULTS,
     **values.FAULTS,
     **durability.FAULTS,
-    **replication.FAULTS,
 }

@@ -27,7 +27,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class Journal(logging.Handler):
-    """Adds lines of the log to a trace; an error is a violation, for replicas expect none."""
+    """Adds lines of the log to a trace; a line that tells of an error is a violation."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.INFO)
@@ -46,6 +46,8 @@ class Journal(logging.Handler):
         self._world.note(who, " ".join([event, *(f"{name}={others[name]}" for name in others)]))
         if event in _COUNTED:
             self._world.faults[_COUNTED[event]] += 1
+        if "is served by another replica" in str(others.get("why")):
+            self._world.faults["answer of a former primary refused"] += 1
         what = f"{who} logs an error: {event} {record.msg.get('exc_info', '')!r}"
         self._world.require(record.levelno < logging.ERROR, what)
 

@@ -171,7 +171,9 @@ class SimulatedPair:
             return
         mine, others = described(primary.run.replicated.state), described(standby.state)
         for name, value in mine.items():
-            what = f"{backup.name} has {others[name]} for {name}, {primary.name} {value}"
+            what = (
+                f"{backup.name} has other {name} than {primary.name}: {others[name]}, not {value}"
+            )
             self._world.require(others[name] == value, what)
         digests = [await _digest(state) for state in (primary.run.replicated.state, standby.state)]
         self._world.require(digests[0] == digests[1], f"the digests of {self.name} differ")
