@@ -74,7 +74,9 @@ class ReplicaRoute:
         """Send a request, and give it up when another replica serves; raise as `Network.call`."""
         server, moved = self.server, self._moved
         loop = self._network.world.loop
-        calling = loop.create_task(self._network.call(self._client, server, sent, timeout))
+        calling: asyncio.Task[list[bytes]] = loop.create_task(
+            self._network.call(self._client, server, sent, timeout)
+        )
         # Nobody waits for the end of a call that has no deadline.
         left = self._left(moved) if timeout is not None else moved.wait()
         leaving: asyncio.Task[Any] = loop.create_task(left)

@@ -45,7 +45,7 @@ async def _leads_unasked(self: ReplicatedTask, view: View) -> None:
     """Lead once the primary is silent, whatever the arbiter says."""
     await _follow(self, view)
     if self._backup.standby is not None and self._backup.is_silent:
-        await self._lead(alone(view, self._me))
+        await self._lead(alone(view, self.replica))
 
 
 async def _forgets_records(self: Standby) -> None:

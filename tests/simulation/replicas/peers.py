@@ -55,7 +55,8 @@ class Way(Generic[Message]):
         passes: Callable[[], bool],
         cut: Callable[[], None],
     ) -> None:
-        self._world, self._type = network.world, message_type
+        self._world = network.world
+        self._read: Callable[[bytes], Message] = message_type.FromString
         self._passes, self._cut = passes, cut
         # Those on their way, as bytes.
         self._sent: deque[tuple[float, bytes]] = deque()
@@ -108,7 +109,7 @@ class Way(Generic[Message]):
             self._changed.clear()
             await self._changed.wait()
         self._changed.set()
-        return self._type.FromString(self._arrived.popleft())
+        return self._read(self._arrived.popleft())
 
     def end(self, error: StratagemError) -> None:
         """Lose what is on its way, and perhaps what nobody has read yet."""

@@ -136,7 +136,9 @@ class ReplicaRun(ServerRun):
 
 def holds(handle: asyncio.Handle) -> bool:
     """Return whether a piece of code is that of a replica that stands still, and keep it."""
-    run = handle._context.get(PRESENT_RUN)
+    # What asyncio runs it in has no public name.
+    found: Any = handle
+    run = found._context.get(PRESENT_RUN)
     return isinstance(run, ReplicaRun) and run.holds(handle)
 
 
