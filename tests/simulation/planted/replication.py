@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from unittest.mock import patch
 
 from stratagem_proto.v1.replication_pb2 import Replica, View
 from stratagem_psserver.replication import replica
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_psserver.replication.batches import Arrival
 from stratagem_psserver.replication.lease import Lease
 from stratagem_psserver.replication.primary import Primary
 from stratagem_psserver.replication.replica import ReplicatedTask
@@ -17,7 +20,10 @@ from stratagem_psserver.replication.views import alone
 from stratagem_psserver.state import ServerState
 from tests.simulation.planted.plant import Plant, replaced
 
-_may_answer, _finish = Primary._may_answer, Standby.finish
+# By then a backup may take over from a primary that has ended.
+_LATE_SECONDS = 6.0
+
+_may_answer, _add, _finish = Primary._may_answer, Standby.add, Standby.finish
 _own_state, _follow = ReplicatedTask._own_state, ReplicatedTask._follow
 
 
@@ -48,15 +54,50 @@ async def _leads_unasked(self: ReplicatedTask, view: View) -> None:
         await self._lead(alone(view, self.replica))
 
 
+def _applies_late(self: Standby, arrivals: Sequence[Arrival]) -> None:
+    """Apply records some seconds after they have come, as a busy backup does."""
+    if self._disk is not None:
+        _add(self, arrivals)
+        return
+    self.position = max(self.position, arrivals[-1].record.position)
+    self.__dict__.setdefault("late", []).append(arrivals)
+    asyncio.get_running_loop().call_later(_LATE_SECONDS, _apply_next, self)
+
+
+def _apply_next(self: Standby) -> None:
+    if late := self.__dict__["late"]:
+        _add(self, late.pop(0))
+
+
 async def _forgets_records(self: Standby) -> None:
     """Do not apply what has come and is not applied yet."""
+    self.__dict__.setdefault("late", []).clear()
     self._records.clear()
     await _finish(self)
 
 
+@contextmanager
+def _forgetting_records() -> Iterator[None]:
+    with (
+        patch.object(Standby, "add", _applies_late),
+        patch.object(Standby, "finish", _forgets_records),
+    ):
+        yield
+
+
 async def _takes_for_acknowledged(self: Primary, link: BackupLink, position: int) -> bool:
-    """Take a backup into the view before it has what was answered without it."""
+    """Take a backup for one that has what was answered without it."""
     return True
+
+
+@contextmanager
+def _taking_on_early() -> Iterator[None]:
+    """Take a backup into the view as soon as it comes."""
+    with (
+        patch.object(Primary, "_is_close", lambda self, link: True),
+        patch.object(Primary, "_acknowledges", _takes_for_acknowledged),
+    ):
+        yield
 
 
 async def _keeps_state(self: ReplicatedTask) -> ServerState:
@@ -86,9 +127,7 @@ FAULTS: Mapping[str, Plant] = {
     "a backup takes over before the lease is over": lambda: patch.object(
         Backup, "is_silent", property(_seems_silent)
     ),
-    "records are forgotten in a takeover": replaced(Standby, "finish", _forgets_records),
-    "a backup is in the view too early": replaced(
-        Primary, "_acknowledges", _takes_for_acknowledged
-    ),
+    "records are forgotten in a takeover": _forgetting_records,
+    "a backup is in the view too early": _taking_on_early,
     "a former primary keeps its state": replaced(ReplicatedTask, "_own_state", _keeps_state),
 }
