@@ -99,6 +99,15 @@ def shape_of(world: World) -> Shape:
     return Shape(program, logs, keeps and world.chance.random() < _REPLICATED)
 
 
+def shape_of_seed(seed: int) -> Shape:
+    """Return what the run of a seed is like, without running it."""
+    world = World(seed)
+    try:
+        return shape_of(world)
+    finally:
+        world.loop.close()
+
+
 def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
     """Run the simulation of a seed; the same seed and shelter give the same trace."""
     world = World(seed, shelter)

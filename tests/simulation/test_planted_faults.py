@@ -8,9 +8,8 @@ from tests.simulation.command_line import main
 from tests.simulation.planted.catalogue import PLANTED
 from tests.simulation.planted.replication import FAULTS as FAULTS_OF_REPLICAS
 from tests.simulation.shrinking import shrunk
-from tests.simulation.simulation import shape_of, simulate
+from tests.simulation.simulation import shape_of_seed, simulate
 from tests.simulation.test_simulation import FAULTS, REPLICA_FAULTS
-from tests.simulation.world import World
 
 # A planted fault has to be found within these.
 MOST_SEEDS = 2000
@@ -24,7 +23,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS_OF_REPLICAS)
 def test_a_fault_planted_into_replicas_is_found(fault: str) -> None:
-    replicated = (seed for seed in range(MOST_SEEDS) if shape_of(World(seed)).replicated)
+    replicated = (seed for seed in range(MOST_SEEDS) if shape_of_seed(seed).replicated)
     with FAULTS_OF_REPLICAS[fault]():
         assert any(simulate(seed).violations for seed in replicated)
 
