@@ -99,14 +99,18 @@ class Backup:
         self._introduction.epoch = view.epoch
         self._has_image = self.may_lead = False
         try:
-            await call.send(FollowRequest(introduction=self._introduction))
-            await Together().run(self._listen(call, view), self._tell(call), self._watch())
+            await Together().run(self._converse(call, view), self._watch())
         except (StratagemError, OSError) as error:
             self.note(reason_of(error))
             self.is_refused = isinstance(error, FailedPreconditionError)
         finally:
             await call.close()
             self._drop_incoming()
+
+    async def _converse(self, call: Call, view: View) -> None:
+        # Until a host that is gone, or a name, is found to lead nowhere, this may take long.
+        await call.send(FollowRequest(introduction=self._introduction))
+        await Together().run(self._listen(call, view), self._tell(call))
 
     async def _listen(self, call: Call, view: View) -> None:
         while True:

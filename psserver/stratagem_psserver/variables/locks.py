@@ -148,6 +148,7 @@ class VariableLocks:
         while isinstance(held, _Contended) and held.turns:
             comes, held.holder = held.turns.popleft()
             if not comes.done():
+                held.holder.waits_for = None
                 return comes.set_result(None)
         del self._held[name]
 

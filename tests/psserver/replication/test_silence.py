@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_psserver.replication.lease import Lease
-from tests.psserver.replication.pairs import Pair, report_of, standing_of
+from tests.psserver.replication.pairs import Pair, pair, report_of, standing_of
 from tests.relays import Relay
 from tests.waiting import eventually
 
@@ -62,3 +65,30 @@ def test_the_backup_takes_over_and_the_primary_follows_it(relayed: tuple[Pair, R
     eventually(lambda: report_of(backup).view.HasField("backup"))
     assert both.await_backup() == (backup, former)
     assert report_of(backup).view.epoch == epoch + 2
+
+
+class Nowhere:
+    """A way to a host that neither answers nor refuses."""
+
+    def call(self, address: str) -> Nowhere:
+        return self
+
+    async def send(self, message: Message) -> None:
+        await asyncio.Event().wait()
+
+    receive = send
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_primary_that_cannot_be_called_is_silent_however_long_the_call_takes(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path) as both:
+        former, backup = both.await_backup()
+        assert backup._replicated is not None
+        follower: Any = backup._replicated._require_task()._backup
+        follower._peers = Nowhere()
+        both.crash(former)
+        eventually(lambda: standing_of(backup) == Standing.STANDING_PRIMARY)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from stratagem_psserver.variables.locks import VariableLocks
+from stratagem_psserver.variables.locks import LockUse, LockWait, VariableLocks
 
 
 def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
@@ -136,3 +138,27 @@ def test_who_holds_locks_is_told_at_once_if_somebody_waits_already() -> None:
         return told
 
     assert asyncio.run(tell()) == ["hurry"]
+
+
+def test_who_was_just_handed_a_lock_keeps_it_from_the_others() -> None:
+    async def scenario() -> None:
+        waits: list[LockWait] = []
+
+        @contextmanager
+        def noted(wait: LockWait) -> Iterator[None]:
+            waits.append(wait)
+            yield
+
+        locks = VariableLocks(noted)
+
+        async def hold(client: str) -> None:
+            async with locks.holding(lambda: ["a"], LockUse(client, "update")):
+                pass
+
+        async with locks.holding(lambda: ["a"]):
+            waiting = [asyncio.ensure_future(hold(client)) for client in ("second", "third")]
+            await asyncio.sleep(0)
+        assert waits[1].holder() == LockUse("second", "update")
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+
+    asyncio.run(scenario())
