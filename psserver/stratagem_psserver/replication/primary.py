@@ -193,6 +193,8 @@ class Primary:
             return True
         if not await self._propose(with_backup(self.view, link.replica)):
             return False
+        # The arbiter may have taken longer than the lease lasts.
+        self._awaited_until = self._clock() + self._patience * _ALONE_AFTER
         self.trouble = ""
         LOG.info("has a backup", task=self._label, backup=link.replica.address)
         self._log.progressed()
