@@ -58,6 +58,7 @@ class Mutations:
         self._applying = 0
         # The sessions whose requests wait for the end of a pause; None while there is none.
         self._paused: set[bytes] | None = None
+        self._pausing = asyncio.Lock()
 
     async def once(
         self,
@@ -121,15 +122,16 @@ class Mutations:
 
         It yields False if the requests under way did not end in time.
         """
-        self._paused = set()
-        idle = partial(self._is_idle)
-        try:
-            waiter = Waiter("the server", "the end of all requests under way", list)
-            yield bool(await self._waits.until(_PAUSE, idle, _PAUSE_SECONDS, waiter))
-        finally:
-            held, self._paused = self._paused, None
-            for session_id in held:
-                self._waits.changed(session_id)
+        # One after the other, since each holds requests back for its own end.
+        async with self._pausing:
+            self._paused = set()
+            try:
+                waiter = Waiter("the server", "the end of all requests under way", list)
+                yield bool(await self._waits.until(_PAUSE, self._is_idle, _PAUSE_SECONDS, waiter))
+            finally:
+                held, self._paused = self._paused, None
+                for session_id in held:
+                    self._waits.changed(session_id)
 
     def _is_idle(self) -> bool | None:
         return not self._applying or None
