@@ -60,7 +60,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _replay(seed: int, shelter: Shelter) -> int:
     outcome = simulate(seed, shelter)
     _tell(outcome, shelter)
-    print(_table(outcome.faults, 1))
+    print(_table(outcome.faults + outcome.effects, 1))
     return 1 if outcome.violations else 0
 
 
@@ -81,7 +81,7 @@ def _judged(outcomes: Iterable[Outcome], number: int) -> int:
     """Tell of failing seeds, and how often each fault has happened; return how many failed."""
     faults, programs, failed = Counter[str](), Counter[str](), 0
     for outcome in outcomes:
-        faults += outcome.faults
+        faults += outcome.faults + outcome.effects
         programs[outcome.program] += 1
         if outcome.violations:
             failed += 1

@@ -63,6 +63,7 @@ class Outcome(NamedTuple):
         program: The name of its program.
         violations: What must not have happened.
         faults: How often each fault has happened.
+        effects: How often servers have done what only faults make them do.
         trace: All that has happened.
     """
 
@@ -70,6 +71,7 @@ class Outcome(NamedTuple):
     program: str
     violations: Sequence[str]
     faults: Counter[str]
+    effects: Counter[str]
     trace: Sequence[Happening]
 
 
@@ -118,7 +120,8 @@ def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
             stack.enter_context(replicas_watched(world, shape.logs))
         disk = stack.enter_context(simulated_disk(world)) if shape.logs else None
         _end(world, shape, disk)
-    return Outcome(seed, str(shape), world.violations, world.faults, world.trace)
+    found = world.faults, world.effects
+    return Outcome(seed, str(shape), world.violations, *found, world.trace)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def test_no_seed_violates_a_promise() -> None:
     for seed in range(SEEDS):
         outcome = simulate(seed)
         assert not outcome.violations, f"python -m tests.simulation --seed {seed}"
-        faults += outcome.faults
+        faults += outcome.faults + outcome.effects
         programs[outcome.program] += 1
     assert set(faults) == FAULTS | REPLICA_FAULTS
     assert min(faults[fault] for fault in FAULTS) > SEEDS // 10

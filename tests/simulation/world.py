@@ -112,6 +112,7 @@ class World:
         loop: Runs it.
         weather: How likely faults are.
         faults: How often each fault has happened.
+        effects: How often servers have done what only faults make them do.
         trace: What has happened.
         violations: What must not have happened.
     """
@@ -122,6 +123,7 @@ class World:
         self.loop = VirtualLoop()
         self.weather = Weather()
         self.faults: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
         self.trace: list[Happening] = []
         self.violations: list[str] = []
         self.loop.set_exception_handler(self._complain)

@@ -15,7 +15,7 @@ from tests.simulation.server_run import PRESENT_RUN
 from tests.simulation.thread import SimulatedThread
 from tests.simulation.world import World
 
-# What replicas did is counted with the faults that made them do it.
+# What replicas did because of faults.
 _COUNTED = {
     "takes over": "take-over",
     "is not the primary any more": "fencing",
@@ -45,9 +45,9 @@ class Journal(logging.Handler):
         who = run.name if run is not None else "log"
         self._world.note(who, " ".join([event, *(f"{name}={others[name]}" for name in others)]))
         if event in _COUNTED:
-            self._world.faults[_COUNTED[event]] += 1
+            self._world.effects[_COUNTED[event]] += 1
         if "is served by another replica" in str(others.get("why")):
-            self._world.faults["answer of a former primary refused"] += 1
+            self._world.effects["answer of a former primary refused"] += 1
         what = f"{who} logs an error: {event} {record.msg.get('exc_info', '')!r}"
         self._world.require(record.levelno < logging.ERROR, what)
 
