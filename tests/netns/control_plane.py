@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stratagem_deploy.processes.process import import_path
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.replication.arbiters.views import view_of
 from tests.netns.namespace import Namespace
@@ -41,7 +42,9 @@ class ControlPlane:
     def start(self) -> None:
         """Answers from now on."""
         with self._log.open("wb") as log:
-            command = (sys.executable, "-m", __name__, self._namespace)
+            # The tests are not installed.
+            path = f"PYTHONPATH={import_path()}"
+            command = ("env", path, sys.executable, "-m", __name__, self._namespace)
             self._process = self.host.start(*command, output=log)
 
     def view(self, task: int) -> View:
