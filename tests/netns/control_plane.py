@@ -43,9 +43,9 @@ class ControlPlane:
         """Answers from now on."""
         with self._log.open("wb") as log:
             # The tests are not installed.
-            path = f"PYTHONPATH={import_path()}"
-            command = ("env", path, sys.executable, "-m", __name__, self._namespace)
-            self._process = self.host.start(*command, output=log)
+            variables = [f"{name}={value}" for name, value in import_path().items()]
+            command = (sys.executable, "-m", __name__, self._namespace)
+            self._process = self.host.start("env", *variables, *command, output=log)
 
     def view(self, task: int) -> View:
         """The view of a task."""
