@@ -107,7 +107,6 @@ class ParameterServer(RpcServer):
             asyncio.create_task(_repeat(self._end_leases, shortest)),
             asyncio.create_task(_repeat(self._trim, settings.lease_seconds)),
         ]
-
         if self._replicated is not None:
             self._replicated.begin(settings.advertise or self.address)
             self._health.tell(FOLLOWING, False)

@@ -107,11 +107,6 @@ class Primary:
             status.silent_seconds = self._link.lease.silence(self._clock())
         status.verified = self._verification.verified
 
-    @property
-    def link(self) -> BackupLink | None:
-        """The call of the backup, if one follows."""
-        return self._link
-
     async def run(self) -> None:
         """Lead until the arbiter has another primary; then nothing is answered any more."""
         try:
