@@ -17,6 +17,7 @@ from stratagem_proto.log.batches import (
     decode_contents,
     decode_header,
 )
+from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 
 FORMAT = 1
@@ -97,7 +98,7 @@ class LogReader:
         for path in self._segments:
             # A reader of all segments reads them once more, so no more than the head is read here.
             entries = self._batch(path, _beginning(path), 0)
-            entries = entries or next(iter(self._batches(path)), None)
+            entries = entries or next(self._batches(path, _read(path)), None)
             if entries is not None:
                 yield path, _head(path, entries)
 
@@ -107,8 +108,8 @@ class LogReader:
         Raises:
             DataLossError: A record is damaged or missing.
         """
-        for path in self._segments:
-            batches = self._batches(path)
+        for path, data in zip(self._segments, read_ahead(_read, self._segments), strict=True):
+            batches = self._batches(path, data)
             entries = next(batches, None)
             if entries is None:
                 return
@@ -128,8 +129,8 @@ class LogReader:
             self.position += 1
             yield Record(self.position, message, memoryview(entry.tensors))
 
-    def _batches(self, path: Path) -> Iterator[list[Entry]]:
-        data, offset = _read(path), 0
+    def _batches(self, path: Path, data: memoryview) -> Iterator[list[Entry]]:
+        offset = 0
         if not data:
             self._end(path, 0, data)
         while offset < len(data):

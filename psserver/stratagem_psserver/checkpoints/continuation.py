@@ -13,6 +13,7 @@ from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_
 from stratagem_proto.checkpoint.tables import is_companion
 from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
+from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.versions import first_of_another_run
@@ -149,10 +150,11 @@ def resume_variables(
         if entry.file == part and not is_companion(name, tensors)
     ]
     wholes = wholes_of(checkpoint.index, has_all)
+    whole_values = [entry for entry in mine if entry.rows is None]
+    for entry, value in zip(whole_values, read_ahead(checkpoint.tensor, whole_values), strict=True):
+        store.create([entry.spec], [value])
     for entry in mine:
-        if entry.rows is None:
-            store.create([entry.spec], [checkpoint.tensor(entry)])
-        elif not entry.spec.slot_of:
+        if entry.rows is not None and not entry.spec.slot_of:
             whole = wholes[whole_name(entry.spec)]
             states = [one for one in wholes.values() if one.is_state_of(whole)]
             for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
