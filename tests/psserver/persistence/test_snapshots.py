@@ -100,7 +100,7 @@ def test_the_second_end_by_a_kill_is_not_taken_for_the_first_one_in_order(folder
 def test_there_is_no_image_of_what_has_not_changed(folder: Path) -> None:
     with imaged(folder, seconds=0.1) as server, client_of(server) as client:
         client.create(w=torch.zeros(3))
-        eventually(lambda: image_of(folder) != "")
+        eventually(lambda: is_imaged(folder, "w"))
         images = {image_of(folder)}
         stepped(client)
         eventually(lambda: image_of(folder) not in images)
