@@ -12,7 +12,7 @@ from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
-from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica
+from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica, View
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.persistence.persistence import Persistence, state_folder
@@ -50,6 +50,7 @@ class ReplicatedService:
         service: What answers calls about the present state.
         handlers: The handlers of all calls.
         is_serving: Whether clients are answered.
+        served_since: When that began last, by the clock of the state.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ReplicatedService:
         self._kernels, self._disk = present_kernels(), _disk_of(state)
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
-        self.is_serving = False
+        self.is_serving, self.served_since = False, 0.0
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
         self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
@@ -109,9 +110,20 @@ class ReplicatedService:
         former.state.waits.close(self._refused())
         self._closing = asyncio.ensure_future(former.saves.close())
 
+    def obstacle(self) -> str:
+        """Return what would be lost if another server went on with the state; "" if nothing."""
+        label = self.state.settings.label
+        if self.service.saves.are_awaited:
+            return f"{label} writes a checkpoint; move it once that is written"
+        if self.state.held.is_used:
+            return f"clients read from snapshots of {label}; move it once they have left them"
+        if self.state.staging.is_used:
+            return f"{label} is about to restore a checkpoint; move it once that is done"
+        return ""
+
     def serve(self) -> None:
         """Answer clients from now on."""
-        self.is_serving = True
+        self.is_serving, self.served_since = True, self.state.clock()
         self._exchange(*self.service.handlers)
 
     def refuse(self) -> None:
@@ -137,7 +149,7 @@ class ReplicatedService:
         Args:
             address: The "host:port" at which others reach this server.
         """
-        replica = Replica(index=self.state.settings.replica, address=address)
+        replica = Replica(index=self.state.settings.replica_number, address=address)
         introduction = introduction_of(self.state.settings, replica, self._kernels)
         self._task = ReplicatedTask(self, self._arbiter, self._peers, introduction, self._disk)
         self._running = asyncio.create_task(self._task.run())
@@ -166,6 +178,10 @@ class ReplicatedService:
         """Do what has to be done now and then."""
         if self._disk is not None and self.is_serving:
             self._disk.tend()
+
+    async def take_over(self, seconds: float) -> View:
+        """Have the task move to this server; as `ReplicatedTask.take_over`."""
+        return await self._require_task().take_over(seconds)
 
     async def leave(self) -> None:
         """Leave the task to the other replica, if there is one that has everything."""

@@ -113,6 +113,11 @@ class Staging:
             )
         return staged
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a session has staged anything."""
+        return bool(self._staged)
+
     def forget(self, session_id: bytes) -> None:
         """Drop what a session has staged, if anything."""
         self._staged.pop(session_id, None)

@@ -9,12 +9,15 @@ from typing import NoReturn
 import grpc
 
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.moves.handler import servers_handler
+from stratagem_psserver.moves.served_tasks import ServedTasks
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.replicated_service import ReplicatedService
@@ -39,15 +42,34 @@ class ParameterServer(RpcServer):
     Args:
         settings: Its settings.
         environment: What it takes from its machine; by default what there is.
+        served: The tasks of the server, where this is what serves one that has moved there; by
+            default this is the server.
     """
 
     service = SERVICE
 
-    def __init__(self, settings: ServerSettings, environment: Environment | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        environment: Environment | None = None,
+        served: ServedTasks | None = None,
+    ) -> None:
         super().__init__(settings)
         self.settings, self._environment = settings, environment
         self._persistence: Persistence | Snapshots | None = None
         self._replicated: ReplicatedService | None = None
+        self._is_home, self._served = served is None, served
+        if settings.is_movable and served is None:
+            self._served = ServedTasks(self, settings, self._another)
+
+    def _another(self, settings: ServerSettings) -> ParameterServer:
+        return ParameterServer(settings, served=self._served)
+
+    @property
+    def replicated(self) -> ReplicatedService:
+        """Answers clients while the task is here; only of a task that may be elsewhere."""
+        assert self._replicated is not None
+        return self._replicated
 
     def start(self) -> None:
         try:
@@ -60,17 +82,24 @@ class ParameterServer(RpcServer):
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         state = ServerState(self.settings, self._environment)
-        if self.settings.replicas > 1:
+        if self.settings.arbiter:
             arbiter, peers = arbiter_of(self.settings), GrpcPeers(self.settings.token)
             self._replicated = ReplicatedService(state, arbiter, peers, self._forget_handlers)
             if not self._replicated.has_state:
                 self._resume(state)
-            return self._replicated.handlers
+            return (*self._replicated.handlers, *self._moving(state))
         self._persistence = persistence_of(state)
         if not (self._persistence and self._persistence.has_state):
             self._resume(state)
         self._sole = Service(state)
         return (self._sole.status_handler, *self._sole.handlers)
+
+    def _moving(self, state: ServerState) -> Sequence[grpc.GenericRpcHandler]:
+        """Return the handlers of calls by which tasks are found and moved."""
+        if self._served is None:
+            return ()
+        boundary = RpcBoundary(self.settings.label, state.figures)
+        return (servers_handler(self._served, self.settings, boundary),)
 
     @property
     def _service(self) -> Service:
@@ -108,8 +137,15 @@ class ParameterServer(RpcServer):
             asyncio.create_task(_repeat(self._trim, settings.lease_seconds)),
         ]
         if self._replicated is not None:
-            self._replicated.begin(settings.advertise or self.address)
+            self._replicated.begin(_advertised(settings, self.address))
             self._health.tell(FOLLOWING, False)
+        if self._served is not None and self._is_home:
+            self._recurring.append(asyncio.create_task(self._served.recover()))
+
+    def stop(self, grace: float | None = None) -> None:
+        if self._served is not None and self._is_home:
+            self._served.stop_others(grace)
+        super().stop(grace)
 
     def _trim(self) -> None:
         self._state.trim()
@@ -137,6 +173,8 @@ class ParameterServer(RpcServer):
         await asyncio.wait(self._recurring)
         if self._replicated is not None:
             await self._replicated.close()
+        if self._served is not None and self._is_home:
+            await self._served.locations.close()
         await self._service.saves.close()
         if self._persistence is not None:
             await self._persistence.close()
@@ -152,6 +190,21 @@ def persistence_of(state: ServerState) -> Persistence | Snapshots | None:
             return Snapshots(state)
         case _:
             return None
+
+
+def _advertised(settings: ServerSettings, address: str) -> str:
+    """Return the "host:port" at which others reach a server.
+
+    Args:
+        settings: Its settings.
+        address: Where it listens.
+    """
+    if not settings.advertise:
+        return address
+    if settings.server_number == settings.task:
+        return settings.advertise
+    # A task that has moved here has a port of its own.
+    return f"{settings.advertise.rpartition(':')[0]}:{address.rpartition(':')[2]}"
 
 
 async def _repeat(action: Callable[[], None], seconds: float) -> NoReturn:

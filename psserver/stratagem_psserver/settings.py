@@ -43,7 +43,10 @@ class ServerSettings(ServingSettings):
         replica: The number of this process among them, from 0.
         arbiter: Who decides which replica is the primary: "file:PATH" on one host,
             "kubernetes:NAMESPACE/NAME" of a Lease, "etcd:HOST:PORT[,HOST:PORT...]/PREFIX", or
-            "chief", the program of the cluster's chief.
+            "chief", the program of the cluster's chief. With one replica it keeps which server
+            serves the task, which may then move to another one; "" if it cannot.
+        server: The number of the server, where it serves a task that began elsewhere; None where
+            the task has the server's number.
         advertise: The "host:port" at which others reach this replica; by default `bind`.
         failover_seconds: The backup takes over after so many seconds without a sign of the primary.
         verify_seconds: Seconds between comparisons of all bytes of primary and backup.
@@ -66,6 +69,7 @@ class ServerSettings(ServingSettings):
     replicas: int = 1
     replica: int = 0
     arbiter: str = ""
+    server: int | None = None
     advertise: str = ""
     failover_seconds: float = 1.0
     verify_seconds: float = 60.0
@@ -76,10 +80,22 @@ class ServerSettings(ServingSettings):
         if self.replicas > 1:
             _check_replication(self)
         elif self.arbiter:
-            raise InvalidArgumentError(
-                f"{self.label} has one replica, and so nothing for --arbiter to decide; give "
-                "--replicas 2, or leave --arbiter out"
-            )
+            _check_movable(self)
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether the task may move to another server."""
+        return self.replicas == 1 and bool(self.arbiter)
+
+    @property
+    def server_number(self) -> int:
+        """The number of the server, which is the index of the task that it begins with."""
+        return self.task if self.server is None else self.server
+
+    @property
+    def replica_number(self) -> int:
+        """What tells this process from all others that may have the state of the task."""
+        return self.server_number if self.is_movable else self.replica
 
 
 def _check_replica(settings: ServerSettings) -> None:
@@ -107,4 +123,18 @@ def _check_replication(settings: ServerSettings) -> None:
             f"replicas of {settings.label} cannot have --durability snapshot: one that is started "
             "again would have a state of the past. Use log, or none, with which the other replica "
             "has the state"
+        )
+
+
+def _check_movable(settings: ServerSettings) -> None:
+    if settings.arbiter == "chief":
+        raise InvalidArgumentError(
+            f"{settings.label} has one replica, and cannot move to another server with --arbiter "
+            "chief: the chief knows only where tasks began. Give another arbiter, or --replicas 2, "
+            "or leave --arbiter out"
+        )
+    if settings.durability == "snapshot":
+        raise InvalidArgumentError(
+            f"{settings.label} cannot move with --durability snapshot: a server that is started "
+            "again would have a state of the past. Use log or none, or leave --arbiter out"
         )

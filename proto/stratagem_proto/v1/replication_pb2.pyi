@@ -154,6 +154,7 @@ class Introduction(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     DURABILITY_FIELD_NUMBER: builtins.int
     FAILOVER_SECONDS_FIELD_NUMBER: builtins.int
+    TAKES_OVER_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """The epoch that it knows of."""
     durability: builtins.str
@@ -162,6 +163,8 @@ class Introduction(google.protobuf.message.Message):
     """Seconds for which it waits for a sign of the primary before it takes over. The lease of the
     primary is counted by its own, so both have to be the same.
     """
+    takes_over: builtins.bool
+    """Whether the task moves to it: the primary leaves the task to it as soon as it has everything."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """With the version of the contract and the cluster's token; its task is that of the replica."""
@@ -181,9 +184,10 @@ class Introduction(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         durability: builtins.str = ...,
         failover_seconds: builtins.float = ...,
+        takes_over: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asking", b"asking", "durability", b"durability", "epoch", b"epoch", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asking", b"asking", "durability", b"durability", "epoch", b"epoch", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over"]) -> None: ...
 
 global___Introduction = Introduction
 

@@ -22,6 +22,9 @@ _REMEMBERED = 32
 # The most saves under way, each of which can grow to the size of all variables.
 MAX_SAVES = 8
 
+# Until then a client has asked for the result of a save that it waits for.
+_ASKING_SECONDS = 5.0
+
 Saved = tuple[TensorFile, str]
 """A written part, and the server's state besides variables as JSON."""
 
@@ -120,6 +123,13 @@ class Saves:
     def knows(self, cut: bytes) -> bool:
         """Return whether the save of a cut has begun."""
         return cut in self._tasks
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether a client may be about to ask for the result of one."""
+        last = self._last
+        asks = last is not None and self._state.clock() - last.ended < _ASKING_SECONDS
+        return asks or not all(task.done() for task in self._tasks.values())
 
     async def finish(self, cut: bytes, seconds: float) -> Saved | None:
         """Wait for a save and return its result; None if it takes longer than so many seconds.

@@ -245,4 +245,6 @@ def state_folder(settings: ServerSettings) -> StateFolder:
     name = f"{settings.job}-{settings.task}"
     if settings.replicas > 1:
         name += f"-replica-{settings.replica}"
+    elif settings.server_number != settings.task:
+        name += f"-server-{settings.server_number}"
     return StateFolder(Path(settings.durability_folder), name, settings.label)

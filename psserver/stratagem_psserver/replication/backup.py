@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    StratagemError,
+    UnavailableError,
+)
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     Acknowledgement,
@@ -31,6 +36,9 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
 Call: TypeAlias = Dialled[FollowRequest, FollowResponse]
+
+# What somebody has to do something about: it was started otherwise, or has no room.
+_REFUSALS = (FailedPreconditionError, ResourceExhaustedError)
 
 
 class Backup:
@@ -75,6 +83,7 @@ class Backup:
         # Whether the state is that of the present call.
         self._has_image = False
         self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
+        self._parts = Together()
 
     async def until_free(self) -> None:
         """Wait until no former primary can answer clients any more."""
@@ -99,10 +108,10 @@ class Backup:
         self._introduction.epoch = view.epoch
         self._has_image = self.may_lead = False
         try:
-            await Together().run(self._converse(call, view), self._watch())
+            await self._parts.run(self._converse(call, view), self._watch())
         except (StratagemError, OSError) as error:
             self.note(reason_of(error))
-            self.is_refused = isinstance(error, FailedPreconditionError)
+            self.is_refused = isinstance(error, _REFUSALS)
         finally:
             await call.close()
             self._drop_incoming()
@@ -207,6 +216,11 @@ class Backup:
         if self._incoming is not None:
             self._incoming.close()
         self._incoming, self._assembler = None, BatchAssembler()
+
+    def withdraw(self) -> None:
+        """Follow no more; the state is of no use any more."""
+        self._parts.end()
+        self.discard()
 
     def discard(self) -> None:
         """Forget the state."""

@@ -51,6 +51,7 @@ class BackupLink:
         acknowledged: The position up to which the backup has all records; -1 before it has the
             image.
         lease: Whether the backup waits for the primary.
+        takes_over: Whether the task moves to the backup.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class BackupLink:
         clock: Clock,
         on_progress: Callable[[], None],
     ) -> None:
-        self.replica = replica
+        self.replica, self.takes_over = replica, False
         self.acknowledged = -1
         self.lease = Lease(seconds, clock())
         # The last digest of its state that the backup has told.

@@ -20,6 +20,9 @@ class Host(Protocol):
     def adopt(self, state: ServerState) -> None:
         """Replace the state by another one; whoever waits in the former is refused."""
 
+    def obstacle(self) -> str:
+        """Return what would be lost if another server went on with the state; "" if nothing."""
+
     def serve(self) -> None:
         """Answer clients from now on."""
 

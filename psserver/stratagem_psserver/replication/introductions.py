@@ -45,8 +45,9 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
             f"{settings.label}; give both the same --task, and each task another arbiter"
         )
     if other.replica.index == own.replica.index:
+        option = "--task" if settings.is_movable else "--replica"
         raise FailedPreconditionError(
-            f"{where} has --replica {own.replica.index} as the primary of {settings.label} has; "
+            f"{where} has {option} {own.replica.index} as the primary of {settings.label} has; "
             "give each another number"
         )
     if other.kernels != own.kernels:

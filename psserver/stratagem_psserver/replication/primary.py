@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
-from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    NotPrimaryError,
+    StratagemError,
+    UnavailableError,
+)
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
     FollowResponse,
+    Introduction,
     Replica,
     ReplicationStatus,
     Standing,
@@ -57,6 +64,7 @@ class Primary:
         state: The state, whose log is set.
         log: That log.
         arbiter: Who decides about views.
+        obstacle: Returns why the task must not move at the moment; "" if nothing is against it.
 
     Attributes:
         view: The present view.
@@ -64,10 +72,17 @@ class Primary:
     """
 
     def __init__(
-        self, me: Replica, view: View, state: ServerState, log: ReplicatedLog, arbiter: Arbiter
+        self,
+        me: Replica,
+        view: View,
+        state: ServerState,
+        log: ReplicatedLog,
+        arbiter: Arbiter,
+        obstacle: Callable[[], str],
     ) -> None:
         self.view, self.trouble = view, "no backup has come yet"
         self._me, self._state, self._log, self._arbiter = me, state, log, arbiter
+        self._obstacle = obstacle
         self._clock = state.clock
         self._patience = state.settings.failover_seconds
         self._link: BackupLink | None = None
@@ -115,24 +130,28 @@ class Primary:
                     await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
                 self._changed.clear()
         finally:
-            self._log.end(
-                UnavailableError(
-                    f"{self._state.settings.label} is served by another replica now; nothing of "
-                    "the request was acknowledged, so repeat it there"
-                )
-            )
+            self._log.end(self._over())
             if self._link is not None:
                 self._link.close()
             self._has_ended.set()
 
+    def _over(self) -> NotPrimaryError:
+        error = NotPrimaryError(
+            f"{self._label} is served by another process now; nothing of the request was "
+            "acknowledged, so repeat it there"
+        )
+        if not is_primary(self.view, self._me):
+            error.primary, error.epoch = self.view.primary.address, self.view.epoch
+        return error
+
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
-        if self._is_leaving:
+        if self._is_leaving or self._moves:
             return await self._hand_over()
         if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
         link = self._link
-        if link is not None and self._required is None and self._is_close(link):
+        if link is not None and self._required is None and self._may_take_on(link):
             return await self._take_on(link)
         if self._clock() >= self._confirm_at:
             return await self._confirm()
@@ -146,13 +165,20 @@ class Primary:
         self._changed.set()
         await self._has_ended.wait()
 
+    @property
+    def _moves(self) -> bool:
+        """Whether the backup is there to take the task over at once."""
+        required = self._required
+        return required is not None and required is self._link and required.takes_over
+
     async def _hand_over(self) -> bool:
         required = self._required
-        if required is not None and await self._acknowledges(required, self._log.position):
-            # From the next view on the other one answers.
-            self._is_fenced = True
-            if await self._propose(handed_over(self.view)):
-                await required.hand_over(self.view)
+        if required is None or not await self._acknowledges(required, self._log.position):
+            return not self._is_leaving
+        # From the next view on the other one answers.
+        self._is_fenced = True
+        if await self._propose(handed_over(self.view)):
+            await required.hand_over(self.view)
         return False
 
     def _has_lost_backup(self) -> bool:
@@ -165,8 +191,13 @@ class Primary:
             self._awaited_until = now + self._patience * _ALONE_AFTER
         return now >= self._awaited_until
 
-    def _is_close(self, link: BackupLink) -> bool:
-        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+    def _may_take_on(self, link: BackupLink) -> bool:
+        if not 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND:
+            return False
+        if link.takes_over and (obstacle := self._obstacle()):
+            self.trouble = obstacle
+            return False
+        return True
 
     async def _go_on_alone(self) -> bool:
         LOG.warning(
@@ -234,17 +265,18 @@ class Primary:
         return self._state.settings.label
 
     async def follow(
-        self, replica: Replica, channel: Channel[FollowResponse, FollowRequest]
+        self, other: Introduction, channel: Channel[FollowResponse, FollowRequest]
     ) -> None:
-        """Let a backup follow until one of the two ends it.
+        """Let a backup, which has introduced itself, follow until one of the two ends it.
 
         Raises:
             FailedPreconditionError: Another one follows.
             StratagemError: What has ended it.
         """
+        replica, lease = other.replica, self._patience * _LEASE
         self._require_place(replica)
-        lease = self._patience * _LEASE
         link = BackupLink(replica, channel, lambda: self.view, lease, self._clock, self._progressed)
+        link.takes_over = other.takes_over
         if self._link is not None:
             self._link.close()
         self._link = link

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 
-from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    StratagemError,
+    UnavailableError,
+)
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
@@ -30,6 +36,7 @@ from stratagem_psserver.replication.views import (
     Follow,
     Lead,
     Propose,
+    StandAside,
     alone,
     is_backup,
     next_move,
@@ -66,6 +73,9 @@ class ReplicatedTask:
         self._view: View | None = None
         self._primary: Primary | None = None
         self._is_leaving = False
+        # Whether the task is to move to this server.
+        self._is_invited = False
+        self._invited = asyncio.Event()
         self._take_identity(disk.replica if disk else None)
 
     def _take_identity(self, kept: Replica | None = None) -> None:
@@ -101,12 +111,17 @@ class ReplicatedTask:
         await asyncio.sleep(times * self._settings.failover_seconds / 8)
 
     async def _take_part(self, view: View | None) -> None:
+        if view is None and self._settings.server_number != self._settings.task:
+            raise FailedPreconditionError(
+                f"the arbiter knows nothing of {self._settings.label}, which began on another "
+                "server; give this server the arbiter that the others have"
+            )
         if view is None and self._disk is not None and self._disk.replica is not None:
             raise FailedPreconditionError(
                 f"{self._settings.label} has state of earlier views on its disk, but the arbiter "
                 "knows of none; give it the arbiter that it had, or move its folder away"
             )
-        match next_move(view, self.replica):
+        match next_move(view, self.replica, self._follows):
             case Propose(present, following):
                 await self._require_only(present)
                 await self._arbiter.replace(present, following)
@@ -114,6 +129,69 @@ class ReplicatedTask:
                 await self._lead(present)
             case Follow(present):
                 await self._follow(present)
+            case StandAside():
+                await self._stand_aside()
+
+    @property
+    def _follows(self) -> bool:
+        """Whether it is to get the state of the task, if it has not got it."""
+        return self._is_invited or not self._settings.is_movable
+
+    async def _stand_aside(self) -> None:
+        self._backup.discard()
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._invited.wait(), self._settings.failover_seconds)
+
+    async def take_over(self, seconds: float) -> View:
+        """Have the task move to this server, and return the view in which it serves it.
+
+        Args:
+            seconds: The longest time until it has the state of the task.
+
+        Raises:
+            FailedPreconditionError: The server that has the task refuses this one.
+            DeadlineExceededError: It takes longer; the task stays where it is.
+        """
+        if not self.serves:
+            self._begin_invitation()
+            try:
+                await self._until_serving(self._environment.clock() + seconds)
+            finally:
+                self._end_invitation()
+        assert self._primary is not None
+        return self._primary.view
+
+    def _begin_invitation(self) -> None:
+        self._backup.is_refused = False
+        self._is_invited = self._introduction.takes_over = True
+        self._invited.set()
+
+    def _end_invitation(self) -> None:
+        self._is_invited = self._introduction.takes_over = False
+        self._invited.clear()
+        if self._primary is None:
+            self._backup.withdraw()
+
+    async def _until_serving(self, until: float) -> None:
+        while not self.serves:
+            if self._backup.is_refused:
+                raise FailedPreconditionError(self._backup.trouble)
+            # From the view on that names it as the backup, it may have to take over.
+            if self._environment.clock() >= until and not self._is_named:
+                raise DeadlineExceededError(
+                    f"{self._settings.label} has not moved to {self.replica.address} in time, and "
+                    f"stays where it is: {self._backup.trouble or 'its state had not come'}"
+                )
+            await self._pause()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers clients."""
+        return self._standing() == Standing.STANDING_PRIMARY
+
+    @property
+    def _is_named(self) -> bool:
+        return self.view is not None and is_backup(self.view, self.replica)
 
     async def _require_only(self, view: View | None) -> None:
         """Check that no other process has the number of this replica."""
@@ -143,17 +221,18 @@ class ReplicatedTask:
         await self._backup.until_free()
         state = await self._own_state()
         log = self._logged(state)
-        self._primary = Primary(self.replica, view, state, log, self._arbiter)
+        obstacle = self._host.obstacle
+        self._primary = Primary(self.replica, view, state, log, self._arbiter, obstacle)
         state.ledger.renew_all(state.clock())
         self._host.serve()
         LOG.info("is the primary", task=self._settings.label, epoch=view.epoch)
         try:
             await self._primary.run()
         finally:
-            self._primary = None
+            self._view, self._primary = self._primary.view, None
             self._host.refuse()
         if not self._is_leaving:
-            LOG.warning("is not the primary any more", task=self._settings.label)
+            LOG.warning("does not serve the task any more", task=self._settings.label)
             self._host.adopt(self._host.fresh_state())
             self._take_identity()
 
@@ -190,7 +269,7 @@ class ReplicatedTask:
             raise UnavailableError(
                 f"{self._settings.label} at {self.replica.address} does not lead"
             )
-        await self._primary.follow(other.replica, call)
+        await self._primary.follow(other, call)
 
     async def leave(self) -> None:
         """Leave the task to the other replica, if that has everything."""
@@ -235,5 +314,4 @@ class ReplicatedTask:
     def _standing(self) -> Standing.ValueType:
         if self._primary is not None:
             return self._primary.standing
-        is_in_view = self.view is not None and is_backup(self.view, self.replica)
-        return Standing.STANDING_BACKUP if is_in_view else Standing.STANDING_CATCHING_UP
+        return Standing.STANDING_BACKUP if self._is_named else Standing.STANDING_CATCHING_UP

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
@@ -64,7 +64,7 @@ class ReplicatedLog:
         self._prune_at = _PRUNED_AT
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._room: asyncio.Event = asyncio.Event()
-        self._ended: StratagemError | None = None
+        self._ended: NotPrimaryError | None = None
 
     def append(
         self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
@@ -153,18 +153,18 @@ class ReplicatedLog:
                 still.append((position, change))
         self._waiting = still
 
-    def end(self, error: StratagemError) -> None:
+    def end(self, error: NotPrimaryError) -> None:
         """Answer nothing any more, since this server is not the primary."""
         self._ended = error
         self._room.set()
         for _, change in self._waiting:
             if not change.done():
-                change.set_exception(type(error)(error.message))
+                change.set_exception(_again(error))
         self._waiting.clear()
 
     def _require_going_on(self) -> None:
         if self._ended is not None:
-            raise type(self._ended)(self._ended.message)
+            raise _again(self._ended)
 
     def report(self) -> LogStatus | None:
         """Return the message that describes the log on disk; None if there is none."""
@@ -174,3 +174,10 @@ class ReplicatedLog:
         """Wait until the record of that position is on disk, if the server keeps a log there."""
         if self.disk is not None:
             await self.disk.on_disk(position)
+
+
+def _again(error: NotPrimaryError) -> NotPrimaryError:
+    """Return the error for one more call, since each has a traceback of its own."""
+    again = NotPrimaryError(error.message)
+    again.primary, again.epoch = error.primary, error.epoch
+    return again

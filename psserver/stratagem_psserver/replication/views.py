@@ -23,6 +23,13 @@ class Follow:
 
 
 @dataclass(frozen=True)
+class StandAside:
+    """Leave a task to others."""
+
+    view: View
+
+
+@dataclass(frozen=True)
 class Propose:
     """Ask the arbiter for another view."""
 
@@ -30,10 +37,10 @@ class Propose:
     following: View
 
 
-Move: TypeAlias = Lead | Follow | Propose
+Move: TypeAlias = Lead | Follow | StandAside | Propose
 
 
-def next_move(view: View | None, me: Replica) -> Move:
+def next_move(view: View | None, me: Replica, follows: bool = True) -> Move:
     """Return what a replica does in a view.
 
     The replicas of a task have different indices, and at most one process has an index. So an
@@ -43,7 +50,15 @@ def next_move(view: View | None, me: Replica) -> Move:
     Args:
         view: The present view; None before there was one.
         me: The replica.
+        follows: Whether it is to get the state of the task, if it has not got it.
     """
+    move = _move(view, me)
+    if isinstance(move, Follow) and not follows and not is_backup(move.view, me):
+        return StandAside(move.view)
+    return move
+
+
+def _move(view: View | None, me: Replica) -> Move:
     if view is None:
         return Propose(None, View(epoch=1, primary=me))
     if is_primary(view, me):

@@ -68,7 +68,7 @@ class ParameterServerFacts:
             _add_up(totals, some)
             if listed:
                 mine.variables.extend(
-                    pb.VariableStatus(variable=one.info(), bytes=_nbytes(one)) for one in some
+                    pb.VariableStatus(variable=one.info(), bytes=nbytes_of(one)) for one in some
                 )
             await asyncio.sleep(0)
         mine.totals.extend(totals[kind] for kind in sorted(totals))
@@ -83,13 +83,14 @@ def _add_up(
         if total is None:
             total = totals[kind] = pb.VariableTotal(kind=kind)
         total.count += 1
-        total.bytes += _nbytes(variable)
+        total.bytes += nbytes_of(variable)
         if arena is not None and arena is arena.table.value:
             total.tables += 1
             total.table_rows += len(arena.table)
 
 
-def _nbytes(variable: Variable) -> int:
+def nbytes_of(variable: Variable) -> int:
+    """Return the memory of a variable; that of a table includes its optimizers' state."""
     arena = variable.arena
     if arena is not None and arena is arena.table.value:
         return arena.table.nbytes

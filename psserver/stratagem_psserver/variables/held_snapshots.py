@@ -102,6 +102,11 @@ class HeldSnapshots:
         snapshot = self._snapshots.take(store)
         self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a session holds one."""
+        return bool(self._held)
+
     def fit(self) -> None:
         """Close the oldest snapshots until the others fit into the memory that is left."""
         while self._held and self._take_too_much():

@@ -1,0 +1,1 @@
+"""Tasks that move from one server to another while clients use them."""

@@ -1,0 +1,104 @@
+"""Servers in this process whose tasks can move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.v1 import servers_pb2 as pb
+from stratagem_proto.v1.replication_pb2 import View
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_psserver.moves.handler import SERVICE
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.psserver.wire import RawClient
+from tests.waiting import eventually
+
+ASKING = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
+
+_Response = TypeVar("_Response", bound=Message)
+
+
+class MovableServers:
+    """Servers with one arbiter, which keep their files in a folder.
+
+    Args:
+        folder: The folder, which exists.
+        others: Further settings of all of them.
+    """
+
+    def __init__(self, folder: Path, **others: Any) -> None:
+        self._others = {"arbiter": f"file:{folder / 'arbiter'}", "failover_seconds": 1.0, **others}
+        if others.get("durability") == "log":
+            self._others["durability_folder"] = str(folder)
+        self.servers: dict[int, ParameterServer] = {}
+
+    def start(self, number: int, **others: Any) -> ParameterServer:
+        """Start a server, at the address where it was before if it was there before."""
+        former = self.servers.get(number)
+        bind = {"bind": former.address} if former else {}
+        settings = ServerSettings(**{**self._others, **bind, "task": number, **others})
+        server = self.servers[number] = ParameterServer(settings)
+        server.start()
+        eventually(lambda: bool(self.located(number, number)))
+        return server
+
+    def call(
+        self, number: int, method: str, request: Message, response_type: type[_Response]
+    ) -> _Response:
+        """Call a server."""
+        with RawClient(self.servers[number].address, "") as client:
+            return client.unary(method, request, response_type, service=SERVICE)
+
+    def move(self, task: int, number: int, seconds: float = 20.0) -> View:
+        """Move a task to a server, and return the view in which that serves it."""
+        request = pb.TakeTaskRequest(asking=ASKING, task=task, seconds=seconds)
+        return self.call(number, "TakeTask", request, pb.TakeTaskResponse).view
+
+    def described(self, number: int) -> pb.DescribeServerResponse:
+        """What a server says of itself."""
+        request = pb.DescribeServerRequest(asking=ASKING)
+        return self.call(number, "DescribeServer", request, pb.DescribeServerResponse)
+
+    def tasks(self, number: int) -> list[int]:
+        """The tasks that a server serves."""
+        return [each.task for each in self.described(number).tasks]
+
+    def located(self, number: int, *tasks: int) -> dict[int, View]:
+        """The views of tasks, by the word of a server."""
+        request = pb.LocateTasksRequest(asking=ASKING, tasks=tasks)
+        found = self.call(number, "LocateTasks", request, pb.LocateTasksResponse)
+        return {each.task: each.view for each in found.tasks}
+
+    def drain(self, number: int, draining: bool = True) -> None:
+        """Have a server take no tasks."""
+        request = pb.SetDrainingRequest(asking=ASKING, draining=draining)
+        self.call(number, "SetDraining", request, pb.SetDrainingResponse)
+
+
+@contextmanager
+def movable(folder: Path, count: int = 2, **others: Any) -> Iterator[MovableServers]:
+    """Starts servers, and stops those that are left at the end."""
+    made = MovableServers(folder, **others)
+    try:
+        for number in range(count):
+            made.start(number)
+        yield made
+    finally:
+        for server in made.servers.values():
+            server.stop(grace=0)
+
+
+@contextmanager
+def client_at(address: str, before: RawClient | None = None) -> Iterator[RawClient]:
+    """Opens a session, or resumes that of another client."""
+    with RawClient(address, "") as client:
+        if before is not None:
+            client.session_id, client.sequence = before.session_id, before.sequence
+        client.open()
+        yield client

@@ -1,0 +1,169 @@
+"""Tasks that move between servers of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    NotPrimaryError,
+)
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from tests.psserver.moves.servers import client_at, movable
+from tests.psserver.wire import LARGE, encoded, optimizer_program, sgd, update_header
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.unlogged
+
+DURABILITIES = ["none", "log"]
+
+
+def adam() -> pb.UpdateHeader:
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    return optimizer_program(torch.optim.Adam([parameter], lr=0.1), "adam")
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_task_moves_with_all_that_belongs_to_it(tmp_path: Path, durability: str) -> None:
+    with movable(tmp_path, durability=durability) as cluster:
+        home = cluster.servers[0].address
+        with client_at(home) as client:
+            client.create(w=torch.zeros(5), big=torch.ones(2 * LARGE))
+            for number in range(20):
+                client.update(adam(), {"w": torch.full((5,), float(number))})
+            before = client.everything()
+            view = cluster.move(0, 1)
+            assert view.primary.index == 1
+            assert cluster.tasks(0) == [] and cluster.tasks(1) == [0, 1]
+            with client_at(view.primary.address, client) as again:
+                assert again.everything() == before
+                again.update(adam(), {"w": torch.ones(5)})
+
+
+def test_a_stale_client_is_told_where_the_task_is(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.zeros(5))
+        view = cluster.move(0, 1)
+        with pytest.raises(NotPrimaryError, match="the primary is at") as refused:
+            client.read("w")
+        assert (refused.value.primary, refused.value.epoch) == (view.primary.address, view.epoch)
+        assert cluster.located(0, 0) == cluster.located(1, 0) == {0: view}
+
+
+def test_a_task_moves_to_and_fro(tmp_path: Path) -> None:
+    with movable(tmp_path, 3) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.zeros(5))
+        for number in (1, 2, 0, 2, 1, 0):
+            view = cluster.move(0, number)
+            with client_at(view.primary.address, client) as again:
+                again.update(sgd(), {"w": -torch.ones(5)})
+                client.sequence = again.sequence
+                (value,) = again.read("w")
+        assert value.tolist() == [6.0] * 5
+        # It is back where it began.
+        assert view.primary.address == cluster.servers[0].address
+
+
+def test_a_request_that_is_repeated_after_a_move_is_applied_once(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.zeros(5))
+        gradients = {"w": torch.ones(5)}
+        messages = encoded(update_header(client.key(), sgd(), gradients), [gradients["w"]])
+        first = client.upload("Update", messages, pb.UpdateResponse)
+        before = client.everything()
+        view = cluster.move(0, 1)
+        with client_at(view.primary.address, client) as again:
+            assert again.upload("Update", messages, pb.UpdateResponse) == first
+            assert again.everything() == before
+
+
+def test_a_task_that_is_there_already_stays(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster:
+        before = cluster.located(0)
+        cluster.move(0, 0)
+        assert cluster.located(0) == before
+
+
+def test_a_server_that_is_to_end_takes_nothing(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster:
+        before = cluster.located(0)
+        cluster.drain(1)
+        with pytest.raises(FailedPreconditionError, match="server 1 takes no tasks"):
+            cluster.move(0, 1)
+        assert cluster.located(0) == before
+        cluster.drain(1, draining=False)
+        assert cluster.move(0, 1).primary.index == 1
+
+
+def test_a_task_that_nobody_has_begun_does_not_move(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster:
+        with pytest.raises(NotFoundError, match="no server has begun /job:ps/task:7"):
+            cluster.move(7, 1)
+        assert cluster.tasks(1) == [1]
+
+
+def test_a_server_with_other_settings_is_refused(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster:
+        cluster.start(2, durability="log", durability_folder=str(tmp_path))
+        before = cluster.located(0)
+        with pytest.raises(FailedPreconditionError, match="--durability log, but the primary none"):
+            cluster.move(0, 2)
+        assert cluster.located(0) == before
+
+
+def test_a_task_does_not_move_while_a_client_reads_from_a_snapshot(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.zeros(5))
+        state = cluster.servers[0]._state
+        loop = cluster.servers[0]._loop
+
+        async def hold() -> None:
+            state.held.hold(client.session_id, b"cut", state.store)
+
+        async def release() -> None:
+            state.held.release(client.session_id)
+
+        loop.run(hold())
+        with pytest.raises(DeadlineExceededError, match="stays where it is"):
+            cluster.move(0, 1, seconds=1.0)
+        (task,) = cluster.described(0).tasks
+        assert "read from snapshots" in task.obstacle
+        loop.run(release())
+        assert cluster.move(0, 1).primary.index == 1
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_server_that_comes_back_serves_what_it_had(tmp_path: Path, durability: str) -> None:
+    with movable(tmp_path, durability=durability) as cluster:
+        with client_at(cluster.servers[0].address) as client:
+            client.create(w=torch.ones(5))
+            cluster.move(0, 1)
+        cluster.servers[1].stop(grace=0)
+        cluster.start(1)
+        eventually(lambda: cluster.tasks(1) == [0, 1])
+        with client_at(cluster.located(0, 0)[0].primary.address, client) as again:
+            assert len(again.listing()) == (1 if durability == "log" else 0)
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_server_that_comes_back_leaves_to_others_what_has_moved(
+    tmp_path: Path, durability: str
+) -> None:
+    with movable(tmp_path, durability=durability) as cluster:
+        with client_at(cluster.servers[0].address) as client:
+            client.create(w=torch.ones(5))
+            view = cluster.move(0, 1)
+            cluster.servers[0].stop(grace=0)
+            cluster.start(0)
+            with client_at(view.primary.address, client) as again:
+                again.update(sgd(), {"w": torch.ones(5)})
+                client.sequence = again.sequence
+            assert cluster.located(0, 0) == {0: view}
+            back = cluster.move(0, 0)
+            with client_at(back.primary.address, client) as again:
+                assert again.read("w")[0].tolist() == [0.0] * 5
