@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from weakref import WeakMethod
 from stratagem._cluster.device_filters import VisibleServers
 from stratagem._ps_client.arbitration.chief import Arbitration
 from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.directory import TaskDirectory
 from stratagem._ps_client.connections.heartbeat import Heartbeat
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.connections.session import Identity
@@ -87,18 +88,18 @@ class ServerGroup:
         self.snapshot = b""
         self.changes = 0
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
-        connections = tuple(
-            Connection(
+        made: list[Connection] = []
+        for task, address in enumerate(addresses):
+            directory = TaskDirectory(
                 task,
-                address,
-                client,
-                deadlines or Deadlines(),
-                self.steps,
-                partial(locate, task) if locate else None,
+                identity.token,
+                partial(locate, task) if locate else str,
+                partial(_known, made),
             )
-            for task, address in enumerate(addresses)
-        )
-        self._connections = connections
+            made.append(
+                Connection(task, address, client, deadlines or Deadlines(), self.steps, directory)
+            )
+        self._connections = connections = tuple(made)
         self._backlog = Backlog(self.steps)
         self._ahead: SentAhead = _NOTHING_AHEAD
         self._heartbeat = Heartbeat(connections, self.steps, client.name)
@@ -318,6 +319,13 @@ class ServerGroup:
     def close(self) -> None:
         """End the sessions. May be called again."""
         self._finalizer()
+
+
+def _known(connections: Iterable[Connection]) -> Iterator[str]:
+    """Yield the addresses of all servers that are known: where they began, and where they are."""
+    for connection in connections:
+        yield from connection.route.listed.split(",")
+        yield connection.route.address
 
 
 def _attending(ahead: SentAhead) -> Callable[[], None]:

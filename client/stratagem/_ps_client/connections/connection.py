@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._ps_client.connections.directory import TaskDirectory
 from stratagem._ps_client.connections.experience import Experience
 from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
@@ -70,14 +71,14 @@ class Connection:
         identity: Identity,
         deadlines: Deadlines,
         steps: StepCount | None = None,
-        locate: Callable[[], str] | None = None,
+        directory: TaskDirectory | None = None,
     ) -> None:
         """Describe the server; do not connect.
 
-        The address may list those of its replicas. Where it is now is said by `locate`, "" if that
-        is not known; by default it stays where it was.
+        The address may list those of its replicas. Where it is now is said by `directory`; by
+        default it stays where it was.
         """
-        self.route = ServerRoute(task, address, locate, identity.token)
+        self.route = ServerRoute(task, address, directory, identity.token)
         self.experience = Experience()
         self.peer = self.route.peer
         self.deadlines = deadlines
@@ -288,6 +289,18 @@ class Connection:
             StratagemError: It serves, and could not be reached.
         """
         self.route.look(time.monotonic())
+        self._shake_hands()
+
+    def meet(self) -> None:
+        """Shake hands where the task has moved to, so that calls go by the best way there.
+
+        A failure is left to the next request, which reports it.
+        """
+        if self.route.has_moved:
+            with suppress(StratagemError):
+                self._shake_hands()
+
+    def _shake_hands(self) -> None:
         session = self._session
         if session is not None and not self.route.is_met and not self._restarted:
             request = opening(self._identity, session)

@@ -77,6 +77,8 @@ class Heartbeat:
             with suppress(CancelledError):
                 if ended:
                     self._tell_last_step()
+                for connection in self._connections:
+                    connection.meet()
                 if not self._attend():
                     due = time.monotonic()
                 if time.monotonic() >= due:

@@ -48,6 +48,9 @@ class SessionOwner(Protocol):
     def resume(self) -> None:
         """Open the session again after the server has ended it."""
 
+    def meet(self) -> None:
+        """Shake hands where the task has moved to; raise nothing."""
+
 
 class Pending(Generic[Result]):
     """A request that was sent. Ask for its `result`, or `abandon` it; once.
@@ -74,11 +77,15 @@ class Pending(Generic[Result]):
         self._deadlines = deadlines
         self._on_outcome: Callable[[], None] | None = on_outcome
         self._repetition = Repetition(
-            request, self._route.peer, deadlines.connect, self._route.is_replicated
+            request, self._route.peer, deadlines.connect, self._may_be_elsewhere
         )
         self._wait: Wait | None = None
         self.is_awaited = False
         self.attempt = self._sent(style)
+
+    @property
+    def _may_be_elsewhere(self) -> bool:
+        return self._route.is_replicated or self._route.has_moved
 
     @property
     def method(self) -> str:
@@ -166,6 +173,8 @@ class Pending(Generic[Result]):
             except StratagemError as error:
                 self._require_passing(error)
                 self._wait_for_server(error)
+                if not self._request.opens:
+                    self._owner.meet()
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from typing import Protocol
 
+from stratagem._ps_client.connections.directory import TaskDirectory
 from stratagem._ps_client.connections.primary_search import Primary, PrimarySearch
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.traffic import TrafficMeter
@@ -33,6 +35,9 @@ _PATIENCE_SECONDS = 0.5
 
 # For so long a replica is believed that it serves and needs its time.
 _TRUST_SECONDS = 1.0
+
+# Who fails again so soon is not at a server that was only restarted, and asks where the task is.
+_AGAIN_SECONDS = 2.0
 
 
 class AwaitedAttempt(Protocol):
@@ -64,7 +69,7 @@ class ServerRoute:
         self,
         task: int,
         address: str,
-        locate: Callable[[], str] | None = None,
+        directory: TaskDirectory | None = None,
         token: str = "",
     ) -> None:
         """Describe the server; send nothing.
@@ -72,7 +77,7 @@ class ServerRoute:
         Args:
             task: Its index in the job ps.
             address: Its address, or those of its replicas with commas between them.
-            locate: Says where it is now, likewise; "" if that is not known.
+            directory: Says where it is now; by default nobody can.
             token: The secret by which replicas are asked which one serves.
         """
         self._task = f"/job:ps/task:{task}"
@@ -82,8 +87,9 @@ class ServerRoute:
         self.awaited: set[AwaitedAttempt] = set()
         self.reigns = 0
         self.has_backup = True
-        self._locate, self._token = locate, token
+        self._directory, self._token = directory or TaskDirectory(task, token), token
         self._epoch, self._instance = 0, b""
+        self._failed_at = -_AGAIN_SECONDS
         self._looks_from, self._searches = 0.0, 0
         self._retired: list[ServerTransport] = []
         self._moving, self._finding = threading.Lock(), threading.Lock()
@@ -104,6 +110,11 @@ class ServerRoute:
     def is_replicated(self) -> bool:
         """Whether the server has replicas, of which another may serve."""
         return len(self._replicas) > 1
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the task was found to be served elsewhere than where it began."""
+        return self._epoch > 0 and not self.is_replicated
 
     @property
     def place(self) -> str:
@@ -134,8 +145,8 @@ class ServerRoute:
         Returns:
             Whether it makes sense to try again; if not, no replica serves yet.
         """
-        if not self.is_replicated:
-            self.move(self._located())
+        if not self.is_replicated and not self._may_have_moved(error):
+            self.move(self._directory.located())
             return True
         searches = self._searches
         with self._finding:
@@ -152,22 +163,31 @@ class ServerRoute:
                 return True
         found = self._searched()
         if found is None:
-            self.move(self._located())
-        return found is not None and self._follow(found)
+            self.move(self._directory.located())
+            # A server that serves alone comes back, if at all, where it was.
+            return not self.is_replicated
+        return self._follow(found) or not self.is_replicated
+
+    def _may_have_moved(self, error: StratagemError) -> bool:
+        """Return whether to ask other servers where the task is."""
+        failed_at, self._failed_at = self._failed_at, time.monotonic()
+        fails_again = self._failed_at - failed_at < _AGAIN_SECONDS
+        return self.has_moved or fails_again or isinstance(error, NotPrimaryError)
 
     def _is_other(self, address: str) -> bool:
-        return address in self._replicas and address != self.address
+        # Replicas stay where they are, and may know each other by other names.
+        is_known = address in self._replicas or not self.is_replicated
+        return bool(address) and is_known and address != self.address
 
     def _searched(self) -> Primary | None:
         self._searches += 1
+        if not self.is_replicated:
+            return self._directory.find(self._epoch)
         try:
             return self._search.find(self._epoch)
         except ValueError:
             # Another thread has closed the route, or given it other replicas.
             return None
-
-    def _located(self) -> str:
-        return self._locate() if self._locate is not None else ""
 
     def look(self, now: float) -> None:
         """Go to another replica if this one leaves an answer out for long and that one serves.
@@ -200,7 +220,7 @@ class ServerRoute:
             self._epoch, self.has_backup = primary.epoch, primary.has_backup
             left = self.transport
             if is_new:
-                _LOG.warning("%s is served by the replica at %s now", self._task, primary.address)
+                _LOG.warning("%s is served at %s now", self._task, primary.address)
                 self.transport = ServerTransport(primary.address)
         if is_new:
             left.close()

@@ -1,0 +1,85 @@
+"""What a process can find out about where the server of a task is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+import grpc
+
+from stratagem._core.interruption import uninterrupted
+from stratagem._ps_client.connections.primary_search import Primary
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.v1 import servers_pb2 as pb
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.wire.channel import open_channel
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
+_PATH = f"/{_SERVICE}/LocateTasks"
+
+# A server that does not say so sooner is busy, stopped or cut off, and asked again.
+_SECONDS = 0.5
+
+
+class TaskDirectory:
+    """Says where the server of a task is, as the program or other servers know it. Thread-safe.
+
+    Args:
+        task: The index of the task in the job ps.
+        token: The secret of the cluster.
+        locate: Returns the address that the program knows of, "" if it knows of none.
+        servers: Returns the addresses of servers that may know where the task has moved.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        token: str,
+        locate: Callable[[], str] = str,
+        servers: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._task, self._servers, self._token = task, servers, token
+        self.located = locate
+
+    def find(self, epoch: int) -> Primary | None:
+        """Return the server that serves the task, by the word of any server; None if none says so.
+
+        Args:
+            epoch: What is older is not believed.
+        """
+        with ExitStack() as channels:
+            calls = [
+                _asked(channels.enter_context(open_channel(address)), self._token, self._task)
+                for address in sorted({*self._servers()})
+            ]
+            try:
+                found = [*filter(None, map(_primary, calls))]
+            finally:
+                with uninterrupted():
+                    for call in calls:
+                        call.cancel()
+        latest = max(found, key=lambda each: each.epoch, default=None)
+        return latest if latest is not None and latest.epoch >= epoch else None
+
+
+def _asked(channel: grpc.Channel, token: str, task: int) -> grpc.Future[pb.LocateTasksResponse]:
+    asking = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
+    )
+    method: grpc.UnaryUnaryMultiCallable[pb.LocateTasksRequest, pb.LocateTasksResponse]
+    method = channel.unary_unary(
+        _PATH, pb.LocateTasksRequest.SerializeToString, pb.LocateTasksResponse.FromString
+    )
+    return method.future(pb.LocateTasksRequest(asking=asking, tasks=[task]), timeout=_SECONDS)
+
+
+def _primary(call: grpc.Future[pb.LocateTasksResponse]) -> Primary | None:
+    """Return what a server says of the task; None if it knows of no tasks that move."""
+    try:
+        found = call.result().tasks
+    except (grpc.RpcError, grpc.FutureCancelledError):
+        return None
+    view = found[0].view if found else None
+    if view is None or not view.HasField("primary"):
+        return None
+    return Primary(view.primary.address, view.epoch, instance=view.primary.instance)
