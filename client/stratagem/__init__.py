@@ -100,6 +100,9 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variables.placement import VariablePlacement
     from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+    from stratagem._ps_client.moving.plan import TaskLoad, TaskMove
+    from stratagem._ps_client.moving.servers import Servers
+    from stratagem._ps_client.moving.survey import ServerTasks
     from stratagem._ps_client.traffic import Traffic
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._tpu.strategy import TPUStrategy
@@ -165,12 +168,16 @@ __all__ = [
     "RunOptions",
     "Server",
     "ServerDef",
+    "ServerTasks",
+    "Servers",
     "SessionLostError",
     "ShardedVariable",
     "StratagemError",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
+    "TaskLoad",
+    "TaskMove",
     "Traffic",
     "UnauthenticatedError",
     "UnavailableError",
@@ -235,8 +242,12 @@ _LATE = {
     "ReductionToOneDevice": "stratagem._core.values.cross_device_ops",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
+    "ServerTasks": "stratagem._ps_client.moving.survey",
+    "Servers": "stratagem._ps_client.moving.servers",
     "ShardedVariable": "stratagem._parameter_server.variables.sharded_variable",
     "TPUStrategy": "stratagem._tpu.strategy",
+    "TaskLoad": "stratagem._ps_client.moving.plan",
+    "TaskMove": "stratagem._ps_client.moving.plan",
     "Traffic": "stratagem._ps_client.traffic",
     "VariablePlacement": "stratagem._parameter_server.variables.placement",
     "cluster_resolver": "stratagem.cluster_resolver",

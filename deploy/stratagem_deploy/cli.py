@@ -15,6 +15,7 @@ import typer
 
 from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_deploy.logs import cli as logs
+from stratagem_deploy.moving import cli as moving
 from stratagem_deploy.watching import cli as watching
 
 # What follows these commands is theirs, even where it looks like options: to know them takes what
@@ -50,6 +51,7 @@ def stratagem(
 
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(logs.app, name="log")
+app.add_typer(moving.app, name="servers")
 for watch in (watching.status, watching.top, watching.variables, watching.doctor):
     app.command()(watch)
 

@@ -51,6 +51,7 @@ class ReplicatedService:
         handlers: The handlers of all calls.
         is_serving: Whether clients are answered.
         served_since: When that began last, by the clock of the state.
+        address: The "host:port" at which others reach this server; "" before `begin`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ReplicatedService:
         self._kernels, self._disk = present_kernels(), _disk_of(state)
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
-        self.is_serving, self.served_since = False, 0.0
+        self.is_serving, self.served_since, self.address = False, 0.0, ""
         self.service = self._served(state)
         boundary = RpcBoundary(state.settings.label, state.figures)
         self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
@@ -149,6 +150,7 @@ class ReplicatedService:
         Args:
             address: The "host:port" at which others reach this server.
         """
+        self.address = address
         replica = Replica(index=self.state.settings.replica_number, address=address)
         introduction = introduction_of(self.state.settings, replica, self._kernels)
         self._task = ReplicatedTask(self, self._arbiter, self._peers, introduction, self._disk)

@@ -20,9 +20,11 @@ from stratagem._parameter_server.checkpoints.cut import snapshot_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._parameter_server.pushing.step_tracker import encoded_consistency, report_of
+from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
 from stratagem.consistency import Consistency, ConsistencyReport
+from stratagem_proto.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -191,6 +193,14 @@ class TrainingCluster:
     def _refresh(self) -> None:
         self._container_strategy().extended._before_replicas()
 
+    # Servers.
+
+    @property
+    def servers(self) -> Servers:
+        """The servers, between which tasks can move."""
+        group = self._store.servers
+        return Servers(lambda: group.known, group.identity.token)
+
     # Traffic.
 
     @property
@@ -219,6 +229,14 @@ class OneProcess:
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context in which nobody else changes anything: any."""
         return nullcontext()
+
+    @property
+    def servers(self) -> Servers:
+        """Raise FailedPreconditionError: there are none."""
+        raise FailedPreconditionError(
+            "this strategy has no cluster, and so no servers between which tasks could move; give "
+            "it a resolver, or set TF_CONFIG"
+        )
 
     @property
     def traffic(self) -> Traffic:

@@ -28,6 +28,7 @@ from stratagem._parameter_server.task import (
     store_of,
 )
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
+from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
@@ -267,6 +268,15 @@ class ParameterServerStrategy(CheckpointedStrategy):
         self.extended._cluster.barrier(name, self._passages[name], timeout)
         self._passages[name] += 1
         self.refresh()
+
+    @property
+    def servers(self) -> Servers:
+        """The servers, between which tasks can move while programs use them.
+
+        Raises:
+            FailedPreconditionError: There is no cluster.
+        """
+        return self.extended._cluster.servers
 
     def traffic(self) -> Traffic:
         """Return how many bytes have crossed the wire so far; none without a cluster.

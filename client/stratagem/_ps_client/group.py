@@ -124,6 +124,11 @@ class ServerGroup:
         return [connection.route.listed for connection in self._connections]
 
     @property
+    def known(self) -> Sequence[str]:
+        """The "host:port" of all servers that are known: where they began, and where they are."""
+        return [*_known(self._connections)]
+
+    @property
     def identity(self) -> Identity:
         """What servers are told about this process."""
         return self._description[1]

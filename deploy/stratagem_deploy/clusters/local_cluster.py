@@ -23,7 +23,7 @@ from stratagem_deploy.clusters.workers import LocalWorker, Worker
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_psserver.settings import Durability
 
 
@@ -52,6 +52,7 @@ class LocalCluster(Cluster):
         durability: Durability = "none",
         durability_folder: str | os.PathLike[str] | None = None,
         replicas: int = 1,
+        movable: bool = False,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -79,14 +80,17 @@ class LocalCluster(Cluster):
                 server. It is not removed.
             replicas: How many servers have the state of each task of the job ps: with 2, a backup
                 has all that the primary acknowledges, and takes over when it ends.
+            movable: Whether the tasks of the job ps can move between servers, by
+                `strategy.servers` and `add_server`.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
                 well as worker servers, a folder or replicas are given without parameter servers, or
-                durability, its folder and replicas do not go together.
+                durability, its folder, replicas and movable do not go together.
         """
         folders = storage(restore, durability, durability_folder)
-        super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders, replicas))
+        plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
+        super().__init__(replace(plan, movable=movable))
         self._processes = processes
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None
@@ -180,8 +184,36 @@ class LocalCluster(Cluster):
         tasks.servers["worker"].append(server)
         return str(address)
 
+    def add_server(self) -> str:
+        """Start one more parameter server, which begins without variables.
+
+            strategy.servers.add(cluster.add_server())
+
+        It has the next number. `kill`, `stop` and `restart` know it as a task of the job ps;
+        resolvers do not, since the cluster has no more tasks than before.
+
+        Returns:
+            Its address, "host:port".
+
+        Raises:
+            FailedPreconditionError: Tasks of this cluster cannot move, or it does not run.
+            UnavailableError: The server ended instead of serving.
+            DeadlineExceededError: It needed more than `start_timeout` seconds.
+        """
+        tasks = self._running_tasks()
+        if not self._plan.movable:
+            raise FailedPreconditionError(
+                "another server could be given nothing, since the tasks of this cluster stay where "
+                "they are; make the cluster with movable=True"
+            )
+        address = self._resources.enter_context(ReservedAddresses())
+        server = tasks.new_server("ps", len(tasks.servers["ps"]), address)
+        self._resources.enter_context(serving([server], self._start_timeout))
+        tasks.servers["ps"].append(server)
+        return str(address)
+
     def _created(self, resources: ExitStack) -> Tasks:
-        if not self._processes and self._plan.replicas == 1:
+        if not self._processes and self._plan.replicas == 1 and not self._plan.movable:
             return threads(self._plan, self._addresses, Path())
         directory = PrivateDirectory()
         resources.callback(directory.close)
@@ -218,9 +250,11 @@ class LocalCluster(Cluster):
             )
 
     def _task(self, job: str, index: int) -> RestartableServer | LocalWorker:
-        self._check(job, index)
         tasks = self._running_tasks()
-        servers = tasks.servers[job]
+        servers = tasks.servers.get(job, [])
+        # A parameter server that was added is no task of the cluster.
+        if not 0 <= index < len(servers):
+            self._check(job, index)
         return servers[index] if servers else tasks.workers[index]
 
     def _running_tasks(self) -> Tasks:

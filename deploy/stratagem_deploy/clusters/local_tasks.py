@@ -60,7 +60,8 @@ def threads(plan: Plan, addresses: Addresses, arbiter: Path) -> Tasks:
     """
 
     def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
-        replication = replica_settings(plan.replicas_of(job), number, arbiter)
+        movable = plan.movable and job == "ps"
+        replication = replica_settings(plan.replicas_of(job), number, arbiter, movable)
         return ServerThread(partial(plan.new_server, job, index, address, replication=replication))
 
     workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
@@ -99,7 +100,8 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
     def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
         own = share_of_cores(plan.worker_servers) if job == "worker" else {}
         count = plan.replicas_of(job)
-        given = *options[job], *replica_options(count, number, arbiter)
+        movable = plan.movable and job == "ps"
+        given = *options[job], *replica_options(count, number, arbiter, movable)
         replica = number if count > 1 else None
         command = ServerCommand(job, index, address, token_file, given, own, replica)
         return ServerProcess(command, show=show(command.name, index))

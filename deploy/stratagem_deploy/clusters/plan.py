@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stratagem_deploy.clusters.replication import check_replicas
+from stratagem_deploy.clusters.replication import check_movable, check_replicas
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer
@@ -31,6 +31,7 @@ class Plan:
             for its kind.
         storage: The folders of parameter servers.
         replicas: How many processes have the state of each parameter server.
+        movable: Whether tasks may move between parameter servers.
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
@@ -44,6 +45,7 @@ class Plan:
     lease_seconds: float | None
     storage: Storage
     replicas: int = 1
+    movable: bool = False
 
     def __post_init__(self) -> None:
         numbers = self.ps, self.workers, self.worker_servers
@@ -65,6 +67,8 @@ class Plan:
                 "or restore a checkpoint by strategy.restore()"
             )
         check_replicas(self.replicas, self.ps, self.storage)
+        if self.movable:
+            check_movable(self.replicas, self.ps, self.storage)
 
     @property
     def counts(self) -> Mapping[str, int]:

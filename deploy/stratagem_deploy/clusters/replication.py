@@ -34,6 +34,28 @@ def check_replicas(replicas: int, ps: int, storage: Storage) -> None:
         )
 
 
+def check_movable(replicas: int, ps: int, storage: Storage) -> None:
+    """Check that the tasks of a cluster can move between its parameter servers.
+
+    Raises:
+        InvalidArgumentError: They cannot.
+    """
+    if not ps:
+        raise InvalidArgumentError(
+            "a cluster without parameter servers has no tasks that could move; ask for servers, or "
+            "leave movable out"
+        )
+    if replicas > 1:
+        raise InvalidArgumentError(
+            "servers that have replicas keep their tasks; ask for replicas=1, or leave movable out"
+        )
+    if storage.durability == "snapshot":
+        raise InvalidArgumentError(
+            "tasks cannot move with durability 'snapshot': a server that is started again would "
+            "have a state of the past. Use 'log' or 'none'"
+        )
+
+
 def arbiter_folder(storage: Storage, private: Path) -> Path:
     """Return where an arbiter of this host keeps which replica serves.
 
@@ -46,20 +68,25 @@ def arbiter_folder(storage: Storage, private: Path) -> Path:
     return root / "arbiter"
 
 
-def replica_settings(replicas: int, replica: int, arbiter: Path) -> Mapping[str, int | str]:
-    """Return the settings of a server that are those of a replica; none if it is the only one.
+def replica_settings(
+    replicas: int, replica: int, arbiter: Path, movable: bool
+) -> Mapping[str, int | str]:
+    """Return the settings by which a task has several processes, or may move; else none.
 
     Args:
         replicas: How many its task has.
         replica: Its number among them.
         arbiter: The folder of the arbiter.
+        movable: Whether the task may move to another server.
     """
     if replicas == 1:
-        return {}
+        return {"arbiter": f"file:{arbiter}"} if movable else {}
     return {"replicas": replicas, "replica": replica, "arbiter": f"file:{arbiter}"}
 
 
-def replica_options(replicas: int, replica: int, arbiter: Path) -> tuple[str, ...]:
+def replica_options(
+    replicas: int, replica: int, arbiter: Path, movable: bool = False
+) -> tuple[str, ...]:
     """Return the same as options of a command line."""
-    settings = replica_settings(replicas, replica, arbiter)
+    settings = replica_settings(replicas, replica, arbiter, movable)
     return tuple(chain.from_iterable((f"--{name}", str(value)) for name, value in settings.items()))

@@ -72,6 +72,11 @@ class Calls:
         self._ended[code] += 1
         self._seconds.observe(perf_counter() - began)
 
+    @property
+    def answered(self) -> int:
+        """The number of calls that have ended."""
+        return sum(self._ended.values())
+
     def status(self, method: str) -> pb.MethodStatus:
         """Return the message that describes the calls, under the name of the RPC."""
         return pb.MethodStatus(
@@ -96,6 +101,11 @@ class Figures:
         if found is None:
             found = self._calls[message] = Calls()
         return found
+
+    def answered(self, message: str) -> int:
+        """Return how many calls of an RPC have ended; the message is as in `calls`."""
+        found = self._calls.get(message)
+        return found.answered if found is not None else 0
 
     def methods(self) -> Iterator[pb.MethodStatus]:
         """Yield messages that describe all RPCs that were called, ordered by name."""

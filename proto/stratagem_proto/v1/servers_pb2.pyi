@@ -109,12 +109,20 @@ class DescribeServerResponse(google.protobuf.message.Message):
     IS_DRAINING_FIELD_NUMBER: builtins.int
     TAKING_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     server: builtins.int
     """Number of the server, which is the index of the task that it began with."""
     is_draining: builtins.bool
     """Whether it is given no tasks, because it is to end."""
     taking: builtins.int
     """Index of the task that it is about to take; absent if there is none."""
+    process: builtins.bytes
+    """Identifies the process, 16 random bytes that it has drawn: it can be called at the address of
+    each task that it has served.
+    """
+    address: builtins.str
+    """The "host:port" at which it began."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServedTask]:
         """The tasks that it serves, by index."""
@@ -126,9 +134,11 @@ class DescribeServerResponse(google.protobuf.message.Message):
         is_draining: builtins.bool = ...,
         taking: builtins.int | None = ...,
         tasks: collections.abc.Iterable[global___ServedTask] | None = ...,
+        process: builtins.bytes = ...,
+        address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_taking", b"_taking", "taking", b"taking"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_taking", b"_taking", "is_draining", b"is_draining", "server", b"server", "taking", b"taking", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_taking", b"_taking", "address", b"address", "is_draining", b"is_draining", "process", b"process", "server", b"server", "taking", b"taking", "tasks", b"tasks"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_taking", b"_taking"]) -> typing.Literal["taking"] | None: ...
 
 global___DescribeServerResponse = DescribeServerResponse
@@ -150,9 +160,9 @@ class ServedTask(google.protobuf.message.Message):
     bytes: builtins.int
     """Memory of its variables with the state of optimizers, in bytes."""
     calls: builtins.int
-    """Calls that it has answered since this server serves it, heartbeats included."""
+    """Calls that read or change variables and that it has answered, in this process."""
     seconds: builtins.float
-    """Time since then, in seconds."""
+    """Time since this server serves it, in seconds."""
     unheard: builtins.int
     """Open sessions of which nothing was heard since then."""
     obstacle: builtins.str

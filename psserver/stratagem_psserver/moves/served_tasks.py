@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
+from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
@@ -17,6 +19,9 @@ from stratagem_psserver.rpcs.status import nbytes_of
 from stratagem_psserver.settings import ServerSettings
 
 _RETRY_SECONDS = 1.0
+
+# The calls that make work, by the first messages of their requests.
+_WORK = ("ReadRequest", "UpdateHeader", "AssignHeader", "CommitContributionRequest")
 
 
 class TaskServer(Protocol):
@@ -53,11 +58,12 @@ class ServedTasks:
     def __init__(
         self, home: TaskServer, settings: ServerSettings, new_server: NewTaskServer
     ) -> None:
-        self._settings, self._new_server = settings, new_server
+        self._home, self._settings, self._new_server = home, settings, new_server
         self._servers = {settings.task: home}
         self.locations = Locations(settings)
         self.is_draining = False
         self._taking: int | None = None
+        self._process = os.urandom(SESSION_ID_BYTES)
 
     @property
     def label(self) -> str:
@@ -136,6 +142,8 @@ class ServedTasks:
             server=self._settings.server_number,
             is_draining=self.is_draining,
             taking=self._taking,
+            process=self._process,
+            address=self._home.replicated.address,
             tasks=[
                 _described(task, server.replicated)
                 for task, server in sorted(self._servers.items())
@@ -172,11 +180,10 @@ def _any_port(address: str) -> str:
 
 def _described(task: int, replicated: ReplicatedService) -> pb.ServedTask:
     state, since = replicated.state, replicated.served_since
-    methods = state.figures.methods()
     return pb.ServedTask(
         task=task,
         bytes=sum(map(nbytes_of, state.store.variables())),
-        calls=sum(sum(method.ended.values()) for method in methods),
+        calls=sum(map(state.figures.answered, _WORK)),
         seconds=state.clock() - since,
         unheard=sum(session.heard <= since for session in state.ledger.opened()),
         obstacle=replicated.obstacle(),

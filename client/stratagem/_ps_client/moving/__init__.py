@@ -1,0 +1,1 @@
+"""Moving tasks of the job ps between servers."""

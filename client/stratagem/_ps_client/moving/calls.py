@@ -1,0 +1,112 @@
+"""Calls by which servers are asked for their tasks, and given others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.v1 import servers_pb2 as pb
+from stratagem_proto.v1.replication_pb2 import View
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.status import from_rpc_error
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
+
+_ASK_SECONDS = 5.0
+
+# A server that takes a task answers by itself when the time is over.
+_MARGIN_SECONDS = 30.0
+
+_Response = TypeVar("_Response", bound=Message)
+
+
+class ServerCalls:
+    """Calls servers by their addresses.
+
+    Args:
+        token: The secret of the cluster.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._asking = OpenSessionRequest(
+            protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
+        )
+
+    def describe(
+        self, addresses: Iterable[str]
+    ) -> dict[str, pb.DescribeServerResponse | StratagemError]:
+        """Return what each server says of itself, or why it does not."""
+        request = pb.DescribeServerRequest(asking=self._asking)
+        return self._ask(addresses, "DescribeServer", request, pb.DescribeServerResponse)
+
+    def locate(self, addresses: Iterable[str]) -> dict[str, dict[int, View] | StratagemError]:
+        """Return where each server says that tasks are, or why it does not."""
+        request = pb.LocateTasksRequest(asking=self._asking)
+        found = self._ask(addresses, "LocateTasks", request, pb.LocateTasksResponse)
+        return {
+            address: answer
+            if isinstance(answer, StratagemError)
+            else {each.task: each.view for each in answer.tasks}
+            for address, answer in found.items()
+        }
+
+    def take(self, address: str, task: int, seconds: float) -> View:
+        """Have a server take a task; raise what it answers."""
+        request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
+        deadline = seconds + _MARGIN_SECONDS
+        return self._call(address, "TakeTask", request, pb.TakeTaskResponse, deadline).view
+
+    def set_draining(self, address: str, draining: bool) -> None:
+        """Say whether a server may be given tasks; raise what it answers."""
+        request = pb.SetDrainingRequest(asking=self._asking, draining=draining)
+        self._call(address, "SetDraining", request, pb.SetDrainingResponse)
+
+    def _call(
+        self,
+        address: str,
+        method: str,
+        request: Message,
+        response_type: type[_Response],
+        seconds: float = _ASK_SECONDS,
+    ) -> _Response:
+        found = self._ask([address], method, request, response_type, seconds)[address]
+        if isinstance(found, StratagemError):
+            raise found
+        return found
+
+    def _ask(
+        self,
+        addresses: Iterable[str],
+        method: str,
+        request: Message,
+        response_type: type[_Response],
+        seconds: float = _ASK_SECONDS,
+    ) -> dict[str, _Response | StratagemError]:
+        data = request.SerializeToString()
+        with ExitStack() as channels:
+            calls = {}
+            for address in addresses:
+                channel = channels.enter_context(open_channel(address))
+                call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+                call = channel.unary_unary(f"/{_SERVICE}/{method}")
+                calls[address] = call.future(data, timeout=seconds)
+            return {
+                address: _answer(call, f"the server at {address}", method, response_type)
+                for address, call in calls.items()
+            }
+
+
+def _answer(
+    call: grpc.Future[bytes], peer: str, method: str, response_type: type[_Response]
+) -> _Response | StratagemError:
+    try:
+        return response_type.FromString(call.result())
+    except grpc.RpcError as error:
+        return from_rpc_error(error, peer, method)

@@ -1,0 +1,1 @@
+"""Moving tasks between parameter servers from the command line."""
