@@ -22,7 +22,11 @@ from stratagem_psserver.cli import app
         (["--token-file", "no/such/file"], "check STRATAGEM_TOKEN_FILE, and --token"),
         (["--token-file", "empty"], "'empty' is empty; write a secret into it"),
         (["--replicas", "2"], "nobody to decide which of them serves; give all of them the same"),
-        (["--arbiter", "file:a"], "has one replica, and so nothing for --arbiter to decide"),
+        (["--arbiter", "chief"], "cannot move to another server with --arbiter chief"),
+        (
+            ["--arbiter", "file:a", "--durability", "snapshot"],
+            "cannot move with --durability snapshot",
+        ),
         (["--replica", "1"], "--replica 1 is none of the 1 of /job:ps/task:0"),
         (
             ["--replicas", "2", "--arbiter", "file:a", "--durability", "snapshot"],

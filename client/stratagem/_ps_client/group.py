@@ -89,13 +89,11 @@ class ServerGroup:
         self.changes = 0
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         made: list[Connection] = []
+        # This must not keep the group alive, which closes its connections at its end.
+        servers = partial(_known, made, self._visible.called)
         for task, address in enumerate(addresses):
-            directory = TaskDirectory(
-                task,
-                identity.token,
-                partial(locate, task) if locate else str,
-                partial(_known, made),
-            )
+            located = partial(locate, task) if locate else str
+            directory = TaskDirectory(task, identity.token, located, servers)
             made.append(
                 Connection(task, address, client, deadlines or Deadlines(), self.steps, directory)
             )
@@ -125,8 +123,8 @@ class ServerGroup:
 
     @property
     def known(self) -> Sequence[str]:
-        """The "host:port" of all servers that are known: where they began, and where they are."""
-        return [*_known(self._connections)]
+        """The "host:port" of servers that may be called: where tasks began, and where they are."""
+        return [*_known(self._connections, self.called)]
 
     @property
     def identity(self) -> Identity:
@@ -326,11 +324,11 @@ class ServerGroup:
         self._finalizer()
 
 
-def _known(connections: Iterable[Connection]) -> Iterator[str]:
-    """Yield the addresses of all servers that are known: where they began, and where they are."""
-    for connection in connections:
-        yield from connection.route.listed.split(",")
-        yield connection.route.address
+def _known(connections: Sequence[Connection], tasks: Iterable[int]) -> Iterator[str]:
+    for task in tasks:
+        route = connections[task].route
+        yield from route.listed.split(",")
+        yield route.address
 
 
 def _attending(ahead: SentAhead) -> Callable[[], None]:

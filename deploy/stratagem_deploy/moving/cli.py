@@ -52,8 +52,8 @@ def list_servers(
     Servers are found by --at, else in TF_CONFIG, else those of the current `stratagem run`; one of
     them suffices.
 
-    Exit code: 0 when done, 1 if tasks of this cluster stay where they are, and 2 if there was nobody
-    to ask.
+    Exit code: 0 when done, 1 if tasks of this cluster cannot move, and 2 if there was nobody to
+    ask.
     """
     from rich.console import Console
 

@@ -43,6 +43,8 @@ class ServerAnswer:
             return self.place.name
         if self.replication is None or self.serves:
             return self.task
+        if self.replication.is_movable:
+            return f"{self.task}, moved away"
         return replica_name(self.task, self.replication.replica.index)
 
     @property
@@ -65,6 +67,13 @@ class ServerAnswer:
         return self.replication is not None and self.replication.standing == STANDING_PRIMARY
 
     @property
+    def moved_to(self) -> str:
+        """Where the task is that has moved away from there; "" if it has not."""
+        if self.replication is None or self.serves or not self.replication.is_movable:
+            return ""
+        return self.replication.view.primary.address
+
+    @property
     def is_missed(self) -> bool:
         """Whether somebody should have answered and did not."""
         return self.status is None and not self.place.optional
@@ -73,7 +82,7 @@ class ServerAnswer:
 def ask(
     places: Sequence[ServerPlace], token: str, timeout: float, with_variables: bool = False
 ) -> list[ServerAnswer]:
-    """Ask all servers at once.
+    """Ask all servers at once, and those at once to which tasks have moved from them.
 
     Args:
         places: Where they are.
@@ -81,6 +90,18 @@ def ask(
         timeout: Longest wait for the slowest, in seconds.
         with_variables: Whether they are to list their variables.
     """
+    answers = _asked(places, token, timeout, with_variables)
+    moved = {answer.task: answer.moved_to for answer in answers if answer.moved_to}
+    if not moved:
+        return answers
+    there = [ServerPlace(address, task) for task, address in moved.items()]
+    found = dict(zip(moved, _asked(there, token, timeout, with_variables), strict=True))
+    return [found[answer.task] if answer.moved_to else answer for answer in answers]
+
+
+def _asked(
+    places: Sequence[ServerPlace], token: str, timeout: float, with_variables: bool
+) -> list[ServerAnswer]:
     with ExitStack() as channels:
         calls = []
         for place in places:

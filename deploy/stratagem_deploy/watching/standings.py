@@ -27,7 +27,9 @@ def described(status: ReplicationStatus) -> str:
     words = [standing_word(status)]
     if status.HasField("view"):
         words.append(f"epoch {status.view.epoch}")
-    if status.standing == STANDING_PRIMARY and not status.view.HasField("backup"):
+    if status.is_movable:
+        words.append(f"server {status.replica.index}")
+    elif status.standing == STANDING_PRIMARY and not status.view.HasField("backup"):
         words.append("no backup")
     if status.behind:
         words.append(f"{status.behind} records behind")

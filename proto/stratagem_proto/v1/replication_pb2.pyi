@@ -388,6 +388,7 @@ class ReplicationStatus(google.protobuf.message.Message):
     SILENT_SECONDS_FIELD_NUMBER: builtins.int
     VERIFIED_FIELD_NUMBER: builtins.int
     TROUBLE_FIELD_NUMBER: builtins.int
+    IS_MOVABLE_FIELD_NUMBER: builtins.int
     standing: global___Standing.ValueType
     behind: builtins.int
     """Records that the backup has not acknowledged; of a backup, those that it has not applied."""
@@ -397,6 +398,8 @@ class ReplicationStatus(google.protobuf.message.Message):
     """The last position at which both had the same digest; 0 before there was one."""
     trouble: builtins.str
     """Why there is no backup, or why it does not catch up; empty if all is well."""
+    is_movable: builtins.bool
+    """Whether the task has one replica, which may move to another server."""
     @property
     def replica(self) -> global___Replica:
         """The replica itself."""
@@ -415,9 +418,10 @@ class ReplicationStatus(google.protobuf.message.Message):
         silent_seconds: builtins.float | None = ...,
         verified: builtins.int = ...,
         trouble: builtins.str = ...,
+        is_movable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_silent_seconds", b"_silent_seconds", "replica", b"replica", "silent_seconds", b"silent_seconds", "view", b"view"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_silent_seconds", b"_silent_seconds", "behind", b"behind", "replica", b"replica", "silent_seconds", b"silent_seconds", "standing", b"standing", "trouble", b"trouble", "verified", b"verified", "view", b"view"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_silent_seconds", b"_silent_seconds", "behind", b"behind", "is_movable", b"is_movable", "replica", b"replica", "silent_seconds", b"silent_seconds", "standing", b"standing", "trouble", b"trouble", "verified", b"verified", "view", b"view"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_silent_seconds", b"_silent_seconds"]) -> typing.Literal["silent_seconds"] | None: ...
 
 global___ReplicationStatus = ReplicationStatus

@@ -146,10 +146,12 @@ class Primary:
 
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
-        if self._is_leaving or self._moves:
+        if self._is_leaving:
             return await self._hand_over()
         if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
+        if self._moves:
+            return await self._hand_over()
         link = self._link
         if link is not None and self._required is None and self._may_take_on(link):
             return await self._take_on(link)

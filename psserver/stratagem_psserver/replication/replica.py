@@ -292,7 +292,11 @@ class ReplicatedTask:
 
     def report(self) -> ReplicationStatus:
         """Return the message that describes it."""
-        status = ReplicationStatus(replica=self.replica, standing=self._standing())
+        status = ReplicationStatus(
+            replica=self.replica,
+            standing=self._standing(),
+            is_movable=self._settings.is_movable,
+        )
         if self.view is not None:
             status.view.CopyFrom(self.view)
         (self._primary or self._backup).fill(status)

@@ -154,16 +154,18 @@ def test_a_server_that_comes_back_serves_what_it_had(tmp_path: Path, durability:
 def test_a_server_that_comes_back_leaves_to_others_what_has_moved(
     tmp_path: Path, durability: str
 ) -> None:
-    with movable(tmp_path, durability=durability) as cluster:
-        with client_at(cluster.servers[0].address) as client:
-            client.create(w=torch.ones(5))
-            view = cluster.move(0, 1)
-            cluster.servers[0].stop(grace=0)
-            cluster.start(0)
-            with client_at(view.primary.address, client) as again:
-                again.update(sgd(), {"w": torch.ones(5)})
-                client.sequence = again.sequence
-            assert cluster.located(0, 0) == {0: view}
-            back = cluster.move(0, 0)
-            with client_at(back.primary.address, client) as again:
-                assert again.read("w")[0].tolist() == [0.0] * 5
+    with (
+        movable(tmp_path, durability=durability) as cluster,
+        client_at(cluster.servers[0].address) as client,
+    ):
+        client.create(w=torch.ones(5))
+        view = cluster.move(0, 1)
+        cluster.servers[0].stop(grace=0)
+        cluster.start(0)
+        with client_at(view.primary.address, client) as again:
+            again.update(sgd(), {"w": torch.ones(5)})
+            client.sequence = again.sequence
+        assert cluster.located(0, 0) == {0: view}
+        back = cluster.move(0, 0)
+        with client_at(back.primary.address, client) as again:
+            assert again.read("w")[0].tolist() == [0.0] * 5

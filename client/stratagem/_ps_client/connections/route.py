@@ -220,7 +220,8 @@ class ServerRoute:
             self._epoch, self.has_backup = primary.epoch, primary.has_backup
             left = self.transport
             if is_new:
-                _LOG.warning("%s is served at %s now", self._task, primary.address)
+                who = "by the replica " if self.is_replicated else ""
+                _LOG.warning("%s is served %sat %s now", self._task, who, primary.address)
                 self.transport = ServerTransport(primary.address)
         if is_new:
             left.close()

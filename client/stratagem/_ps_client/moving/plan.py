@@ -1,7 +1,7 @@
 """Which tasks go to which server; without the wire and clocks.
 
-A server is as loaded as its tasks are heavy, and a task is as heavy as its part of all bytes and its
-part of all calls together.
+A server is as loaded as its tasks are heavy, and a task is as heavy as its part of all bytes and
+its part of all calls together.
 """
 
 from __future__ import annotations

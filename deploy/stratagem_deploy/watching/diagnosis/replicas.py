@@ -19,7 +19,8 @@ def replicated(answers: Sequence[ServerAnswer]) -> Mapping[str, Sequence[ServerA
     tasks = {
         answer.task
         for answer in answers
-        if answer.replication is not None or answer.place.replica is not None
+        if answer.place.replica is not None
+        or (answer.replication is not None and not answer.replication.is_movable)
     }
     return {task: [each for each in answers if each.task == task] for task in sorted(tasks)}
 

@@ -194,6 +194,6 @@ def test_states_on_disk_need_an_arbiter_that_outlives_programs(tmp_path: Path) -
         ParameterServer(settings).start()
 
 
-def test_one_replica_has_nothing_to_decide() -> None:
-    with pytest.raises(InvalidArgumentError, match="has one replica, and so nothing for --arbiter"):
+def test_a_chief_does_not_keep_where_tasks_move() -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot move to another server with --arbiter"):
         ServerSettings(arbiter="chief")
