@@ -16,10 +16,11 @@ from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_psserver.moves.handler import SERVICE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 from tests.waiting import eventually
 
-ASKING = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
+ASKING = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
 
 _Response = TypeVar("_Response", bound=Message)
 
@@ -33,7 +34,8 @@ class MovableServers:
     """
 
     def __init__(self, folder: Path, **others: Any) -> None:
-        self._others = {"arbiter": f"file:{folder / 'arbiter'}", "failover_seconds": 1.0, **others}
+        arbiter = f"file:{folder / 'arbiter'}"
+        self._others = {"arbiter": arbiter, "token": TOKEN, "failover_seconds": 1.0, **others}
         if others.get("durability") == "log":
             self._others["durability_folder"] = str(folder)
         self.servers: dict[int, ParameterServer] = {}
@@ -48,11 +50,16 @@ class MovableServers:
         eventually(lambda: bool(self.located(number, number)))
         return server
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the servers began, by their numbers."""
+        return [server.address for _, server in sorted(self.servers.items())]
+
     def call(
         self, number: int, method: str, request: Message, response_type: type[_Response]
     ) -> _Response:
         """Call a server."""
-        with RawClient(self.servers[number].address, "") as client:
+        with RawClient(self.servers[number].address, TOKEN) as client:
             return client.unary(method, request, response_type, service=SERVICE)
 
     def move(self, task: int, number: int, seconds: float = 20.0) -> View:
@@ -97,7 +104,7 @@ def movable(folder: Path, count: int = 2, **others: Any) -> Iterator[MovableServ
 @contextmanager
 def client_at(address: str, before: RawClient | None = None) -> Iterator[RawClient]:
     """Opens a session, or resumes that of another client."""
-    with RawClient(address, "") as client:
+    with RawClient(address, TOKEN) as client:
         if before is not None:
             client.session_id, client.sequence = before.session_id, before.sequence
         client.open()
