@@ -1,27 +1,43 @@
-"""Tasks that move between servers while programs train."""
+"""Tasks that move between processes while programs train, some of which are killed meanwhile."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import stratagem
-from stratagem import ParameterServerStrategy, TaskMove
+from stratagem import ParameterServerStrategy, StratagemError, TaskMove, Variable
+from stratagem._ps_client.moving.calls import ServerCalls
+from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
+from stratagem_proto.v1.servers_pb2 import DescribeServerResponse
+from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
+# Starting a process takes long on a busy machine.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 WORKERS, STEPS, PATIENCE = 2, 60, 300.0
 
 
+def movable(servers: int, **others: Any) -> LocalCluster:
+    return LocalCluster(
+        servers, WORKERS, processes=True, movable=True, start_timeout=PATIENCE, **others
+    )
+
+
 @contextmanager
-def strategies(cluster: LocalCluster, consistency: str) -> Iterator[list[ParameterServerStrategy]]:
+def strategies(
+    cluster: LocalCluster, consistency: str = "async"
+) -> Iterator[list[ParameterServerStrategy]]:
     """Those of all workers, which are threads of this process."""
     made = [
         ParameterServerStrategy(
@@ -37,32 +53,191 @@ def strategies(cluster: LocalCluster, consistency: str) -> Iterator[list[Paramet
 
 
 class Training:
-    """Workers that take steps, each of which adds 1 to three parameters."""
+    """Workers that take steps, each of which adds 1 to a parameter of each server."""
 
     def __init__(self) -> None:
         self.taken = 0
         self.goes_on = threading.Event()
 
-    def train(self, strategy: ParameterServerStrategy) -> list[float]:
+    def train(self, strategy: ParameterServerStrategy, servers: int) -> list[float]:
         """Takes steps, of which the last ones wait; returns the parameters."""
         with strategy.scope():
             module = torch.nn.Module()
-            for name, size in (("small", 3), ("large", 300_000), ("other", 10), ("last", 1)):
-                module.register_parameter(name, torch.nn.Parameter(torch.zeros(size)))
-        sgd = torch.optim.SGD(module.parameters(), lr=1.0)
-        optimizer = stratagem.DistributedOptimizer(sgd)
+            for number in range(servers):
+                module.register_parameter(f"p{number}", torch.nn.Parameter(torch.zeros(50_000)))
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
 
         def step() -> None:
             for parameter in module.parameters():
                 parameter.grad = -torch.ones_like(parameter)
             optimizer.step()
 
-        while not self.goes_on.is_set() or self.taken < STEPS:
+        for number in range(STEPS):
             strategy.run(step)
-            if strategy.cluster_resolver.task_id == 0:
-                self.taken += 1
-            if self.goes_on.is_set():
-                break
+            self.taken += 1
+            if number == STEPS - 2:
+                assert self.goes_on.wait(PATIENCE)
         strategy.barrier("trained")
         strategy.refresh()
-        return [float(each.detach().min()) for each in module.parameters()]
+        return [float(each.detach().mean()) for each in module.parameters()]
+
+
+def expected(consistency: str, servers: int) -> list[list[float]]:
+    steps = STEPS if consistency == "sync" else WORKERS * STEPS
+    return [[float(steps)] * servers] * WORKERS
+
+
+@pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
+def test_four_servers_become_two_then_four_then_one(consistency: str) -> None:
+    training = Training()
+    with (
+        movable(4) as cluster,
+        strategies(cluster, consistency) as made,
+        ThreadPoolExecutor(WORKERS) as threads,
+    ):
+        workers = [threads.submit(training.train, strategy, 4) for strategy in made]
+        servers = made[0].servers
+        eventually(lambda: training.taken > WORKERS, PATIENCE)
+        for number in (0, 3):  # the first one, too
+            assert {move.source for move in servers.drain(number)} == {number}
+            cluster.kill("ps", number)
+        for _ in range(2):
+            assert servers.add(cluster.add_server())
+        for number in (1, 2, 4):
+            servers.drain(number)
+            cluster.kill("ps", number)
+        tasks = {each.number: len(each.tasks) for each in servers.report()}
+        training.goes_on.set()
+        assert [worker.result(PATIENCE) for worker in workers] == expected(consistency, 4)
+    # Those that were added began with a task, of which nobody knows.
+    assert tasks == {5: 6}
+
+
+class Adding:
+    """Adds 1 to a variable of the first server, again and again, until the block ends.
+
+    Attributes:
+        added: How often it has.
+    """
+
+    def __init__(self, counter: Variable) -> None:
+        self._counter, self.added = counter, 0
+        self._over = threading.Event()
+        self._threads = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Adding:
+        self._adding = self._threads.submit(self._add)
+        eventually(lambda: self.added > 10, PATIENCE)
+        return self
+
+    def _add(self) -> None:
+        while not self._over.is_set():
+            self._counter.assign_add(1)
+            self.added += 1
+
+    def await_more(self) -> None:
+        """Wait until it has gone on."""
+        before = self.added
+        eventually(lambda: self.added > before + 10, PATIENCE)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._threads.shutdown()
+        self._adding.result()
+
+
+def counter_of(strategy: ParameterServerStrategy) -> Variable:
+    with strategy.scope():
+        return Variable(torch.tensor(0), False, name="counter")
+
+
+def described(cluster: LocalCluster, number: int) -> DescribeServerResponse:
+    """What a server says of itself."""
+    resolver = cluster.resolver("worker", 0)
+    address = resolver.cluster_spec().task_address("ps", number)
+    found = ServerCalls(resolver.cluster_token or "").describe([address])[address]
+    assert isinstance(found, DescribeServerResponse)
+    return found
+
+
+@contextmanager
+def moving(
+    cluster: LocalCluster,
+) -> Iterator[tuple[Adding, ParameterServerStrategy, Callable[[], Future[Sequence[TaskMove]]]]]:
+    """A program that adds, another one, and what begins to drain the first server."""
+    with strategies(cluster) as (adds, reads), ThreadPoolExecutor(1) as threads:
+        counter = counter_of(adds)
+        counter_of(reads)
+        with Adding(counter) as adding:
+            yield adding, reads, lambda: threads.submit(adds.servers.drain, 0, PATIENCE)
+        assert int(counter.numpy()) == adding.added
+
+
+def test_a_task_stays_where_it_is_if_the_server_is_killed_that_is_about_to_take_it() -> None:
+    with movable(2) as cluster, moving(cluster) as (adding, reads, drain):
+        with reads.snapshot():
+            draining = drain()
+            eventually(lambda: described(cluster, 1).HasField("taking"), PATIENCE)
+            adding.await_more()
+            cluster.kill("ps", 1)
+            with pytest.raises(StratagemError, match="Nothing has moved"):
+                draining.result(PATIENCE)
+        adding.await_more()
+        assert [task.task for task in described(cluster, 0).tasks] == [0]
+
+
+def test_a_task_moves_although_its_server_is_killed_and_started_again(tmp_path: Path) -> None:
+    kept = {"durability": "log", "durability_folder": tmp_path}
+    with movable(2, **kept) as cluster, moving(cluster) as (adding, reads, drain):
+        with reads.snapshot():
+            draining = drain()
+            eventually(lambda: described(cluster, 1).HasField("taking"), PATIENCE)
+            adding.await_more()
+            cluster.kill("ps", 0)
+            cluster.restart("ps", 0)
+        assert draining.result(PATIENCE) == [TaskMove(0, 0, 1)]
+        cluster.kill("ps", 0)
+        adding.await_more()
+
+
+def test_a_task_moves_although_whoever_has_asked_for_it_is_killed(tmp_path: Path) -> None:
+    with movable(2) as cluster, moving(cluster) as (adding, reads, _):
+        token = tmp_path / "token"
+        token.touch(0o600)
+        token.write_text(cluster.resolver("worker", 0).cluster_token or "")
+        address = cluster.resolver("worker", 0).cluster_spec().task_address("ps", 0)
+        command = ["-m", "stratagem_deploy.cli", "servers", "drain", "0", "--at", address]
+        command += ["--token-file", str(token)]
+        with reads.snapshot(), python(*command, output=subprocess.PIPE) as mover:
+            eventually(lambda: described(cluster, 1).HasField("taking"), PATIENCE)
+            mover.kill()
+            mover.wait()
+        eventually(lambda: not described(cluster, 0).tasks, PATIENCE)
+        assert [task.task for task in described(cluster, 1).tasks] == [0, 1]
+        adding.await_more()
+
+
+def test_functions_of_a_coordinator_count_once_while_tasks_move() -> None:
+    with (
+        LocalCluster(
+            2, worker_servers=2, processes=True, movable=True, start_timeout=PATIENCE
+        ) as cluster,
+        ParameterServerStrategy(cluster.cluster_resolver) as strategy,
+    ):
+        with strategy.scope():
+            counters = [Variable(torch.tensor(0), False, name=f"counter{i}") for i in range(2)]
+        coordinator = ClusterCoordinator(strategy)
+
+        def add() -> None:
+            for counter in counters:
+                counter.assign_add(1)
+
+        for round_ in range(4):
+            for _ in range(STEPS):
+                coordinator.schedule(add)
+            strategy.servers.drain(round_ % 2)
+            address = cluster.resolver("worker", 0).cluster_spec().task_address("ps", round_ % 2)
+            strategy.servers.add(address)
+        cluster.kill("worker", 0)
+        coordinator.join()
+        assert [int(each.numpy()) for each in counters] == [4 * STEPS] * 2

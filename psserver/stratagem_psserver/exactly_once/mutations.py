@@ -22,6 +22,7 @@ from stratagem_psserver.exactly_once.receiving import Chunks, Receiver, StagedTe
 from stratagem_psserver.exactly_once.recording import (
     PASSING,
     ClosureTurns,
+    ForLog,
     Response,
     Work,
     apply_and_record,
@@ -68,8 +69,8 @@ class Mutations:
     ) -> Response:
         """Apply a request that has no tensors, or repeat its reply."""
         session = self._ledger.session(request.key.session_id, self._clock())
-        logged = self._changes.request(response_type, request)
-        work = Work(_begun(partial(apply, session), logged), response_type, logged)
+        for_log = ForLog(partial(self._changes.request, response_type, request))
+        work = Work(_begun(partial(apply, session), for_log), response_type, for_log)
         return await self._in_step(session, request, work)
 
     async def apply_once(
@@ -103,18 +104,35 @@ class Mutations:
                 raise
             except StratagemError as error:
                 # The request can never succeed, so the error is recorded as its outcome.
-                logged = self._changes.request(response_type, header)
-                work = Work(partial(_refuse, error), response_type, logged)
+                for_log = ForLog(partial(self._changes.request, response_type, header))
+                work = Work(partial(_refuse, error), response_type, for_log)
             else:
-                if self._changes.log is not None:
-                    staged = staged.owned(manifest)
-                logged = self._changes.request(response_type, header, staged.tensors)
-                work = Work(_begun(partial(apply, staged), logged), response_type, logged)
+                work = self._staged_work(header, manifest, staged, apply, response_type)
             response = await self._in_step(session, header, work)
             # A refused request has raised an error before this.
             if manifest.borrows and manifest.is_final:
                 self._receiver.uploads.keep(upload, reservation)
             return response
+
+    def _staged_work(
+        self,
+        header: Mutation,
+        manifest: Manifest,
+        staged: StagedTensors,
+        apply: Callable[[StagedTensors], Awaitable[Response]],
+        response_type: type[Response],
+    ) -> Work[Response]:
+        used = staged
+
+        def logged() -> LoggedRequest | None:
+            nonlocal used
+            if self._changes.log is None:
+                return None
+            used = staged.owned(manifest)
+            return self._changes.request(response_type, header, used.tensors)
+
+        for_log = ForLog(logged)
+        return Work(_begun(lambda: apply(used), for_log), response_type, for_log)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[bool]:
@@ -151,8 +169,9 @@ class Mutations:
         try:
             if key.HasField("closure"):
                 # The scheduled function may run again on another worker, in another session.
-                once = partial(self._closures.once, request, work, session.label)
-                work = Work(once, work.response_type, work.logged)
+                own = Work(work.apply, work.response_type)
+                once = partial(self._closures.once, request, own, session.label)
+                work = Work(once, work.response_type, work.for_log)
             return await self._in_turn(session, key, work)
         finally:
             gate.end_request()
@@ -189,16 +208,14 @@ class Mutations:
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
         self._applying += 1
-        record = partial(self._record, session, work.logged)
+        record = partial(self._record, session, work.for_log)
         applying = apply_and_record(key.sequence, work, PASSING, record)
         return await _to_its_end(applying)
 
-    def _record(
-        self, session: Session, logged: LoggedRequest | None, reply: RecordedReply | None
-    ) -> None:
+    def _record(self, session: Session, for_log: ForLog, reply: RecordedReply | None) -> None:
         session.numbering.finish(reply)
-        if logged is not None:
-            self._changes.mutated(logged, reply)
+        if for_log.logged is not None:
+            self._changes.mutated(for_log.logged, reply)
         self._applying -= 1
         self._waits.changed(session.id)
         if self._paused is not None:
@@ -215,13 +232,12 @@ async def _refuse(error: StratagemError) -> NoReturn:
 
 
 def _begun(
-    apply: Callable[[], Awaitable[Response]], logged: LoggedRequest | None
+    apply: Callable[[], Awaitable[Response]], for_log: ForLog
 ) -> Callable[[], Awaitable[Response]]:
     """Return a function that applies a request, and notes before that its change has begun."""
 
     async def traced() -> Response:
-        if logged is not None:
-            logged.applied = True
+        for_log.begin()
         with tracing.within("apply"):
             return await apply()
 

@@ -46,24 +46,52 @@ PASSING = (
 Response = TypeVar("Response", bound=Message)
 
 
+class ForLog:
+    """A request for the log, which is made when its turn has come.
+
+    Whether changes are logged may be another thing by then than when the request arrived.
+
+    Args:
+        make: Returns the request for the log; None if changes are not logged.
+
+    Attributes:
+        logged: What that has returned; None before.
+    """
+
+    __slots__ = ("_make", "logged")
+
+    def __init__(self, make: Callable[[], LoggedRequest | None] = lambda: None) -> None:
+        self._make = make
+        self.logged: LoggedRequest | None = None
+
+    def prepare(self) -> None:
+        """Copy what is logged, before the request changes anything."""
+        self.logged = self._make()
+
+    def begin(self) -> None:
+        """Note that the change begins."""
+        if self.logged is not None:
+            self.logged.applied = True
+
+
 class Work(Generic[Response]):
     """A request that is ready to be applied.
 
     Args:
         apply: Applies it.
         response_type: The class of the response, by which a recorded one is parsed.
-        logged: The request for the log; None if the server keeps none.
+        for_log: The request for the log; by default it is not logged.
     """
 
-    __slots__ = ("apply", "logged", "response_type")
+    __slots__ = ("apply", "for_log", "response_type")
 
     def __init__(
         self,
         apply: Callable[[], Awaitable[Response]],
         response_type: type[Response],
-        logged: LoggedRequest | None = None,
+        for_log: ForLog | None = None,
     ) -> None:
-        self.apply, self.response_type, self.logged = apply, response_type, logged
+        self.apply, self.response_type, self.for_log = apply, response_type, for_log or ForLog()
 
 
 async def apply_and_record(
@@ -83,6 +111,7 @@ async def apply_and_record(
     reply: RecordedReply | None = None
     try:
         with allocating("use more servers, or smaller variables and requests"):
+            work.for_log.prepare()
             response = await work.apply()
         encoded = response.SerializeToString()
         reply = RecordedReply(sequence=number, response=encoded)

@@ -36,15 +36,22 @@ async def _moment_for(state: ServerState, log: ReplicatedLog) -> Moment:
     """Return a moment for an image.
 
     A log on disk begins behind its image, so such an image must not lack contributions to steps
-    that are not complete.
+    that are not complete. Any other may lack those whose records are there.
     """
     while True:
         moment = await moment_of(state)
         if moment is not None:
-            if log.disk is None or moment.needed > moment.position:
+            if _can_follow(moment, log):
                 return moment
             state.snapshots.close(moment.snapshot)
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _can_follow(moment: Moment, log: ReplicatedLog) -> bool:
+    """Return whether a backup could go on from a moment."""
+    if log.disk is not None:
+        return moment.needed > moment.position
+    return log.has(moment.facts["exact"]["records"])
 
 
 async def _write(state: ServerState, moment: Moment, folder: Path) -> None:

@@ -97,6 +97,20 @@ class Primary:
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
         log.on_leap = self._leapt
+        self._log_if_needed()
+
+    def _log_if_needed(self) -> None:
+        """Record changes while somebody needs the records: to copy large updates takes long.
+
+        Requests that have begun before are in the image for whoever comes.
+        """
+        changes, log = self._state.changes, self._log
+        is_followed = self._link is not None or self.view.HasField("backup")
+        if is_followed or log.disk is not None or not self._state.settings.is_movable:
+            changes.log = log
+        else:
+            changes.log, changes.replayed = None, log.position
+            log.forget()
 
     def _may_answer(self, position: int) -> bool:
         """Return whether answers may leave that tell of records up to a position."""
@@ -130,6 +144,8 @@ class Primary:
                     await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
                 self._changed.clear()
         finally:
+            # Whoever has not been answered yet asks whether that is allowed.
+            self._state.changes.log = self._log
             self._log.end(self._over())
             if self._link is not None:
                 self._link.close()
@@ -209,6 +225,7 @@ class Primary:
             return False
         self._required = None
         self._log.progressed()
+        self._log_if_needed()
         return True
 
     async def _take_on(self, link: BackupLink) -> bool:
@@ -283,6 +300,7 @@ class Primary:
             self._link.close()
         self._link = link
         self._log.followers = [link]
+        self._log_if_needed()
         self._changed.set()
         self.trouble = f"the replica at {replica.address} is catching up"
         try:
@@ -308,6 +326,7 @@ class Primary:
             self._link = None
             self._log.followers = []
             self._awaited_until = self._clock()
+            self._log_if_needed()
         self._progressed()
 
     def _progressed(self) -> None:

@@ -251,9 +251,7 @@ class ReplicatedTask:
 
         disk = self._disk.log if self._disk else None
         position = disk.position if disk else state.changes.last
-        log = ReplicatedLog(position, disk, needed, self._settings.label)
-        state.changes.log = log
-        return log
+        return ReplicatedLog(position, disk, needed, self._settings.label)
 
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one, if this one leads.

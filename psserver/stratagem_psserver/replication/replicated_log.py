@@ -91,6 +91,14 @@ class ReplicatedLog:
             self._retained = {one: self._retained[one] for one in needed & self._retained.keys()}
             self._prune_at = 2 * len(self._retained) + _PRUNED_AT
 
+    def forget(self) -> None:
+        """Retain nothing any more: changes are not recorded from now on."""
+        self._retained = {}
+
+    def has(self, positions: Iterable[int]) -> bool:
+        """Return whether all of the records are there that an image lacks."""
+        return self._retained.keys() >= {*positions}
+
     def retained(self, positions: Iterable[int]) -> list[tuple[int, Entry]]:
         """Return the records at positions that `needed` has returned."""
         return [(position, self._retained[position]) for position in sorted(positions)]

@@ -244,9 +244,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         before = tasks_of(strategy)
         other = tmp_path / "other"
         other.mkdir()
-        with movable(other, 1) as strangers:
-            with pytest.raises(FailedPreconditionError, match="has another --arbiter"):
-                strategy.servers.add(strangers.addresses[0])
+        with (
+            movable(other, 1) as strangers,
+            pytest.raises(FailedPreconditionError, match="has another --arbiter"),
+        ):
+            strategy.servers.add(strangers.addresses[0])
         with (
             ParameterServer(servers.servers[0].settings) as double,
             pytest.raises(AlreadyExistsError, match="has number 0, too"),
