@@ -92,7 +92,7 @@ class Primary:
         self._awaited_until = self._clock() + self._patience
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
-        self._is_leaving = self._is_fenced = False
+        self._is_leaving = self._is_fenced = self._is_over = False
         self._leave_by = 0.0
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
@@ -106,7 +106,9 @@ class Primary:
         """
         changes, log = self._state.changes, self._log
         is_followed = self._link is not None or self.view.HasField("backup")
-        if is_followed or log.disk is not None or not self._state.settings.is_movable:
+        # Of a primary whose time is over, whoever has not been answered yet is told so by its log.
+        is_needed = is_followed or self._is_over or log.disk is not None
+        if is_needed or not self._state.settings.is_movable:
             changes.log = log
         else:
             changes.log, changes.replayed = None, log.position
@@ -144,8 +146,8 @@ class Primary:
                     await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
                 self._changed.clear()
         finally:
-            # Whoever has not been answered yet asks whether that is allowed.
-            self._state.changes.log = self._log
+            self._is_over = True
+            self._log_if_needed()
             self._log.end(self._over())
             if self._link is not None:
                 self._link.close()
@@ -193,6 +195,9 @@ class Primary:
         required = self._required
         if required is None or not await self._acknowledges(required, self._log.position):
             return not self._is_leaving
+        # What is begun after this is not answered any more.
+        if not self._is_leaving and self._is_held_back():
+            return True
         # From the next view on the other one answers.
         self._is_fenced = True
         if await self._propose(handed_over(self.view)):
@@ -212,10 +217,12 @@ class Primary:
     def _may_take_on(self, link: BackupLink) -> bool:
         if not 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND:
             return False
-        if link.takes_over and (obstacle := self._obstacle()):
-            self.trouble = obstacle
-            return False
-        return True
+        return not link.takes_over or not self._is_held_back()
+
+    def _is_held_back(self) -> bool:
+        """Return whether the task must not move at the moment, and note why."""
+        self.trouble = self._obstacle()
+        return bool(self.trouble)
 
     async def _go_on_alone(self) -> bool:
         LOG.warning(

@@ -62,15 +62,18 @@ class MovingTask:
 
     def act(self, event: str, number: int) -> None:
         me = replica(number, self.runs[number])
+        if event == "restart":
+            self.has_state.discard(me.instance)
+            self.runs[number] += 1
+        if event in ("restart", "give up"):
+            self.invited.discard(number)
+        elif event == "invite":
+            self.invited.add(number)
+        else:
+            self._decide(event, me)
+
+    def _decide(self, event: str, me: Replica) -> None:
         match event:
-            case "restart":
-                self.has_state.discard(me.instance)
-                self.invited.discard(number)
-                self.runs[number] += 1
-            case "invite":
-                self.invited.add(number)
-            case "give up":
-                self.invited.discard(number)
             case "move":
                 self._move(me)
             case "take over" if is_backup(self.view, me):

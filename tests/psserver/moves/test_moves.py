@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from stratagem_proto.errors import (
     NotPrimaryError,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.variables.locks import LockUse
 from tests.psserver.moves.servers import client_at, movable
+from tests.psserver.replication.pairs import report_of
 from tests.psserver.wire import LARGE, encoded, optimizer_program, sgd, update_header
 from tests.waiting import eventually
 
@@ -169,3 +172,43 @@ def test_a_server_that_comes_back_leaves_to_others_what_has_moved(
         back = cluster.move(0, 0)
         with client_at(back.primary.address, client) as again:
             assert again.read("w")[0].tolist() == [0.0] * 5
+
+
+def test_what_is_applied_too_late_is_not_acknowledged_and_counts_once(tmp_path: Path) -> None:
+    with (
+        movable(tmp_path) as cluster,
+        client_at(cluster.servers[0].address) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        client.create(w=torch.zeros(5), big=torch.zeros(LARGE))
+        source = cluster.servers[0]
+        state, loop = source._state, source._loop
+        lock = state.locked(["big"], LockUse("somebody", "test"))
+
+        async def hold() -> None:
+            state.held.hold(b"somebody", b"cut", state.store)
+
+        async def release() -> None:
+            state.held.release(b"somebody")
+
+        async def unlock() -> None:
+            lock.release()
+
+        # The other server has all of the task, and may not take it over yet.
+        loop.run(hold())
+        moving = threads.submit(cluster.move, 0, 1)
+        eventually(lambda: "read from snapshots" in report_of(source).trouble)
+        # An update that waits here until the task has moved.
+        loop.run(lock.acquire())
+        gradients = {"big": -torch.ones(LARGE)}
+        messages = encoded(update_header(client.key(), sgd(), gradients), [gradients["big"]])
+        late = threads.submit(client.upload, "Update", messages, pb.UpdateResponse)
+        eventually(lambda: state.mutations._applying == 1)
+        loop.run(release())
+        view = moving.result()
+        loop.run(unlock())
+        with pytest.raises(NotPrimaryError):
+            late.result()
+        with client_at(view.primary.address, client) as again:
+            again.upload("Update", messages, pb.UpdateResponse)
+            assert again.read("big")[0].unique().tolist() == [1.0]
