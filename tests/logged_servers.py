@@ -1,7 +1,7 @@
 """Whether logs of servers repeat whatever tests do: `pytest --logged-servers`.
 
-Every parameter server of this process then keeps a log, but for those that keep images and for
-replicas. When it ends, another one is made of the log alone, and has to be in the same state. Tests
+Every parameter server of this process then keeps a log, but for those that keep images, and for
+those with an arbiter: replicas, and tasks that move. When it ends, another one is made of the log alone, and has to be in the same state. Tests
 that are marked `unlogged` are left out: they change what a server is past its requests.
 """
 
@@ -50,7 +50,7 @@ def _log_all(patch: pytest.MonkeyPatch, root: Path) -> None:
     folders: list[Path] = []
 
     def logged(server: ParameterServer) -> Any:
-        if server.settings.durability == "none" and server.settings.replicas == 1:
+        if server.settings.durability == "none" and not server.settings.arbiter:
             folders.append(root / str(len(folders)))
             folders[-1].mkdir()
             server.settings = replace(
@@ -59,8 +59,8 @@ def _log_all(patch: pytest.MonkeyPatch, root: Path) -> None:
         return make(server)
 
     async def checked(server: ParameterServer) -> None:
-        if server.settings.replicas > 1:
-            pass  # its backup is that other server
+        if server.settings.arbiter:
+            pass  # a backup, or the server that has the task next, is that other server
         elif log := server._state.changes.log:
             await log.on_disk(log.position)
             await assert_log_repeats(server._state, root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -132,7 +132,7 @@ class ParameterServer(RpcServer):
     async def _begin(self) -> None:
         settings = self.settings
         shortest = min(settings.lease_seconds, settings.reconnect_seconds)
-        self._recurring = [
+        self._recurring: list[asyncio.Task[Any]] = [
             asyncio.create_task(_repeat(self._end_leases, shortest)),
             asyncio.create_task(_repeat(self._trim, settings.lease_seconds)),
         ]
