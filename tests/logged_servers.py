@@ -1,8 +1,9 @@
 """Whether logs of servers repeat whatever tests do: `pytest --logged-servers`.
 
 Every parameter server of this process then keeps a log, but for those that keep images, and for
-those with an arbiter: replicas, and tasks that move. When it ends, another one is made of the log alone, and has to be in the same state. Tests
-that are marked `unlogged` are left out: they change what a server is past its requests.
+those with an arbiter: replicas, and tasks that move. When it ends, another one is made of the log
+alone, and has to be in the same state. Tests that are marked `unlogged` are left out: they change
+what a server is past its requests.
 """
 
 from __future__ import annotations

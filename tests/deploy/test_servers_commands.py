@@ -1,0 +1,101 @@
+"""The commands that move tasks between servers, asked of real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stratagem_deploy.cli import app
+from stratagem_deploy.watching.asking import ask
+from stratagem_deploy.watching.diagnosis.doctor import findings
+from stratagem_deploy.watching.places import ServerPlace
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.conftest import TOKEN
+from tests.psserver.moves.servers import MovableServers, client_at, movable
+
+pytestmark = pytest.mark.unlogged
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    (tmp_path / "token").write_text(TOKEN)
+    return str(tmp_path / "token")
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[MovableServers]:
+    with movable(tmp_path) as made:
+        yield made
+
+
+def told(token_file: str, *arguments: str, ps: list[str]) -> tuple[int, str]:
+    environment = {
+        "STRATAGEM_TOKEN_FILE": token_file,
+        "TF_CONFIG": json.dumps({"cluster": {"ps": ps}} if ps else {}),
+        "COLUMNS": "160",
+    }
+    finished = CliRunner().invoke(app, ["servers", *arguments], env=environment)
+    return finished.exit_code, finished.output
+
+
+def test_servers_are_listed_drained_and_added(servers: MovableServers, token_file: str) -> None:
+    ps = servers.addresses
+    code, output = told(token_file, "list", "--json", ps=ps)
+    assert code == 0
+    listed: list[dict[str, Any]] = json.loads(output)["servers"]
+    assert [(one["server"], one["address"]) for one in listed] == [*enumerate(ps)]
+    assert told(token_file, "drain", "0", ps=ps) == (
+        0,
+        "/job:ps/task:0 has moved from server 0 to 1\n",
+    )
+    assert servers.tasks(1) == [0, 1]
+    code, output = told(token_file, "list", ps=ps)
+    assert code == 0 and "ps:0, ps:1" in output and "draining" in output
+    # One server that is known suffices, and a server may be named by its address.
+    code, output = told(token_file, "drain", ps[1], "--at", ps[1], ps=[])
+    assert (code, "server 1 is the last one" in output) == (1, True)
+    # Nothing is on a second task that this server could be given.
+    code, output = told(token_file, "add", ps[0], ps=ps)
+    assert (code, "no server has two tasks with variables" in output) == (1, True)
+    assert told(token_file, "rebalance", "--json", ps=ps) == (0, '{"moves": []}\n')
+
+
+def test_what_is_refused_is_said_in_a_sentence(servers: MovableServers, token_file: str) -> None:
+    code, output = told(token_file, "drain", "5", ps=servers.addresses)
+    assert code == 1
+    assert output.startswith("stratagem: there is no server 5; there are 0 at ")
+    code, output = told(token_file, "list", ps=[])
+    assert (code, "there is no server to ask" in output) == (2, True)
+    with ParameterServer(ServerSettings(token=TOKEN)) as plain:
+        code, output = told(token_file, "list", ps=[plain.address])
+    assert (code, "Start all of them with the same --arbiter" in output) == (1, True)
+
+
+@contextmanager
+def moved(servers: MovableServers) -> Iterator[list[ServerPlace]]:
+    """Where a cluster has its tasks, of which the first has moved and has a client."""
+    with client_at(servers.addresses[0]) as client:
+        servers.move(0, 1)
+        with client_at(servers.located(1, 0)[0].primary.address, client):
+            places = enumerate(servers.addresses)
+            yield [ServerPlace(address, f"ps:{number}") for number, address in places]
+
+
+def test_a_task_is_watched_where_it_is(servers: MovableServers) -> None:
+    with moved(servers) as places:
+        first, second = ask(places, TOKEN, 5.0)
+    assert (first.label, first.place.address) == ("ps:0", servers.located(1, 0)[0].primary.address)
+    assert first.status and len(first.status.sessions) == 1
+    assert (second.label, second.place) == ("ps:1", places[1])
+
+
+def test_a_task_that_can_move_needs_no_backup(servers: MovableServers) -> None:
+    with moved(servers) as places:
+        assert findings(ask(places, TOKEN, 5.0), 2.0) == []
