@@ -16,7 +16,7 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER
 from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
-from tests.simulation.replicas.pair import REPLICA_STORMS, SimulatedPair
+from tests.simulation.replicas.pair import MOVING_STORMS, REPLICA_STORMS, SimulatedPair
 from tests.simulation.replicas.replica_run import holds, own
 from tests.simulation.route import ReplicaRoute, Route, SoleRoute
 from tests.simulation.server_run import beside
@@ -160,16 +160,23 @@ class Cluster:
     """
 
     def __init__(
-        self, world: World, num_servers: int, disk: Disk | None = None, replicated: bool = False
+        self,
+        world: World,
+        num_servers: int,
+        disk: Disk | None = None,
+        replicated: bool = False,
+        moves: bool = False,
     ) -> None:
         self.world = world
         world.loop.beside = partial(beside, world)
         self._network = Network(world)
         self._pairs: list[SimulatedPair] = []
         self.servers: Sequence[Server]
-        if replicated:
+        if replicated or moves:
             world.loop.holds, world.loop.begins = holds, own
-            self._pairs = [SimulatedPair(self._network, task, disk) for task in range(num_servers)]
+            self._pairs = [
+                SimulatedPair(self._network, task, disk, moves) for task in range(num_servers)
+            ]
             self.servers = self._pairs
         else:
             self.servers = [
@@ -242,7 +249,7 @@ class Cluster:
             self._network.part(process.name, place.name, there, back, seconds)
         elif kind == "pause":
             process.pauses.pause(seconds)
-        elif kind in REPLICA_STORMS:
+        elif kind in (*REPLICA_STORMS, *MOVING_STORMS):
             chance.choice(self._pairs).strike(kind, seconds)
         elif kind == "restart":
             self._restart(chance.choice(self.servers))

@@ -158,7 +158,7 @@ class _Delivery:
         Servers without logs do not care what such a client so makes of its own request.
         """
         world, sent = self._world, self._sent
-        if sent.segment is None or str(sent) not in _UPLOADS or not self._server.logs:
+        if sent.segment is None or str(sent) not in _UPLOADS or not self._server.copies:
             return
         if world.strikes("memory overwritten", world.weather.overwritten):
             world.loop.call_later(world.chance.choice((0.0, 0.03, 1.0)), sent.overwrite)

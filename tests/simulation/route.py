@@ -131,7 +131,8 @@ class ReplicaRoute:
         told = status.parameter_server.replication
         if told.standing != STANDING_PRIMARY:
             return None
-        return replica, told.view.epoch, told.view.HasField("backup")
+        # A task that moves has no backup that a request could wait for.
+        return replica, told.view.epoch, told.is_movable or told.view.HasField("backup")
 
     def _follow(self, primary: SimulatedReplica, epoch: int, has_backup: bool) -> bool:
         if epoch < self._epoch:

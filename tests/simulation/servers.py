@@ -74,6 +74,11 @@ class SimulatedServer:
         """Whether the server writes its changes to a log."""
         return self._folder is not None
 
+    @property
+    def copies(self) -> bool:
+        """Whether the server copies at once what comes in memory that clients share with it."""
+        return self.logs
+
     def start(self) -> None:
         """Begin a run of the process; whatever a run before knew is gone.
 

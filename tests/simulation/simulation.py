@@ -20,7 +20,7 @@ from tests.simulation.programs.program import Program
 from tests.simulation.programs.restarting import Restarting
 from tests.simulation.programs.training import Training
 from tests.simulation.replicas.journal import replicas_watched
-from tests.simulation.replicas.pair import REPLICA_STORMS
+from tests.simulation.replicas.pair import MOVING_STORMS, REPLICA_STORMS
 from tests.simulation.virtual_loop import Stuck
 from tests.simulation.world import (
     CALM_AT,
@@ -50,6 +50,9 @@ _LOGGING = 0.35
 
 # The part of the runs in which each server has a backup.
 _REPLICATED = 0.25
+
+# The part of the runs in which tasks move between servers.
+_MOVING = 0.2
 
 # Longer than any request waits whose client is gone.
 _QUIET_SECONDS = 60.0
@@ -82,14 +85,16 @@ class Shape(NamedTuple):
         program: The program of its clients.
         logs: Whether servers keep logs.
         replicated: Whether each task has two replicas.
+        moves: Whether each task moves between two servers.
     """
 
     program: Program
     logs: bool
     replicated: bool
+    moves: bool
 
     def __str__(self) -> str:
-        replicas = " on replicas" if self.replicated else ""
+        replicas = " on replicas" if self.replicated else " on moving tasks" if self.moves else ""
         return type(self.program).__name__ + replicas + (" with logs" if self.logs else "")
 
 
@@ -98,7 +103,9 @@ def shape_of(world: World) -> Shape:
     program = world.chance.choice(PROGRAMS)(world)
     keeps = not isinstance(program, Restarting)
     logs = keeps and world.chance.random() < _LOGGING
-    return Shape(program, logs, keeps and world.chance.random() < _REPLICATED)
+    drawn = world.chance.random() if keeps else 1.0
+    moves = _REPLICATED <= drawn < _REPLICATED + _MOVING
+    return Shape(program, logs, drawn < _REPLICATED, moves)
 
 
 def shape_of_seed(seed: int) -> Shape:
@@ -116,7 +123,7 @@ def simulate(seed: int, shelter: Shelter = OPEN_AIR) -> Outcome:
     shape = shape_of(world)
     with ExitStack() as stack:
         stack.enter_context(_uncollected())
-        if shape.replicated:
+        if shape.replicated or shape.moves:
             stack.enter_context(replicas_watched(world, shape.logs))
         disk = stack.enter_context(simulated_disk(world)) if shape.logs else None
         _end(world, shape, disk)
@@ -138,6 +145,8 @@ def _end(world: World, shape: Shape, disk: Disk | None) -> None:
     program = shape.program
     if program.storms and shape.replicated:
         program.storms = (*program.storms, *REPLICA_STORMS)
+    elif program.storms and shape.moves:
+        program.storms = (*program.storms, *MOVING_STORMS)
     elif program.storms and shape.logs:
         program.storms = (*program.storms, RESTART)
     try:
@@ -147,14 +156,14 @@ def _end(world: World, shape: Shape, disk: Disk | None) -> None:
         world.require(False, f"the program did not end in {_LONGEST_SECONDS:g} s")
     except AbortedError as error:
         # Of a request that may be what has ended two primaries; a program may then end.
-        world.require(shape.replicated, f"the program ends with {error!r}")
+        world.require(shape.replicated or shape.moves, f"the program ends with {error!r}")
     except (Stuck, StratagemError) as error:
         world.require(False, f"the program ends with {error!r}")
 
 
 async def _run(world: World, shape: Shape, disk: Disk | None) -> None:
     program = shape.program
-    cluster = Cluster(world, program.num_servers, disk, shape.replicated)
+    cluster = Cluster(world, program.num_servers, disk, shape.replicated, shape.moves)
     await program.prepare(cluster)
     world.weather = weather_of(world.chance, program.storms)
     world.note("weather", str(world.weather))

@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.command_line import main
 from tests.simulation.planted.catalogue import PLANTED
 from tests.simulation.planted.replication import FAULTS as FAULTS_OF_REPLICAS
+from tests.simulation.planted.replication import FAULTS_OF_MOVES
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import shape_of_seed, simulate
 from tests.simulation.test_simulation import FAULTS, REPLICA_FAULTS
@@ -26,6 +27,13 @@ def test_a_fault_planted_into_replicas_is_found(fault: str) -> None:
     replicated = (seed for seed in range(MOST_SEEDS) if shape_of_seed(seed).replicated)
     with FAULTS_OF_REPLICAS[fault]():
         assert any(simulate(seed).violations for seed in replicated)
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_MOVES)
+def test_a_fault_planted_into_moves_is_found(fault: str) -> None:
+    moving = (seed for seed in range(MOST_SEEDS) if shape_of_seed(seed).moves)
+    with FAULTS_OF_MOVES[fault]():
+        assert any(simulate(seed).violations for seed in moving)
 
 
 def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,11 +41,13 @@ REPLICA_FAULTS = {
     "catch-up",
     "fencing",
     "hand-over",
+    "move",
     "record late",
     "replica crash",
     "replica partition",
     "replica pause",
     "take-over",
+    "task handed over",
     "view lost",
 }
 
@@ -70,7 +72,7 @@ def test_no_seed_violates_a_promise() -> None:
     assert set(faults) == FAULTS | REPLICA_FAULTS
     assert min(faults[fault] for fault in FAULTS) > SEEDS // 10
     assert set(programs) >= {program.__name__ for program in PROGRAMS}
-    for kind, least in (("logs", SEEDS // 5), ("replicas", SEEDS // 8)):
+    for kind, least in (("logs", SEEDS // 5), ("replicas", SEEDS // 8), ("moving", SEEDS // 12)):
         assert sum(number for name, number in programs.items() if kind in name) > least
 
 

@@ -122,13 +122,15 @@ class Mutations:
         apply: Callable[[StagedTensors], Awaitable[Response]],
         response_type: type[Response],
     ) -> Work[Response]:
-        used = staged
+        is_owned = self._changes.log is not None
+        used = staged.owned(manifest) if is_owned else staged
 
         def logged() -> LoggedRequest | None:
             nonlocal used
             if self._changes.log is None:
                 return None
-            used = staged.owned(manifest)
+            # Somebody may have begun to need a record since it came.
+            used = used if is_owned else used.owned(manifest)
             return self._changes.request(response_type, header, used.tensors)
 
         for_log = ForLog(logged)

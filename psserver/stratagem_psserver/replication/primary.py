@@ -155,7 +155,7 @@ class Primary:
 
     def _over(self) -> NotPrimaryError:
         error = NotPrimaryError(
-            f"{self._label} is served by another process now; nothing of the request was "
+            f"{self._label} is served by another replica now; nothing of the request was "
             "acknowledged, so repeat it there"
         )
         if not is_primary(self.view, self._me):
@@ -200,6 +200,7 @@ class Primary:
             return True
         # From the next view on the other one answers.
         self._is_fenced = True
+        LOG.info("hands over", task=self._label, to=required.replica.address)
         if await self._propose(handed_over(self.view)):
             await required.hand_over(self.view)
         return False
@@ -215,9 +216,10 @@ class Primary:
         return now >= self._awaited_until
 
     def _may_take_on(self, link: BackupLink) -> bool:
-        if not 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND:
-            return False
-        return not link.takes_over or not self._is_held_back()
+        return self._is_close(link) and not (link.takes_over and self._is_held_back())
+
+    def _is_close(self, link: BackupLink) -> bool:
+        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
 
     def _is_held_back(self) -> bool:
         """Return whether the task must not move at the moment, and note why."""

@@ -232,7 +232,7 @@ class ReplicatedTask:
             self._view, self._primary = self._primary.view, None
             self._host.refuse()
         if not self._is_leaving:
-            LOG.warning("does not serve the task any more", task=self._settings.label)
+            LOG.warning("is not the primary any more", task=self._settings.label)
             self._host.adopt(self._host.fresh_state())
             self._take_identity()
 

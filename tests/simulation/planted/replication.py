@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from stratagem_proto.v1.replication_pb2 import Replica, View
+from stratagem_psserver.exactly_once.recording import ForLog
+from stratagem_psserver.log.changes import LoggedRequest
 from stratagem_psserver.replication import replica
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.backup_link import BackupLink
@@ -115,6 +117,50 @@ def _seems_silent(self: Backup) -> bool:
     """Take over without waiting for the lease of the primary."""
     return True
 
+
+_forget, _make = Primary._log_if_needed, ForLog.__init__
+
+
+def _forgets_that_it_is_over(self: Primary) -> None:
+    """Answer what is applied after the task has moved away."""
+    self._is_over = False
+    _forget(self)
+
+
+def _decides_early(self: ForLog, make: Callable[[], LoggedRequest | None] = lambda: None) -> None:
+    """Decide when a request arrives whether it is recorded, and not when its turn has come."""
+    early = make()
+    _make(self, lambda: early)
+
+
+async def _acknowledges_anything(self: Primary, link: BackupLink, position: int) -> bool:
+    """Hand the task over to a server that lacks what was answered."""
+    return link is self._link
+
+
+def _answers_alone(self: Primary, position: int) -> bool:
+    """Do not wait for the server that is about to take the task."""
+    return not self._is_fenced
+
+
+@contextmanager
+def _losing_at_the_handover() -> Iterator[None]:
+    with (
+        patch.object(Primary, "_acknowledges", _acknowledges_anything),
+        patch.object(Primary, "_may_answer", _answers_alone),
+    ):
+        yield
+
+
+FAULTS_OF_MOVES: Mapping[str, Plant] = {
+    "a server answers although the task has moved away": replaced(
+        Primary, "_log_if_needed", _forgets_that_it_is_over
+    ),
+    "requests are not recorded that wait while a server begins to follow": replaced(
+        ForLog, "__init__", _decides_early
+    ),
+    "what was answered is lost at the handover": _losing_at_the_handover,
+}
 
 FAULTS: Mapping[str, Plant] = {
     "the fence is missing": replaced(Primary, "_may_answer", _answers_always),

@@ -44,7 +44,7 @@ def faults_of(total: int, sent: Collection[int], answered: Collection[int]) -> l
     counts = {digit: times(total, digit) for digit in range(MOST)}
     return [
         *(f"addition {digit} is applied {n} times" for digit, n in counts.items() if n > 1),
-        *(f"addition {one} is lost" for one in sorted(answered) if not counts[one]),
+        *(f"addition {one} is lost" for one in sorted(answered) if not counts.get(one)),
         *(
             f"addition {digit} was never sent"
             for digit, n in counts.items()

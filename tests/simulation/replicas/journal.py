@@ -20,6 +20,7 @@ _COUNTED = {
     "takes over": "take-over",
     "is not the primary any more": "fencing",
     "has a backup": "catch-up",
+    "hands over": "task handed over",
     "goes on without a backup": "backup left out",
 }
 

@@ -24,6 +24,8 @@ REPLICA_STORMS = (
     "hand-over",
 )
 
+MOVING_STORMS = ("replica crash", "replica pause", "replica partition", "arbiter away", "move")
+
 _FAILOVER_SECONDS = (2.0, 4.0)
 _LONGEST_RESTART_SECONDS = 5.0
 
@@ -35,19 +37,25 @@ _LOOK_SECONDS = 0.5
 class SimulatedPair:
     """A task with a primary and a backup; as `SimulatedServer` to those who look at its state.
 
+    Args:
+        network: Reaches its processes.
+        task: Its index.
+        disk: Where they keep logs; None if they keep none.
+        moves: Whether it has one replica, which moves between the two processes.
+
     Attributes:
         name: Its name.
         replicas: Its processes.
         register: Its arbiter.
     """
 
-    def __init__(self, network: Network, task: int, disk: Disk | None) -> None:
-        self.name = f"ps:{task}"
+    def __init__(self, network: Network, task: int, disk: Disk | None, moves: bool = False) -> None:
+        self.name, self._moves = f"ps:{task}", moves
         self._network, self._world, self._logs = network, network.world, disk is not None
         self.register = Register(self._world, task)
         answers = Acknowledgements(self._world, self.register)
         patience = self._world.chance.choice(_FAILOVER_SECONDS)
-        around = Surroundings(network, self.register, self._at, answers.note, disk, patience)
+        around = Surroundings(network, self.register, self._at, answers.note, disk, patience, moves)
         self.replicas: list[SimulatedReplica] = []
         self.replicas += (SimulatedReplica(task, index, around) for index in range(2))
 
@@ -58,7 +66,9 @@ class SimulatedPair:
     def primary(self) -> SimulatedReplica:
         """The replica that serves at present, or one of them."""
         view = self.register.view
-        return self.replicas[view.primary.index if view and view.HasField("primary") else 0]
+        number = view.primary.index if view and view.HasField("primary") else -1
+        known = {replica.settings.replica_number: replica for replica in self.replicas}
+        return known.get(number, self.replicas[0])
 
     @property
     def state(self) -> ServerState:
@@ -77,8 +87,13 @@ class SimulatedPair:
 
     def strike(self, storm: str, seconds: float) -> None:
         """Have one of its storms come over it."""
-        chance = self._world.chance
-        replica = chance.choice(self.replicas)
+        replica = self._world.chance.choice(self.replicas)
+        if storm == "move":
+            self._move()
+        else:
+            self._strike(replica, storm, seconds)
+
+    def _strike(self, replica: SimulatedReplica, storm: str, seconds: float) -> None:
         if storm == "replica crash":
             if self._is_dispensable(replica):
                 self._world.note(replica.name, "storm: crash")
@@ -97,6 +112,12 @@ class SimulatedPair:
             self._world.note(replica.name, "storm: leaves")
             leaving = self._world.loop.create_task(replica.leave())
             leaving.add_done_callback(lambda _: self._restart(replica))
+
+    def _move(self) -> None:
+        (target,) = (one for one in self.replicas if one is not self.primary)
+        if target.is_up and not target.run.stands_still:
+            self._world.note(target.name, "storm: is to take the task")
+            self._world.loop.create_task(target.take_over())
 
     def _part(self, replica: SimulatedReplica, seconds: float) -> None:
         chance = self._world.chance
@@ -148,6 +169,9 @@ class SimulatedPair:
         self._world.require(False, f"{self.name} has no primary with a backup: {reports}")
 
     def _is_settled(self) -> bool:
+        if self._moves:
+            report = self.primary.report()
+            return report is not None and report.standing == STANDING_PRIMARY
         if self._logs and self._has_open_steps():
             return True
         reports = [one.report() for one in self.replicas]
@@ -161,7 +185,7 @@ class SimulatedPair:
 
     async def check_equal(self) -> None:
         """Check that both replicas have the same state, to the bit."""
-        if self._logs and self._has_open_steps():
+        if self._moves or (self._logs and self._has_open_steps()):
             return
         primary = self.primary
         (backup,) = (one for one in self.replicas if one is not primary)

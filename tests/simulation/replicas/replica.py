@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus
 from stratagem_psserver.replication.standby import Standby
 from tests.simulation.disk import Disk
@@ -15,7 +17,15 @@ from tests.simulation.replicas.peers import SimulatedPeers
 from tests.simulation.replicas.replica_run import ReplicaRun
 from tests.simulation.servers import SimulatedServer
 
-_LEAVING_SECONDS = 5.0
+_LEAVING_SECONDS, _MOVING_SECONDS = 5.0, 20.0
+
+# The number of the second server of a task; the first one has that of the task.
+_OTHER = 100
+
+
+def _place(task: int, index: int) -> dict[str, int]:
+    """Return the settings of one of the servers between which a task moves."""
+    return {"server": task + _OTHER} if index else {}
 
 
 class Surroundings(NamedTuple):
@@ -28,6 +38,7 @@ class Surroundings(NamedTuple):
         hears: Hears of each answer to a client: whose, of which method, and when it was allowed.
         disk: Where they keep logs; None if they keep none.
         patience: For how long a backup hears nothing before it takes over, in seconds.
+        moves: Whether the task has one replica, which moves between these processes.
     """
 
     network: Network
@@ -36,6 +47,7 @@ class Surroundings(NamedTuple):
     hears: Callable[[SimulatedReplica, str, float], None]
     disk: Disk | None
     patience: float
+    moves: bool = False
 
 
 class SimulatedReplica(SimulatedServer):
@@ -54,12 +66,8 @@ class SimulatedReplica(SimulatedServer):
 
     def __init__(self, task: int, index: int, around: Surroundings) -> None:
         self._around, self.is_leaving = around, False
-        others = {
-            "replicas": 2,
-            "replica": index,
-            "arbiter": "-",
-            "failover_seconds": around.patience,
-        }
+        place = _place(task, index) if around.moves else {"replicas": 2, "replica": index}
+        others = {"arbiter": "-", "failover_seconds": around.patience, **place}
         super().__init__(around.network.world, f"ps:{task}.{index}", task, around.disk, **others)
 
     def _made(self) -> ReplicaRun:
@@ -75,6 +83,10 @@ class SimulatedReplica(SimulatedServer):
         served = self._serves
         return ReplicaRun(self._world, self.name, self.settings, served, reached, hears)
 
+    @property
+    def copies(self) -> bool:
+        return super().copies and not self.run.stands_still
+
     def _serves(self) -> None:
         if self.run.replicated.is_serving:
             self.served()
@@ -86,6 +98,11 @@ class SimulatedReplica(SimulatedServer):
         self.is_leaving = False
         if self.run is run and not run.has_ended:
             self.stop()
+
+    async def take_over(self) -> None:
+        """Have the task move to this process, if that can be."""
+        with suppress(StratagemError):
+            await self.run.take_over(_MOVING_SECONDS)
 
     def report(self) -> ReplicationStatus | None:
         """Return what it tells of itself; None if it does not take part."""

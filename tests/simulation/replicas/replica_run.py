@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
@@ -86,6 +87,10 @@ class ReplicaRun(ServerRun):
     def answer(self, call: Channel[Any, Any]) -> asyncio.Task[None]:
         """Begin to answer a replica that wants to follow this one."""
         return self._begin(self.replicated.answer(call))
+
+    def take_over(self, seconds: float) -> asyncio.Task[View]:
+        """Begin to have the task move to this process."""
+        return self._begin(self.replicated.take_over(seconds))
 
     def leave(self) -> asyncio.Task[None]:
         """Begin to leave the task to the other replica."""
