@@ -218,9 +218,8 @@ class Backup:
         self._incoming, self._assembler = None, BatchAssembler()
 
     def withdraw(self) -> None:
-        """Follow no more; the state is of no use any more."""
+        """Follow no more; keep the state, for the primary may have asked for a view with it."""
         self._parts.end()
-        self.discard()
 
     def discard(self) -> None:
         """Forget the state."""

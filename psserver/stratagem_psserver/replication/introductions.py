@@ -25,6 +25,7 @@ def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels
         kernels=kernels,
         durability=settings.durability,
         failover_seconds=settings.failover_seconds,
+        takes_over=settings.is_movable,
     )
 
 

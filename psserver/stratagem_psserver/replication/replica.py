@@ -129,16 +129,19 @@ class ReplicatedTask:
                 await self._lead(present)
             case Follow(present):
                 await self._follow(present)
-            case StandAside():
-                await self._stand_aside()
+            case StandAside(present):
+                await self._stand_aside(present)
 
     @property
     def _follows(self) -> bool:
         """Whether it is to get the state of the task, if it has not got it."""
         return self._is_invited or not self._settings.is_movable
 
-    async def _stand_aside(self) -> None:
-        self._backup.discard()
+    async def _stand_aside(self, view: View) -> None:
+        # Until there is another view than that in which it has followed, the next one may name it.
+        if self._backup.standby is not None and view.epoch > self._backup.view.epoch:
+            self._backup.discard()
+            self._take_identity()
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._invited.wait(), self._settings.failover_seconds)
 
@@ -162,12 +165,11 @@ class ReplicatedTask:
         return self._primary.view
 
     def _begin_invitation(self) -> None:
-        self._backup.is_refused = False
-        self._is_invited = self._introduction.takes_over = True
+        self._backup.is_refused, self._is_invited = False, True
         self._invited.set()
 
     def _end_invitation(self) -> None:
-        self._is_invited = self._introduction.takes_over = False
+        self._is_invited = False
         self._invited.clear()
         if self._primary is None:
             self._backup.withdraw()
