@@ -118,7 +118,7 @@ def _seems_silent(self: Backup) -> bool:
     return True
 
 
-_forget, _make = Primary._log_if_needed, ForLog.__init__
+_forget, _make, _withdraw = Primary._log_if_needed, ForLog.__init__, Backup.withdraw
 
 
 def _forgets_that_it_is_over(self: Primary) -> None:
@@ -143,6 +143,12 @@ def _answers_alone(self: Primary, position: int) -> bool:
     return not self._is_fenced
 
 
+def _forgets_at_once(self: Backup) -> None:
+    """Forget the state when the move takes too long, though the next view may name it."""
+    _withdraw(self)
+    self.discard()
+
+
 @contextmanager
 def _losing_at_the_handover() -> Iterator[None]:
     with (
@@ -160,6 +166,9 @@ FAULTS_OF_MOVES: Mapping[str, Plant] = {
         ForLog, "__init__", _decides_early
     ),
     "what was answered is lost at the handover": _losing_at_the_handover,
+    "a server that gives a move up forgets what it has": replaced(
+        Backup, "withdraw", _forgets_at_once
+    ),
 }
 
 FAULTS: Mapping[str, Plant] = {
