@@ -153,11 +153,15 @@ class Primary:
                 self._link.close()
             self._has_ended.set()
 
-    def _over(self) -> NotPrimaryError:
-        error = NotPrimaryError(
+    def _over(self) -> UnavailableError:
+        why = (
             f"{self._label} is served by another replica now; nothing of the request was "
             "acknowledged, so repeat it there"
         )
+        if not self._state.settings.is_movable:
+            # The request may be what has ended this primary for its backup.
+            return UnavailableError(why)
+        error = NotPrimaryError(why)
         if not is_primary(self.view, self._me):
             error.primary, error.epoch = self.view.primary.address, self.view.epoch
         return error

@@ -64,7 +64,7 @@ class ReplicatedLog:
         self._prune_at = _PRUNED_AT
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._room: asyncio.Event = asyncio.Event()
-        self._ended: NotPrimaryError | None = None
+        self._ended: UnavailableError | None = None
 
     def append(
         self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
@@ -161,7 +161,7 @@ class ReplicatedLog:
                 still.append((position, change))
         self._waiting = still
 
-    def end(self, error: NotPrimaryError) -> None:
+    def end(self, error: UnavailableError) -> None:
         """Answer nothing any more, since this server is not the primary."""
         self._ended = error
         self._room.set()
@@ -184,8 +184,9 @@ class ReplicatedLog:
             await self.disk.on_disk(position)
 
 
-def _again(error: NotPrimaryError) -> NotPrimaryError:
+def _again(error: UnavailableError) -> UnavailableError:
     """Return the error for one more call, since each has a traceback of its own."""
-    again = NotPrimaryError(error.message)
-    again.primary, again.epoch = error.primary, error.epoch
+    again = type(error)(error.message)
+    if isinstance(error, NotPrimaryError) and isinstance(again, NotPrimaryError):
+        again.primary, again.epoch = error.primary, error.epoch
     return again

@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
     NotPrimaryError,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.variables.locks import LockUse
 from tests.psserver.moves.servers import client_at, movable
 from tests.psserver.replication.pairs import report_of
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.unlogged
 DURABILITIES = ["none", "log"]
 
 
-def adam() -> pb.UpdateHeader:
+def adam() -> OptimizerProgram:
     parameter = torch.nn.Parameter(torch.zeros(5))
     return optimizer_program(torch.optim.Adam([parameter], lr=0.1), "adam")
 
@@ -203,7 +204,7 @@ def test_what_is_applied_too_late_is_not_acknowledged_and_counts_once(tmp_path: 
         gradients = {"big": -torch.ones(LARGE)}
         messages = encoded(update_header(client.key(), sgd(), gradients), [gradients["big"]])
         late = threads.submit(client.upload, "Update", messages, pb.UpdateResponse)
-        eventually(lambda: state.mutations._applying == 1)
+        eventually(lambda: vars(state.mutations)["_applying"] == 1)
         loop.run(release())
         view = moving.result()
         loop.run(unlock())
