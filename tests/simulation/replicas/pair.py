@@ -45,7 +45,7 @@ class SimulatedPair:
         self.name = f"ps:{task}"
         self._network, self._world, self._logs = network, network.world, disk is not None
         self.register = Register(self._world, task)
-        answers = Acknowledgements(self._world, self.register)
+        answers = Acknowledgements(self._world, self.register, self._other_of)
         patience = self._world.chance.choice(_FAILOVER_SECONDS)
         around = Surroundings(network, self.register, self._at, answers.note, disk, patience)
         self.replicas: list[SimulatedReplica] = []
@@ -53,6 +53,10 @@ class SimulatedPair:
 
     def _at(self, address: str) -> SimulatedReplica | None:
         return next((one for one in self.replicas if one.name == address), None)
+
+    def _other_of(self, replica: SimulatedReplica) -> SimulatedReplica:
+        (other,) = (one for one in self.replicas if one is not replica)
+        return other
 
     @property
     def primary(self) -> SimulatedReplica:
@@ -101,7 +105,7 @@ class SimulatedPair:
     def _part(self, replica: SimulatedReplica, seconds: float) -> None:
         chance = self._world.chance
         there, back = chance.choice(((True, True), (True, False), (False, True)))
-        (other,) = (one for one in self.replicas if one is not replica)
+        other = self._other_of(replica)
         whom = chance.choice(("arbiter", "replica", "both"))
         self._world.note(replica.name, f"storm: is cut off from {whom} for {seconds:.2f} s")
         if whom != "replica":
@@ -125,7 +129,7 @@ class SimulatedPair:
         """
         if self._logs or not replica.is_up:
             return replica.is_up
-        (other,) = (one for one in self.replicas if one is not replica)
+        other = self._other_of(replica)
         view = self.register.view
         asked = [following for name, following in self.register.asked if name == replica.name]
         if replica.name in self.register.wanted:
@@ -164,7 +168,7 @@ class SimulatedPair:
         if self._logs and self._has_open_steps():
             return
         primary = self.primary
-        (backup,) = (one for one in self.replicas if one is not primary)
+        backup = self._other_of(primary)
         standby = await backup.standby()
         if standby is None:
             self._world.require(False, f"{backup.name} is the backup and has no state")
