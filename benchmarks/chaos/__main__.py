@@ -19,11 +19,10 @@ from benchmarks.chaos.picture import drawn
 from benchmarks.chaos.report import table
 from benchmarks.chaos.run import Run, StandstillError
 from benchmarks.harness import namespace
+from benchmarks.harness.report import FOLDER
 
 WRONG, STANDSTILL = 1, 3
 """Exit codes."""
-
-_FOLDER = Path("runs/benchmarks")
 
 
 class Way(Enum):
@@ -43,6 +42,7 @@ def main(
         Way | None,
         typer.Option(help="How to cut processes off; by default namespaces, as root, or proxies."),
     ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = FOLDER,
 ) -> None:
     """Train the demo on servers with backups, while processes are killed, suspended and cut off.
 
@@ -53,8 +53,8 @@ def main(
         cuts = Way.PROXIES if namespace.missing() else Way.NAMESPACES
     if cuts is Way.NAMESPACES:
         enter_own()
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="chaos-", dir=_FOLDER) as folder, closing(_hosts(cuts)) as hosts:
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="chaos-", dir=out) as folder, closing(_hosts(cuts)) as hosts:
         run = Run(Path(folder).resolve(), hosts, 60.0 * minutes, every, random.Random(seed))
         try:
             found = run.verdict()
@@ -62,7 +62,7 @@ def main(
             print(f"the training did not come to its end: {error}")
             raise SystemExit(STANDSTILL) from None
         finally:
-            _show(run)
+            _show(run, out / "chaos.png")
     for each in found:
         print(f"wrong: {each}")
     raise SystemExit(WRONG if found else 0)
@@ -72,8 +72,7 @@ def _hosts(cuts: Way) -> Hosts:
     return Namespaces() if cuts is Way.NAMESPACES else Proxies()
 
 
-def _show(run: Run) -> None:
-    picture = _FOLDER / "chaos.png"
+def _show(run: Run, picture: Path) -> None:
     drawn(run.account.steps(), run.happened).savefig(picture, dpi=150)
     print(table(run).markdown())
     print(picture)

@@ -65,7 +65,9 @@ class Hurting:
     def strike(self, task: str, chance: random.Random) -> Strike | None:
         """Hurt whoever has the role in a task."""
         victim = self._role.of(task, chance)
-        return victim and Strike(victim.name, self._way(victim, chance))
+        if victim is None:
+            return None
+        return Strike(victim.name, self._way(victim, chance))
 
 
 def kill(victim: Victim, chance: random.Random) -> Repair:

@@ -62,7 +62,7 @@ class Replica:
 
     def __init__(self, cluster: Cluster, place: int) -> None:
         self.name = ("primary", "backup")[place]
-        self.tasks = [f"ps:{index}" for index in range(len(cluster.servers))]
+        self.tasks: Sequence[str] = [f"ps:{index}" for index in range(len(cluster.servers))]
         self._cluster, self._place = cluster, place
         self._replicas = [
             Replicas(cluster.resolver, index) for index in range(len(cluster.servers))
@@ -90,7 +90,8 @@ class Worker:
         cluster: The cluster.
     """
 
-    name, tasks = "worker", ("workers",)
+    name = "worker"
+    tasks: Sequence[str] = ("workers",)
 
     def __init__(self, cluster: Cluster) -> None:
         self._workers = cluster.workers
@@ -115,7 +116,8 @@ class Coordinator:
         progress: Returns a number that grows while it has workers train.
     """
 
-    name, tasks = "coordinator", ("coordinator",)
+    name = "coordinator"
+    tasks: Sequence[str] = ("coordinator",)
 
     def __init__(self, cluster: Cluster, progress: Callable[[], int]) -> None:
         self._coordinator, self._progress = cluster.coordinator, progress
