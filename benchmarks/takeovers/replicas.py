@@ -14,7 +14,7 @@ from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 60.0
 
 
 class Answer(NamedTuple):
@@ -91,4 +91,13 @@ class Replicas:
                 if leads and answer.has_backup and told.verified >= verified:
                     return answer
             time.sleep(0.05)
-        raise TimeoutError(f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s")
+        told = "; ".join(map(_described, self.answers())) or "none answers"
+        raise TimeoutError(f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s: {told}")
+
+
+def _described(answer: Answer) -> str:
+    """Return what a replica says of itself, for people."""
+    told = answer.replication
+    number, standing = told.replica.index, Standing.Name(told.standing)
+    behind = f"{told.behind} records behind, equal at {told.verified}"
+    return f"replica {number} is {standing} in epoch {told.view.epoch}, {behind}; {told.trouble}"
