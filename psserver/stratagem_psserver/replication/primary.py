@@ -142,7 +142,7 @@ class Primary:
         if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
         link = self._link
-        if link is not None and self._required is None and self._is_close(link):
+        if link is not None and self._required is None and self._can_take_on(link):
             return await self._take_on(link)
         if self._clock() >= self._confirm_at:
             return await self._confirm()
@@ -175,8 +175,13 @@ class Primary:
             self._awaited_until = now + self._patience * _ALONE_AFTER
         return now >= self._awaited_until
 
-    def _is_close(self, link: BackupLink) -> bool:
-        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+    def _can_take_on(self, link: BackupLink) -> bool:
+        """Return whether a backup is close behind, and was heard of just now.
+
+        One that is suspended has a connection as well, and answers would wait for it in vain.
+        """
+        is_close = 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+        return is_close and link.lease.is_valid(self._clock())
 
     async def _go_on_alone(self) -> bool:
         LOG.warning(
@@ -266,6 +271,8 @@ class Primary:
             self.trouble = f"the replica at {replica.address}: {reason_of(error)}"
             raise
         finally:
+            # Whoever waits for what the backup tells is to wait no more.
+            link.close()
             self._left(link)
 
     def _require_place(self, replica: Replica) -> None:
