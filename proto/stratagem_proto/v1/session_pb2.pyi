@@ -145,6 +145,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     RESTORED_FIELD_NUMBER: builtins.int
     FRAME_SOCKETS_FIELD_NUMBER: builtins.int
     RECONNECT_SECONDS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -171,6 +172,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Time in which a client must be heard of again after its AttendSession calls have
     broken off, in seconds. Absent for worker servers, whose sessions are calls.
     """
+    replicas: builtins.int
+    """How many processes have the state of the task, of which the client has to know all addresses.
+    Absent where there is one, as for worker servers.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the server."""
@@ -192,9 +197,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         restored: builtins.bool = ...,
         frame_sockets: global___FrameSockets | None = ...,
         reconnect_seconds: builtins.float = ...,
+        replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "reconnect_seconds", b"reconnect_seconds", "restored", b"restored", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "reconnect_seconds", b"reconnect_seconds", "replicas", b"replicas", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 

@@ -77,6 +77,8 @@ class Primary:
         self._awaited_until = self._clock() + self._patience
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
+        # Whether something waits for what the backup acknowledges, besides answers.
+        self._counts_progress = False
         self._is_leaving = self._is_fenced = False
         self._leave_by = 0.0
         self._verification = Verification(state, log)
@@ -111,9 +113,7 @@ class Primary:
         """Lead until the arbiter has another primary; then nothing is answered any more."""
         try:
             while await self._adjust():
-                with suppress(TimeoutError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
-                self._changed.clear()
+                await self._look()
         finally:
             self._log.end(
                 UnavailableError(
@@ -125,6 +125,16 @@ class Primary:
                 self._link.close()
             self._has_ended.set()
 
+    async def _look(self) -> None:
+        """Wait until something has changed, or for a while."""
+        # As `asyncio.wait_for` does with a task of its own, for each acknowledgement.
+        timer = asyncio.get_running_loop().call_later(self._patience / _LOOKS, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+        self._changed.clear()
+
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
         if self._is_leaving:
@@ -132,7 +142,7 @@ class Primary:
         if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
         link = self._link
-        if link is not None and self._required is None and self._is_close(link):
+        if link is not None and self._required is None and self._can_take_on(link):
             return await self._take_on(link)
         if self._clock() >= self._confirm_at:
             return await self._confirm()
@@ -165,8 +175,13 @@ class Primary:
             self._awaited_until = now + self._patience * _ALONE_AFTER
         return now >= self._awaited_until
 
-    def _is_close(self, link: BackupLink) -> bool:
-        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+    def _can_take_on(self, link: BackupLink) -> bool:
+        """Return whether a backup is close behind, and was heard of just now.
+
+        One that is suspended has a connection as well, and answers would wait for it in vain.
+        """
+        is_close = 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+        return is_close and link.lease.is_valid(self._clock())
 
     async def _go_on_alone(self) -> bool:
         LOG.warning(
@@ -196,11 +211,10 @@ class Primary:
         return True
 
     async def _acknowledges(self, link: BackupLink, position: int) -> bool:
-        until = self._clock() + self._patience
+        until, self._counts_progress = self._clock() + self._patience, True
         while link is self._link and link.acknowledged < position and self._clock() < until:
-            self._changed.clear()
-            with suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
+            await self._look()
+        self._counts_progress = False
         return link is self._link and link.acknowledged >= position
 
     async def _confirm(self) -> bool:
@@ -257,6 +271,8 @@ class Primary:
             self.trouble = f"the replica at {replica.address}: {reason_of(error)}"
             raise
         finally:
+            # Whoever waits for what the backup tells is to wait no more.
+            link.close()
             self._left(link)
 
     def _require_place(self, replica: Replica) -> None:
@@ -278,7 +294,9 @@ class Primary:
 
     def _progressed(self) -> None:
         self._log.progressed()
-        self._changed.set()
+        # Of each update there is an acknowledgement, after which mostly nothing is to be done here.
+        if self._counts_progress or self._required is not self._link:
+            self._changed.set()
 
     def _leapt(self) -> None:
         """Send another image, since no record says what has changed."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import chain
 
 from stratagem_proto.errors import FailedPreconditionError, StratagemError, UnavailableError
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -18,6 +16,7 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
     View,
 )
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.channel import Channel, Peers
@@ -167,14 +166,18 @@ class ReplicatedTask:
         return self._host.state
 
     def _logged(self, state: ServerState) -> ReplicatedLog:
-        def needed() -> Iterator[int]:
-            return chain(state.rounds.records(), state.kept.records())
-
         disk = self._disk.log if self._disk else None
         position = disk.position if disk else state.changes.last
-        log = ReplicatedLog(position, disk, needed, self._settings.label)
+        log = ReplicatedLog(position, disk, self._retained(state), self._settings.label)
         state.changes.log = log
         return log
+
+    def _retained(self, state: ServerState) -> RetainedRecords:
+        """Return the records that an image of the state may lack."""
+        if standby := self._backup.standby:
+            return standby.retained
+        recovered = self._disk.retained if self._disk else None
+        return recovered or RetainedRecords(state)
 
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one, if this one leads.

@@ -45,6 +45,7 @@ class SessionRpcs:
             last_sequence=last_sequence,
             restored=self._state.resumed,
             frame_sockets=self._state.frame_sockets,
+            replicas=settings.replicas if settings.replicas > 1 else 0,
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

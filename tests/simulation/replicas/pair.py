@@ -152,21 +152,12 @@ class SimulatedPair:
         self._world.require(False, f"{self.name} has no primary with a backup: {reports}")
 
     def _is_settled(self) -> bool:
-        if self._logs and self._has_open_steps():
-            return True
         reports = [one.report() for one in self.replicas]
         standings = {report.standing for report in reports if report is not None}
         return standings == {STANDING_PRIMARY, STANDING_BACKUP}
 
-    def _has_open_steps(self) -> bool:
-        """Return whether a backup with a log has to wait for steps that may never be complete."""
-        state = self.state
-        return any((*state.rounds.records(), *state.kept.records()))
-
     async def check_equal(self) -> None:
         """Check that both replicas have the same state, to the bit."""
-        if self._logs and self._has_open_steps():
-            return
         primary = self.primary
         backup = self._other_of(primary)
         standby = await backup.standby()

@@ -345,6 +345,7 @@ class Connection:
                 request = opening(self._identity, run=self._expected)
                 answer = self._opened_by(request, knows_run=bool(self._expected))
                 session = opened(request, answer, self.peer)
+                self.route.require_all(answer.replicas)
                 self.route.learn(answer.frame_sockets)
                 self._session = session
                 self.attend()
