@@ -91,8 +91,10 @@ class Replicas:
                 if leads and answer.has_backup and told.verified >= verified:
                     return answer
             time.sleep(0.05)
-        told = "; ".join(map(_described, self.answers())) or "none answers"
-        raise TimeoutError(f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s: {told}")
+        described = "; ".join(map(_described, self.answers())) or "none answers"
+        raise TimeoutError(
+            f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s: {described}"
+        )
 
 
 def _described(answer: Answer) -> str:

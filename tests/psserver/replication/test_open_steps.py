@@ -46,12 +46,16 @@ class Worker:
 
     def contribute(self, server: ParameterServer, step: int, wait: float) -> None:
         """Commits ones to a step; waits until it is complete, if there is time to wait."""
-        value, terms = torch.ones(2), {"num_workers": WORKERS, "replicas": 1}
+        value = torch.ones(2)
         with self._at(server) as client:
             client.sequence = client.open().last_sequence
             header = update_header(client.key(), sgd(), {"v": value})
             contribution = pb.Contribution(
-                step=mark(step), worker=self._number, reduction=REDUCTION_SUM, **terms
+                step=mark(step),
+                worker=self._number,
+                reduction=REDUCTION_SUM,
+                num_workers=WORKERS,
+                replicas=1,
             )
             header.contribution.CopyFrom(contribution)
             client.upload("Update", encoded(header, [value]), pb.UpdateResponse)
