@@ -11,6 +11,9 @@ from pathlib import Path
 
 from examples.movielens import RATE
 
+# Of a moment, so that the size of the file tells how many there are.
+_LINE_BYTES = 16
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -96,17 +99,17 @@ class Account:
     def note_step(self) -> None:
         """Note that the result of a function has come."""
         with (self._folder / "steps").open("a") as file:
-            file.write(f"{time.monotonic():.3f}\n")
+            file.write(f"{time.monotonic():{_LINE_BYTES - 1}.3f}\n")
 
     def steps(self) -> Sequence[float]:
         """Return when results came, in seconds of the clock of this machine."""
         file = self._folder / "steps"
         return [float(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def size(self) -> int:
-        """Return a number that grows with each step."""
+    def taken(self) -> int:
+        """Return how many steps were taken so far."""
         file = self._folder / "steps"
-        return file.stat().st_size if file.exists() else 0
+        return file.stat().st_size // _LINE_BYTES if file.exists() else 0
 
     def conclude(self, outcome: Outcome) -> None:
         """Tell what became of it."""

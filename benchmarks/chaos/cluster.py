@@ -68,6 +68,11 @@ class Coordinator:
         self._is_down = False
 
     @property
+    def runs(self) -> bool:
+        """Whether it has not ended, in whatever way."""
+        return self._process.exit_code is None
+
+    @property
     def has_ended(self) -> bool:
         """Whether it came to its end."""
         return self._process.exit_code == 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from benchmarks.chaos.kinds import Kind
+from benchmarks.chaos.kinds import Kind, Strike
+
+_STEPS_BETWEEN = 10
 
 
 class Fault(NamedTuple):
@@ -29,19 +31,30 @@ class Fault(NamedTuple):
 class Faults:
     """Lets faults happen, and undoes each after its time.
 
+    A task has its next fault once the last one is undone and some steps were taken since then: a
+    request that was under way when two primaries ended is not sent again, by intention.
+
     Args:
         kinds: What can go wrong.
         chance: Draws what goes wrong.
         every: Seconds between two faults.
+        steps: Returns how many steps were taken so far.
 
     Attributes:
         happened: What went wrong so far.
     """
 
-    def __init__(self, kinds: Sequence[Kind], chance: random.Random, every: float) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        chance: random.Random,
+        every: float,
+        steps: Callable[[], int],
+    ) -> None:
         self.happened: list[Fault] = []
-        self._kinds, self._chance, self._every = kinds, chance, every
-        self._repairs: dict[str, Future[None]] = {}
+        self._kinds, self._chance, self._every, self._steps = kinds, chance, every, steps
+        # How many steps there were when the last fault of a task was undone.
+        self._repairs: dict[str, Future[int]] = {}
         self._is_over = threading.Event()
 
     def run(self) -> None:
@@ -69,13 +82,16 @@ class Faults:
             moment = time.monotonic()
             if struck := kind.strike(task, self._chance):
                 self.happened.append(Fault(moment, kind.name, struck.victim))
-                self._repairs[task] = self._threads.submit(struck.repair, self._is_over)
+                self._repairs[task] = self._threads.submit(self._undo, struck)
                 return
 
+    def _undo(self, struck: Strike) -> int:
+        struck.repair(self._is_over)
+        return self._steps()
+
     def _is_whole(self, task: str) -> bool:
-        """Return whether the last fault of a task is undone; raise what has kept it from that."""
+        """Return whether a task may have a fault; raise what has kept the last one from its end."""
         repair = self._repairs.get(task)
         if repair is None or not repair.done():
             return repair is None
-        repair.result()
-        return True
+        return self._steps() >= repair.result() + _STEPS_BETWEEN

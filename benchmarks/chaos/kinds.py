@@ -108,15 +108,15 @@ def _some_seconds(chance: random.Random) -> float:
     return chance.uniform(_LEAST_SECONDS, _MOST_SECONDS)
 
 
-def kinds_of(cluster: Cluster, progress: Callable[[], int]) -> list[Kind]:
+def kinds_of(cluster: Cluster, steps: Callable[[], int]) -> list[Kind]:
     """Return all kinds of fault that a cluster can have.
 
     Args:
         cluster: The cluster, which runs.
-        progress: Returns a number that grows while it trains.
+        steps: Returns how many steps were taken so far.
     """
     roles: list[Role] = [Replica(cluster, 0), Replica(cluster, 1), Worker(cluster)]
-    roles.append(Coordinator(cluster, progress))
+    roles.append(Coordinator(cluster, steps))
     ways = (("killed", kill), ("suspended", suspend))
     kinds: list[Kind] = [Hurting(role, *way) for role, way in product(roles, ways)]
     called = roles if cluster.hosts.can_cut("chief-0") else roles[:-1]

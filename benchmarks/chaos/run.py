@@ -72,7 +72,7 @@ class Run:
         cluster, account = self._cluster, self.account
         account.plan()
         with cluster.running():
-            self._await(lambda: account.size() > 0, START_SECONDS)
+            self._await(lambda: account.taken() > 0, START_SECONDS)
             account.begin()
             with self._failing():
                 self._train()
@@ -93,11 +93,11 @@ class Run:
             StandstillError: There are none.
         """
         began = grown = time.monotonic()
-        size = self.account.size()
+        steps = self.account.taken()
         with tqdm(total=round(self._seconds), unit="s", desc="chaos") as bar:
             while (elapsed := time.monotonic() - began) < self._seconds:
-                if size != self.account.size():
-                    size, grown = self.account.size(), time.monotonic()
+                if steps != self.account.taken():
+                    steps, grown = self.account.taken(), time.monotonic()
                 self._require_going_on(grown + _STANDSTILL_SECONDS)
                 bar.update(round(elapsed) - bar.n)
                 time.sleep(_POLL_SECONDS)
@@ -120,8 +120,8 @@ class Run:
         if not self._every:
             yield
             return
-        kinds = kinds_of(self._cluster, self.account.size)
-        faults = Faults(kinds, self._chance, self._every)
+        kinds = kinds_of(self._cluster, self.account.taken)
+        faults = Faults(kinds, self._chance, self._every, self.account.taken)
         self.happened = faults.happened
         failures: list[Exception] = []
         thread = threading.Thread(target=_run, args=(faults, failures), name="chaos")

@@ -113,24 +113,24 @@ class Coordinator:
 
     Args:
         cluster: The cluster.
-        progress: Returns a number that grows while it has workers train.
+        steps: Returns how many steps were taken so far.
     """
 
     name = "coordinator"
     tasks: Sequence[str] = ("coordinator",)
 
-    def __init__(self, cluster: Cluster, progress: Callable[[], int]) -> None:
-        self._coordinator, self._progress = cluster.coordinator, progress
+    def __init__(self, cluster: Cluster, steps: Callable[[], int]) -> None:
+        self._coordinator, self._steps = cluster.coordinator, steps
 
     def of(self, task: str, chance: random.Random) -> Victim | None:
         """Return the coordinator."""
         coordinator = self._coordinator
 
         def revive() -> None:
-            before = self._progress()
+            before = self._steps()
             coordinator.start()
             deadline = time.monotonic() + START_SECONDS
-            while self._progress() == before and time.monotonic() < deadline:
+            while self._steps() == before and coordinator.runs and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
 
         return Victim("coordinator", "chief-0", coordinator.send, coordinator.kill, revive)
