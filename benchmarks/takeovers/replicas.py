@@ -14,7 +14,7 @@ from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 120.0
 
 
 class Answer(NamedTuple):
