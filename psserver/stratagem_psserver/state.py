@@ -32,6 +32,7 @@ from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.synchronous.absences import Absences
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
@@ -60,7 +61,8 @@ class ServerState:
         self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
         self.attendance = Attendance()
         self.lost = LostClients()
-        self.rounds = Rounds()
+        self.absences = Absences(settings.rejoin_seconds)
+        self.rounds = Rounds(self.absences)
         self.budget = Budget(settings.staged_bytes, self._reclaim, self.clock)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
@@ -132,6 +134,7 @@ class ServerState:
         self.changes.opened(session_id, role, task, client)
         session.client = client or session_id
         self.lost.discard(session)
+        self.absences.ended(session.label)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
@@ -152,6 +155,8 @@ class ServerState:
         ended = self.ledger.expire(self.clock())
         for session in ended:
             self.session_ended(session, f"the lease of {session.label} ran out")
+        if self.absences.give_up(self.clock()):
+            self.groups_changed(self.rounds.groups)
         return ended
 
     def session_ended(self, session: Session, why: str, left: bool = False) -> None:
@@ -165,8 +170,10 @@ class ServerState:
         self.changes.ended(session.id, why, left)
         if left:
             self.lost.discard(session)
+            self.absences.ended(session.label)
         else:
             self.lost.add(session, why, self.clock())
+            self.absences.lost(session.label, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))

@@ -17,7 +17,11 @@ from types import FrameType
 
 from stratagem_deploy.clusters.replicated_server import replicated
 from stratagem_deploy.clusters.replication import arbiter_folder, replica_options
-from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
+from stratagem_deploy.clusters.server_process import (
+    ServerCommand,
+    ServerProcess,
+    patience_for_restarts,
+)
 from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_deploy.output.display import Display
@@ -165,11 +169,12 @@ class ScriptRun:
         """Return the server of a task, whose processes are those of the run."""
         storage, replicas = self._settings.storage, self._settings.replicas
         arbiter = arbiter_folder(storage, token_file.parent)
+        own = patience_for_restarts() if self._settings.max_restarts else {}
 
         def new_replica(address: str, number: int) -> RestartableServer:
             options = (*storage.options, *replica_options(replicas, number, arbiter))
             replica = number if replicas > 1 else None
-            command = ServerCommand("ps", index, address, token_file, options, replica=replica)
+            command = ServerCommand("ps", index, address, token_file, options, own, replica)
             process = ServerProcess(
                 command, show=self._shown_log(command.name, index), on_end=self._events.put
             )
