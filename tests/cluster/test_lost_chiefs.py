@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,15 @@ def kill_again_and_again(cluster: LocalCluster, folder: Path) -> Callable[[], No
     def kill() -> None:
         chance = random.Random(5)
         for number in range(1, KILLS + 1):
-            least = number * STEPS // (KILLS + 2)
-            eventually(lambda least=least: taken(folder, 0) >= least, 100.0)
+            eventually(partial(has_taken, folder, number * STEPS // (KILLS + 2)), 100.0)
             time.sleep(chance.random() / 20)
             cluster.restart("worker", 0)
 
     return kill
+
+
+def has_taken(folder: Path, steps: int) -> bool:
+    return taken(folder, 0) >= steps
 
 
 def taken(folder: Path, worker: int) -> int:
