@@ -22,6 +22,7 @@ from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.exactly_once.receiving import Receiver
 from stratagem_psserver.exactly_once.recording import ClosureTurns
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
+from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
@@ -58,7 +59,10 @@ class ServerState:
         self.figures = Figures()
         self.incarnation = self.environment.random_bytes(SESSION_ID_BYTES)
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
-        self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
+        self.succession = Succession()
+        self.ledger = SessionLedger(
+            settings.lease_seconds, settings.reconnect_seconds, self.succession
+        )
         self.attendance = Attendance()
         self.lost = LostClients()
         self.absences = Absences(settings.rejoin_seconds)
@@ -127,12 +131,17 @@ class ServerState:
         self.waits.changed(STEPS)
 
     def open_session(
-        self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
+        self,
+        session_id: bytes,
+        role: Role.ValueType,
+        task: Task,
+        client: bytes = b"",
+        program: bytes = b"",
     ) -> Session:
         """Begin or resume a session."""
         session = self.ledger.open(session_id, role, task, self.clock())
-        self.changes.opened(session_id, role, task, client)
-        session.client = client or session_id
+        session.client, session.program = client or session_id, program
+        self.changes.opened(session, client)
         self.lost.discard(session)
         self.absences.ended(session.label)
         self.barriers.session_opened(session.id)
