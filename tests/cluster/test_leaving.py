@@ -19,7 +19,8 @@ from stratagem_deploy import LocalCluster
 from tests.deploy.processes.process_tree import is_alive, python
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+# Starting a process takes long on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 # Every step adds one. The file says which steps were begun, and which ended.
 TRAIN = """
@@ -86,9 +87,9 @@ def test_a_run_that_is_to_end_lets_all_workers_finish_their_step(tmp_path: Path)
     with python(
         *command(tmp_path, "--notice", f"file:{notice}", "--grace", "60"), output=subprocess.PIPE
     ) as run:
-        eventually(lambda: both_train(tmp_path), 100.0)
+        eventually(lambda: both_train(tmp_path), 400.0)
         notice.touch()
-        output, errors = run.communicate(timeout=100)
+        output, errors = run.communicate(timeout=400)
     assert run.returncode == 0, errors
     for task in range(2):
         steps, given = ended(tmp_path, task)
@@ -99,7 +100,7 @@ def test_a_run_that_is_to_end_lets_all_workers_finish_their_step(tmp_path: Path)
 
 def test_a_worker_that_is_to_end_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     with python(*command(tmp_path), output=subprocess.PIPE) as run:
-        eventually(lambda: both_train(tmp_path), 100.0)
+        eventually(lambda: both_train(tmp_path), 400.0)
         process, _ = begun(tmp_path, 1)
         subprocess.run(["kill", "-TERM", str(process)], check=True)
         eventually(lambda: not is_alive(process))
@@ -107,7 +108,7 @@ def test_a_worker_that_is_to_end_leaves_and_the_others_go_on(tmp_path: Path) -> 
         eventually(lambda: begun(tmp_path, 0)[1] > seen + 3)
         assert run.poll() is None
         run.send_signal(signal.SIGTERM)
-        output, errors = run.communicate(timeout=100)
+        output, errors = run.communicate(timeout=400)
     assert run.returncode == 0, errors
     steps, given = ended(tmp_path, 1)
     assert (steps, given) == (begun(tmp_path, 1)[1], True)

@@ -18,7 +18,8 @@ from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import UnavailableError
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+# Starting a process takes long on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 STEPS, KILLS, WORKERS = 60, 3, 2
 
@@ -67,7 +68,7 @@ def kill_again_and_again(cluster: LocalCluster, folder: Path) -> Callable[[], No
     def kill() -> None:
         chance = random.Random(5)
         for number in range(1, KILLS + 1):
-            eventually(partial(has_taken, folder, number * STEPS // (KILLS + 2)), 100.0)
+            eventually(partial(has_taken, folder, number * STEPS // (KILLS + 2)), 400.0)
             time.sleep(chance.random() / 20)
             cluster.restart("worker", 0)
 
@@ -107,7 +108,7 @@ def meet(resolver: SimpleClusterResolver, folder: Path) -> None:
 
 def test_without_servers_the_others_end_and_name_the_chief(tmp_path: Path) -> None:
     def restart() -> None:
-        eventually(lambda: taken(tmp_path, 1) > 10, 100.0)
+        eventually(lambda: taken(tmp_path, 1) > 10, 400.0)
         cluster.restart("worker", 0)
 
     with LocalCluster(ps=0, workers=WORKERS, processes=True) as cluster:
