@@ -87,6 +87,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
     it does not understand with a message that names both versions.
@@ -111,6 +112,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
     again, and requests for the run before would then reach one of which the client
     knows nothing. Empty before the client has met a run of the server.
     """
+    program: builtins.bytes
+    """The program that the client belongs to: 16 random bytes that a process draws which creates
+    variables; worker servers that run its functions show the same. See SuccessionService. Empty
+    for clients that belong to no such program.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -125,9 +131,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         task: global___Task | None = ...,
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
+        program: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "program", b"program", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

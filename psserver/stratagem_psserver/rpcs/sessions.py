@@ -24,11 +24,12 @@ class SessionRpcs:
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         check_handshake(request, self._state.settings)
+        self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
             return self._response(0)
         session = self._state.open_session(
-            request.session_id, request.role, request.task, request.client
+            request.session_id, request.role, request.task, request.client, request.program
         )
         return self._response(session.numbering.last)
 
