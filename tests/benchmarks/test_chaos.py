@@ -40,6 +40,10 @@ def test_what_is_lost_or_there_twice_is_told(outcome: Outcome, updates: int, say
     assert says in found
 
 
+def _until_told(told: threading.Event) -> None:
+    told.wait()
+
+
 class Kind:
     """A fault that lasts until it is told to end."""
 
@@ -51,7 +55,7 @@ class Kind:
 
     def strike(self, task: str, chance: random.Random) -> Strike:
         self.struck.append(task)
-        return Strike(task, threading.Event.wait)
+        return Strike(task, _until_told)
 
 
 def test_a_task_has_one_fault_at_a_time_and_all_are_undone_in_the_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.processes.process_tree import python
 
 # Longer than any of its waits: what fails is told by the program, and not by this test.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 MINUTES = 2
 
