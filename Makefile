@@ -29,8 +29,8 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-cluster compose-test netns-test ray-test check answers \
-	coverage-table bench bench-quick peers wheels images format protos clean
+.PHONY: help demo test simulate test-cluster chaos-test compose-test netns-test ray-test \
+	check answers coverage-table bench bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses auto --dist loadfile \
-	    -m "not cluster and not compose and not netns and not ray"
+	    -m "not cluster and not chaos and not compose and not netns and not ray"
 	$(BIN)/pytest --numprocesses auto --dist loadfile --logged-servers --quiet \
 	    -m "not cluster" tests/psserver
 
@@ -49,6 +49,9 @@ test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or 
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+chaos-test: $(INSTALLED) ## Train for two minutes while something fails every two seconds.
+	$(BIN)/pytest -m chaos --capture=no tests/cluster
 
 compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engine if it must.
 	$(BIN)/pytest -m compose --capture=no --timeout=1500 tests/compose

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
+import sys
 import time
 from collections.abc import Collection, Sequence
 from enum import Enum
@@ -110,7 +112,15 @@ def _wrong(reports: Sequence[Report], quick: bool) -> Sequence[str]:
     return failed + fallen
 
 
+def _is_program(name: str) -> bool:
+    """Return whether `python -m benchmarks.NAME` is a program of its own."""
+    return Path(__file__).with_name(name).joinpath("__main__.py").exists()
+
+
 if __name__ == "__main__":
-    # As from a terminal, so that no contestant is left behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    typer.run(main)
+    if sys.argv[1:] and _is_program(sys.argv[1]):
+        runpy.run_module(f"benchmarks.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
+    else:
+        # As from a terminal, so that no contestant is left behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        typer.run(main)

@@ -7,7 +7,7 @@ of the first two is killed. Each rating is still trained on exactly once in each
 record which ones were.
 
 With `--cluster tf-config` or `--cluster kubernetes`, servers and workers run elsewhere, and workers
-may come and go.
+may come and go. A second program that is started so stands by, and takes over if the first is lost.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -43,6 +44,7 @@ from stratagem.coordinator import (
     ClusterCoordinator,
     RemoteValue,
     experimental_get_current_worker_index,
+    stand_by,
 )
 from stratagem_deploy import LocalCluster
 
@@ -242,6 +244,18 @@ def resolver_of(place: Place) -> ClusterResolver:
     return UnionResolver(own, found)
 
 
+def train_in_turn(resolver: ClusterResolver, checkpoints: Path | None) -> Result | None:
+    """Trains once no other program does; returns nothing if another one has come to the end."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(stand_by(resolver))
+        except stratagem.CancelledError as end:
+            print(f"coordinator: {end}")
+            return None
+        strategy = stack.enter_context(stratagem.ParameterServerStrategy(resolver))
+        return train(strategy, {}, checkpoints, resolver_seconds=5.0)
+
+
 def main(
     seed: Annotated[int, typer.Option(help="Of the first weights and the order.")] = 0,
     cluster: Annotated[
@@ -251,12 +265,14 @@ def main(
 ) -> None:
     """Train on a cluster, by default on one that is started on this machine."""
     torch.manual_seed(seed)
+    result: Result | None
     if cluster is Place.HERE:
         with LocalCluster(ps=2, worker_servers=WORKERS - 1, processes=True) as started:
             result = train_on(started, save)
     else:
-        with stratagem.ParameterServerStrategy(resolver_of(cluster)) as strategy:
-            result = train(strategy, {}, save, resolver_seconds=5.0)
+        result = train_in_turn(resolver_of(cluster), save)
+    if result is None:
+        return
     Console().print(report(result))
     print(f"coordinator: test RMSE {result.error:.4f}")
 

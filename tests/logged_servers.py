@@ -102,6 +102,7 @@ def described(state: ServerState) -> dict[str, Any]:
         **json.loads(json.dumps(facts)),
         "open": {session.id for session in state.ledger.opened()},
         "gate": state.gate.facts(),
+        "succession": state.succession.facts(),
         "contributions": None if state.rounds.awaits_norms() else state.rounds.facts(),
         "kept": sorted(state.kept.records()),
         "first": state.store.first_version,

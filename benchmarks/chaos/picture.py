@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+import matplotlib
 import numpy as np
 from matplotlib import figure
 
 from benchmarks.chaos.faults import Fault
 
-_COLORS = ["tab:red", "tab:orange", "tab:purple", "tab:brown", "tab:green", "tab:gray"]
+_COLORS = matplotlib.colormaps["tab20"].colors[2:]  # type: ignore[attr-defined]
 
 
 def drawn(steps: Sequence[float], happened: Sequence[Fault]) -> figure.Figure:
@@ -21,7 +22,7 @@ def drawn(steps: Sequence[float], happened: Sequence[Fault]) -> figure.Figure:
         happened: What went wrong.
     """
     began = min([*steps, *(fault.moment for fault in happened)], default=0.0)
-    picture = figure.Figure(figsize=(14, 4), layout="constrained")
+    picture = figure.Figure(figsize=(14, 5), layout="constrained")
     axes = picture.subplots()
     times = np.asarray(steps) - began
     axes.hist(times, bins=range(int(times.max(initial=0.0)) + 2), color="tab:blue", alpha=0.6)
@@ -30,5 +31,6 @@ def drawn(steps: Sequence[float], happened: Sequence[Fault]) -> figure.Figure:
         moments = [fault.moment - began for fault in faults]
         axes.vlines(moments, 0, 1, color, transform=axes.get_xaxis_transform(), lw=0.8, label=kind)
     axes.set(xlabel="seconds", ylabel="steps in a second", xlim=(0, None))
-    axes.legend(loc="upper right", fontsize="small")
+    if happened:
+        picture.legend(loc="outside lower center", ncols=6, fontsize="small")
     return picture

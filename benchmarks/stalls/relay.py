@@ -24,7 +24,7 @@ class Relay:
         self.server = ""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets: list[socket.socket] = []
+        self._sockets: set[socket.socket] = set()
         self.there, self.back = threading.Event(), threading.Event()
         self.there.set()
         self.back.set()
@@ -33,12 +33,29 @@ class Relay:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
-                host, _, port = self.server.rpartition(":")
-                server = socket.create_connection((host, int(port)))
-                self._sockets += client, server
-                for way in ((client, server, self.there), (server, client, self.back)):
-                    threading.Thread(target=_pass, args=way, daemon=True).start()
+                self._connect(self._listener.accept()[0])
+
+    def _connect(self, client: socket.socket) -> None:
+        """Connect a client with the server, or hang up if that does not run."""
+        host, _, port = self.server.rpartition(":")
+        try:
+            server = socket.create_connection((host, int(port)))
+        except OSError:
+            client.close()
+            return
+        threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        """Pass bytes both ways until both have ended."""
+        self._sockets |= {client, server}
+        way = (server, client, self.back)
+        back = threading.Thread(target=_pass, args=way, daemon=True)
+        back.start()
+        _pass(client, server, self.there)
+        back.join()
+        for each in (client, server):
+            each.close()
+            self._sockets.discard(each)
 
     @contextmanager
     def cut(self, direction: threading.Event) -> Iterator[None]:
@@ -54,7 +71,7 @@ class Relay:
         for each in (self._listener, *self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self._listener.close()
 
 
 def _pass(source: socket.socket, target: socket.socket, passes: threading.Event) -> None:

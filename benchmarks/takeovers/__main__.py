@@ -24,18 +24,20 @@ from stratagem_deploy import LocalCluster
 # So that each round ends with all bytes compared.
 _VERIFY = {"STRATAGEM_VERIFY_SECONDS": "0.2"}
 
-Round: TypeAlias = Callable[[Replicas, Callable[[], None]], float]
+Update: TypeAlias = Callable[[], None]
+
+Round: TypeAlias = Callable[[LocalCluster, Replicas, Update], float]
 """Loses a primary, and returns the seconds until the next update is acknowledged."""
 
 
-def _kill(replicas: Replicas, update: Callable[[], None]) -> float:
+def _kill(cluster: LocalCluster, replicas: Replicas, update: Update) -> float:
     os.kill(replicas.primary().status.pid, signal.SIGKILL)
     seconds = _timed(update)
-    replicas.cluster.restart("ps", 0)
+    cluster.restart("ps", 0)
     return seconds
 
 
-def _suspend(replicas: Replicas, update: Callable[[], None]) -> float:
+def _suspend(cluster: LocalCluster, replicas: Replicas, update: Update) -> float:
     pid = replicas.primary().status.pid
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -45,17 +47,17 @@ def _suspend(replicas: Replicas, update: Callable[[], None]) -> float:
     return seconds
 
 
-def _stop(replicas: Replicas, update: Callable[[], None]) -> float:
+def _stop(cluster: LocalCluster, replicas: Replicas, update: Update) -> float:
     replicas.primary()
-    stopping = threading.Thread(target=replicas.cluster.stop, args=("ps", 0))
+    stopping = threading.Thread(target=cluster.stop, args=("ps", 0))
     stopping.start()
     seconds = _timed(update)
     stopping.join()
-    replicas.cluster.restart("ps", 0)
+    cluster.restart("ps", 0)
     return seconds
 
 
-def _timed(update: Callable[[], None]) -> float:
+def _timed(update: Update) -> float:
     began = time.monotonic()
     update()
     return time.monotonic() - began
@@ -118,11 +120,11 @@ def _lost(lose: Round, count: int, log: bool, name: str) -> tuple[list[float], i
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(log))
         strategy = stack.enter_context(ParameterServerStrategy(cluster.cluster_resolver))
-        replicas, counting = Replicas(cluster), Counting(strategy)
+        replicas, counting = Replicas(cluster.cluster_resolver), Counting(strategy)
         times, difference = [], 0
         for _ in tqdm(range(count), desc=name, unit="loss"):
             counting.add()
-            times.append(lose(replicas, counting.add))
+            times.append(lose(cluster, replicas, counting.add))
             counting.add()
             replicas.await_equal()
             difference = difference or counting.difference()

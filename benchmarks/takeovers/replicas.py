@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from stratagem_deploy import LocalCluster
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy.watching.asking import ask
+from stratagem_deploy.watching.listing import variables_of
 from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
@@ -31,13 +33,12 @@ class Replicas:
     """The replicas of one server of a cluster.
 
     Args:
-        cluster: The cluster, of processes.
+        resolver: The cluster.
         index: The index of the server.
     """
 
-    def __init__(self, cluster: LocalCluster, index: int = 0) -> None:
-        self.cluster, self.index = cluster, index
-        resolver = cluster.cluster_resolver
+    def __init__(self, resolver: ClusterResolver, index: int = 0) -> None:
+        self.index = index
         address = resolver.cluster_spec().task_address("ps", index)
         self._token = resolver.cluster_token or ""
         self._places = [
@@ -59,6 +60,11 @@ class Replicas:
         standings = [each.replication.standing for each in answers]
         is_complete = standings == [Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP]
         return answers if is_complete and answers[0].has_backup else []
+
+    def versions(self) -> Mapping[str, int]:
+        """Return the versions of all variables that the primary has."""
+        answers = ask(self._places, self._token, _PATIENCE_SECONDS, with_variables=True)
+        return {each["name"]: each["version"] for each in variables_of(answers)}
 
     def primary(self) -> Answer:
         """Return what the primary says, of a pair that is complete.
@@ -85,4 +91,15 @@ class Replicas:
                 if leads and answer.has_backup and told.verified >= verified:
                     return answer
             time.sleep(0.05)
-        raise TimeoutError(f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s")
+        described = "; ".join(map(_described, self.answers())) or "none answers"
+        raise TimeoutError(
+            f"no primary with an equal backup in {_PATIENCE_SECONDS:g} s: {described}"
+        )
+
+
+def _described(answer: Answer) -> str:
+    """Return what a replica says of itself, for people."""
+    told = answer.replication
+    number, standing = told.replica.index, Standing.Name(told.standing)
+    behind = f"{told.behind} records behind, equal at {told.verified}"
+    return f"replica {number} is {standing} in epoch {told.view.epoch}, {behind}; {told.trouble}"

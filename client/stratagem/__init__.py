@@ -19,6 +19,7 @@ from stratagem._core.enums import (
     VariableAggregation,
     VariableSynchronization,
 )
+from stratagem._core.notices import Notice
 from stratagem._core.options import CommunicationOptions, InputContext, RunOptions, ValueContext
 from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
 from stratagem._core.tensors.indexed_slices import IndexedSlices
@@ -57,6 +58,7 @@ from stratagem_proto.errors import (
     RowIndexError,
     SessionLostError,
     StratagemError,
+    SupersededError,
     UnauthenticatedError,
     UnavailableError,
     UnbatchedInputError,
@@ -153,6 +155,7 @@ __all__ = [
     "NonFiniteGradientError",
     "NotFoundError",
     "NotPrimaryError",
+    "Notice",
     "OneDeviceStrategy",
     "OutOfRangeError",
     "PSUnavailableError",
@@ -175,6 +178,7 @@ __all__ = [
     "StratagemError",
     "Strategy",
     "StrategyExtended",
+    "SupersededError",
     "TPUStrategy",
     "TaskLoad",
     "TaskMove",

@@ -164,11 +164,14 @@ class ConsistencyReport:
         consistency: What holds for the newest step.
         since: The first step for which it holds.
         workers: Those that have begun a step, by name, as in "/job:worker/task:1".
+        completed: Number of the newest synchronous step that has all contributions that it needs; 0
+            if there is none. A worker that is started again goes on with the step after it.
     """
 
     consistency: Consistency
     since: int
     workers: Mapping[str, WorkerReport]
+    completed: int = 0
 
 
 KINDS: Mapping[str, type[Consistency]] = {kind._name: kind for kind in (Async, Bounded, Sync)}

@@ -18,6 +18,7 @@ StratagemError
 │   ├── AttachmentError                    worker and chief built different variables
 │   ├── UnstagedContributionError          nothing is staged of what is to count
 │   ├── SessionLostError                   the server no longer knows the session
+│   ├── SupersededError                    another program coordinates in the place of this one
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
 │   └── ClosureInputError                  what a closure uses is not on its worker
@@ -135,6 +136,10 @@ class UnstagedContributionError(FailedPreconditionError):
 
 class SessionLostError(FailedPreconditionError):
     """The server does not know the session, for instance after a restart."""
+
+
+class SupersededError(FailedPreconditionError):
+    """Another program has taken the place of this one, which coordinates no more."""
 
 
 class ProtocolVersionError(FailedPreconditionError):

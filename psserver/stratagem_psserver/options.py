@@ -21,6 +21,12 @@ class ServerOptions(ServingOptions):
     reconnect_seconds: float = Field(
         5.0, ge=0.1, description="Seconds that a client has to reconnect after a lost connection."
     )
+    rejoin_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds that workers which step together wait for one that was lost, so that "
+        "it can be started again; 0 to fail at once.",
+    )
     staged_bytes: int | None = Field(
         None,
         ge=1,

@@ -185,13 +185,14 @@ class ReplicatedService:
         """Have the task move to this server; as `ReplicatedTask.take_over`."""
         return await self._require_task().take_over(seconds)
 
-    async def leave(self) -> None:
-        """Leave the task to the other replica, if there is one that has everything."""
+    async def leave(self) -> bool:
+        """Leave the task to the other replica, if that has everything; return whether it serves."""
         if self._task is not None:
             await self._task.leave()
         if isinstance(self._arbiter, ChiefArbiter):
             # Its call would hold the end of the server up.
             await self._arbiter.close()
+        return self._task is not None and bool(self._task.primary[0])
 
     async def close(self) -> None:
         """Take part no more."""

@@ -160,12 +160,26 @@ class ParameterServer(RpcServer):
             self._health.tell(FOLLOWING, self._replicated.has_place)
 
     async def _refuse(self, seconds: float) -> None:
-        if self._replicated is not None:
-            await self._replicated.leave()
+        await self._hand_on()
         self._state.attendance.close()
         self._state.waits.close(
             UnavailableError(f"{self.settings.label} is shutting down; repeat the call")
         )
+
+    async def _hand_on(self) -> None:
+        """Give what it has to others, in the first way in which that is possible."""
+        for way in (self._to_backup, self._to_disk):
+            if await way():
+                return
+        self._log.info("ends with what it has", remedy="give it a backup, or a durability")
+
+    async def _to_backup(self) -> bool:
+        """Return whether its backup serves now in its place."""
+        return self._replicated is not None and await self._replicated.leave()
+
+    async def _to_disk(self) -> bool:
+        """Return whether an image is taken of it, which is at the end, when no calls are left."""
+        return self.settings.durability != "none"
 
     async def _end(self) -> None:
         for task in self._recurring:

@@ -14,6 +14,7 @@ from stratagem_psserver.servicer import (
     closure_handler,
     data_handler,
     service_handler,
+    succession_handler,
 )
 from stratagem_psserver.state import ServerState
 
@@ -48,6 +49,7 @@ class Service:
             checkpoint_handler(state, self.saves),
             closure_handler(state),
             data_handler(state),
+            succession_handler(state),
         )
 
     async def _fill_status(self, status: GetStatusResponse, with_variables: bool) -> None:

@@ -24,6 +24,7 @@ from stratagem_proto.v1 import (
     consistency_pb2,
     draws_pb2,
     session_pb2,
+    succession_pb2,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
@@ -45,6 +46,7 @@ from stratagem_psserver.rpcs.closures import ClosureRpcs, DrawRpcs
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
 from stratagem_psserver.rpcs.sessions import BarrierRpcs, SessionRpcs
+from stratagem_psserver.rpcs.succession import SuccessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import KeyRpcs, VariableRpcs
@@ -55,6 +57,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
 _DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"].full_name
+_SUCCESSION = succession_pb2.DESCRIPTOR.services_by_name["SuccessionService"].full_name
 
 Answer = TypeVar("Answer")
 
@@ -112,6 +115,16 @@ def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
         "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
     }
     return grpc.method_handlers_generic_handler(_DATA, handlers)
+
+
+def succession_handler(state: ServerState) -> grpc.GenericRpcHandler:
+    """Return the handler of the succession service."""
+    unary, rpcs = _methods(state).unary, SuccessionRpcs(state)
+    handlers = {
+        "AwaitVacancy": unary(succession_pb2.AwaitVacancyRequest, rpcs.await_vacancy),
+        "Succeed": unary(succession_pb2.SucceedRequest, rpcs.succeed),
+    }
+    return grpc.method_handlers_generic_handler(_SUCCESSION, handlers)
 
 
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:

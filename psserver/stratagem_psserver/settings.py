@@ -22,6 +22,8 @@ class ServerSettings(ServingSettings):
         reconnect_seconds: Seconds that a client has to reconnect after its connection was closed,
             as the system does when a process ends; then its session ends. A larger value than the
             lease counts as the lease.
+        rejoin_seconds: Seconds that workers which step together wait for one that was lost, so that
+            it can be started again; 0 to fail at once.
         staged_bytes: Most bytes that requests and answers may occupy until they are applied or
             sent. Memory of large requests that is kept for later ones counts, until other requests
             need the bytes. The memory that clients of the same host share with the server has a
@@ -58,6 +60,7 @@ class ServerSettings(ServingSettings):
 
     job: str = "ps"
     reconnect_seconds: float = 5.0
+    rejoin_seconds: float = 0.0
     staged_bytes: int = field(default_factory=half_of_memory)
     variable_bytes: int | None = None
     restore: str = ""

@@ -22,6 +22,7 @@ from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.exactly_once.receiving import Receiver
 from stratagem_psserver.exactly_once.recording import ClosureTurns
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
+from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
@@ -32,6 +33,7 @@ from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.synchronous.absences import Absences
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
@@ -57,10 +59,14 @@ class ServerState:
         self.figures = Figures()
         self.incarnation = self.environment.random_bytes(SESSION_ID_BYTES)
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
-        self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
+        self.succession = Succession()
+        self.ledger = SessionLedger(
+            settings.lease_seconds, settings.reconnect_seconds, self.succession
+        )
         self.attendance = Attendance()
         self.lost = LostClients()
-        self.rounds = Rounds()
+        self.absences = Absences(settings.rejoin_seconds)
+        self.rounds = Rounds(self.absences)
         self.budget = Budget(settings.staged_bytes, self._reclaim, self.clock)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
@@ -125,13 +131,19 @@ class ServerState:
         self.waits.changed(STEPS)
 
     def open_session(
-        self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
+        self,
+        session_id: bytes,
+        role: Role.ValueType,
+        task: Task,
+        client: bytes = b"",
+        program: bytes = b"",
     ) -> Session:
         """Begin or resume a session."""
         session = self.ledger.open(session_id, role, task, self.clock())
-        self.changes.opened(session_id, role, task, client)
-        session.client = client or session_id
+        session.client, session.program = client or session_id, program
+        self.changes.opened(session, client)
         self.lost.discard(session)
+        self.absences.ended(session.label)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
@@ -152,6 +164,8 @@ class ServerState:
         ended = self.ledger.expire(self.clock())
         for session in ended:
             self.session_ended(session, f"the lease of {session.label} ran out")
+        if self.absences.give_up(self.clock()):
+            self.groups_changed(self.rounds.groups)
         return ended
 
     def session_ended(self, session: Session, why: str, left: bool = False) -> None:
@@ -165,8 +179,10 @@ class ServerState:
         self.changes.ended(session.id, why, left)
         if left:
             self.lost.discard(session)
+            self.absences.ended(session.label)
         else:
             self.lost.add(session, why, self.clock())
+            self.absences.lost(session.label, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.namespace import missing
+from benchmarks.harness.network import SUBNET, Network, addresses
 from tests.deploy.manifests.pods import Pod, pods
 from tests.netns.control_plane import ControlPlane
 from tests.netns.host import Host
-from tests.netns.namespace import missing
-from tests.netns.network import SUBNET, Network, addresses
 from tests.netns.volumes import Volumes
 
 RATE = "40mbit"

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.harness.namespace import Namespace
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.replication.arbiters.views import view_of
-from tests.netns.namespace import Namespace
 from tests.psserver.replication.arbiters.lease_server import LeaseServer, kubeconfig_for
 
 PORT = 8080

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.harness.namespace import Namespace
 from stratagem_deploy.processes.process import import_path
 from tests.deploy.manifests.pods import Container, Pod
-from tests.netns.namespace import Namespace
 
 ROOT = Path(__file__).parents[2]
 

@@ -70,7 +70,7 @@ def uses_data_port(host: Host) -> bool:
 def test_namespaces_end_with_a_program_that_is_killed() -> None:
     program = """if True:
         import sys
-        from tests.netns.namespace import Namespace
+        from benchmarks.harness.namespace import Namespace
         space = Namespace()
         inside = space.start("sleep", "600", output=sys.stderr)
         print(space.holder.pid, inside.pid, flush=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from benchmarks.harness.network import Network
 from stratagem_proto.v1.replication_pb2 import View
 from tests.demo import CLOSE, DEMO_RMSE, demo_error
 from tests.netns.conftest import Cluster
 from tests.netns.control_plane import ControlPlane
-from tests.netns.network import Network
 from tests.netns.training import (
     MEGABYTE,
     STEPS,

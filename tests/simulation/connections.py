@@ -34,11 +34,11 @@ from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
 from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import from_rpc_error
 from tests.simulation.network import Sent
 from tests.simulation.route import Route
 from tests.simulation.servers import SimulatedServer
+from tests.simulation.shared_segment import SharedSegment
 from tests.simulation.world import World
 
 DEADLINES = Deadlines(call=4.0, connect=20.0)
@@ -240,11 +240,11 @@ class SimulatedConnection:
             self._experience.note(request)
         return result
 
-    def _shared(self, nbytes: int) -> Segment | None:
+    def _shared(self, nbytes: int) -> SharedSegment | None:
         """Return memory that this process shares with the server for one attempt, if any."""
         if not nbytes or self._world.chance.random() >= self._shares:
             return None
-        return Segment(torch.zeros(nbytes, dtype=torch.uint8).numpy().data)
+        return SharedSegment(torch.zeros(nbytes, dtype=torch.uint8).numpy().data)
 
     async def _resume(self) -> None:
         session = self.session

@@ -10,8 +10,8 @@ import grpc
 
 from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.segment import Segment
 from tests.simulation.servers import SimulatedServer
+from tests.simulation.shared_segment import SharedSegment
 from tests.simulation.world import World
 
 _QUICK_SECONDS, _LATE_SECONDS = 0.01, 8.0
@@ -34,15 +34,16 @@ class Sent(NamedTuple):
 
     path: str
     messages: Sequence[bytes]
-    segment: Segment | None = None
+    segment: SharedSegment | None = None
 
     def __str__(self) -> str:
         return self.path.rpartition("/")[2]
 
     def overwrite(self) -> None:
-        """Overwrite what is shared with the server."""
+        """Overwrite what the server has read; before, that would make another request of it."""
         assert self.segment is not None
-        self.segment.view(0, self.segment.nbytes)[:] = b"B" * self.segment.nbytes
+        if self.segment.is_read:
+            self.segment.view(0, self.segment.nbytes)[:] = b"B" * self.segment.nbytes
 
 
 class Place(Protocol):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stratagem._shipping.kinds import load_result
+from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.conftest import TOKEN
@@ -80,11 +81,12 @@ def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -
         eventually(mark.exists)
         process.popen.send_signal(signal.SIGTERM)
         eventually(lambda: refuses(process.address))
+        with pytest.raises(ClosureFailure, match="given up") as given_back:
+            waiting.result(PATIENCE)
+        assert given_back.value.kind is FailureKind.CANCELLED
         assert not running.done()
         mark.unlink()
         assert load_result(running.result(PATIENCE).payload) == "through"
-        with pytest.raises(WorkerLostError):
-            waiting.result(PATIENCE)
     assert process.popen.wait(PATIENCE) == 0
 
 

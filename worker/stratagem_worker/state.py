@@ -133,7 +133,7 @@ class WorkerState:
         """Let what runs end, and end all sessions."""
         self._draining = True
         for session in self._sessions.values():
-            session.drain()
+            session.leave()
         end = time.monotonic() + seconds
         while not self._executor.idle and time.monotonic() < end:
             await asyncio.sleep(_GLANCE_SECONDS)

@@ -299,7 +299,13 @@ class Dispatch:
         with self._monitor:
             if self._roster.welcome(attendant, worker):
                 self._runs.obey(self._queue.worker_ready(worker.index))
+        worker.when_leaving(partial(self._retire, worker))
         worker.when_ended(partial(self._lose, worker))
+
+    def _retire(self, worker: RemoteWorker) -> None:
+        with self._monitor:
+            if self._roster.retire(worker):
+                self._runs.obey(self._queue.worker_retires(worker.index))
 
     def _refuse(self, attendant: Attendant, error: StratagemError) -> None:
         with self._monitor:

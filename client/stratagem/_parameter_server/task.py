@@ -18,11 +18,13 @@ from stratagem._parameter_server.variables.partitioning import VariablePartition
 from stratagem._parameter_server.variables.placement import placement_named
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.program import this_program
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Consistency
 from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.encodings import NARROW_DTYPES
 
@@ -134,7 +136,12 @@ def servers_of(member: Membership, resolver: ClusterResolver, settings: Settings
 def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
     secret = token_from_environment() if token is None else token
     return Identity(
-        member.role, member.task_type, member.task_id, secret, outlives_servers=not synchronous
+        member.role,
+        member.task_type,
+        member.task_id,
+        secret,
+        outlives_servers=not synchronous,
+        program=this_program() if member.role == ROLE_CHIEF else b"",
     )
 
 

@@ -157,6 +157,11 @@ class ServerGroup:
         for task, run in runs.items():
             self._connections[task].expect(run)
 
+    def act_for(self, program: bytes) -> None:
+        """Belong to a program of another process, whose functions this one runs."""
+        for connection in self._connections:
+            connection.act_for(program)
+
     def move(self, addresses: Sequence[str]) -> None:
         """Note where servers are now, by another task's `addresses`."""
         for connection, address in zip(self._connections, addresses, strict=True):

@@ -44,14 +44,16 @@ class StrategyKind(SessionKind, ChangingKind):
         extended = subject.extended
         assert isinstance(extended, ParameterServerExtended)
         cluster = extended._membership.cluster.as_dict()
-        return cluster, subject._settings.of_all_tasks()
+        return cluster, subject._settings.of_all_tasks(), _servers(subject).identity.program
 
     def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
-        cluster, settings = essence
+        cluster, settings, program = essence
         resolver = SimpleClusterResolver(
             _joined_by(ClusterSpec(cluster), task), task_type="worker", task_id=task.index
         )
-        return AttachedStrategy(resolver, token=task.token, **settings)
+        made = AttachedStrategy(resolver, token=task.token, **settings)
+        _servers(made).act_for(program)
+        return made
 
     def stamp(self, subject: ParameterServerStrategy) -> object:
         return _servers(subject).whereabouts

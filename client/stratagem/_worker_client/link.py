@@ -140,6 +140,11 @@ class WorkerLink:
         assert self._stream is not None, "the link is not connected"
         self._stream.ending.add_done_callback(lambda ending: tell(ending.result()))
 
+    def when_leaving(self, tell: Callable[[], None]) -> None:
+        """Call a function once, in any thread, when the worker says that it is about to stop."""
+        assert self._stream is not None, "the link is not connected"
+        self._stream.leaving.add_done_callback(lambda _: tell())
+
     def define(self, handle: int, payload: bytes) -> None:
         """Give the worker an object to which later payloads refer, or change one."""
         self._send(_define(handle, payload))

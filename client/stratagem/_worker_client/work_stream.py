@@ -68,6 +68,7 @@ class WorkStream:
 
     Attributes:
         ending: Why the session ended, once it has.
+        leaving: Done once the worker has said that it is about to stop.
     """
 
     def __init__(self, wire: Wire, peer: str, show: Show, meter: TrafficMeter) -> None:
@@ -79,6 +80,7 @@ class WorkStream:
         self._pieces = Pieces()
         self._changing = threading.Lock()
         self.ending: Future[StratagemError] = Future()
+        self.leaving: Future[None] = Future()
         self._loss: StratagemError | None = None
         self._ended = threading.Event()
         self._heard = time.monotonic()
@@ -219,6 +221,8 @@ class WorkStream:
                 self._finish(event.finished)
             elif kind == "sent_back":
                 self._receive(event.sent_back)
+            elif kind == "leaving":
+                self.leaving.set_result(None)
             elif kind == "output":
                 self._show(stream_of(event.output), event.output.text)
 

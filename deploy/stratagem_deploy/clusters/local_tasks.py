@@ -14,7 +14,11 @@ from stratagem_deploy.clusters.replication import (
     replica_options,
     replica_settings,
 )
-from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
+from stratagem_deploy.clusters.server_process import (
+    ServerCommand,
+    ServerProcess,
+    patience_for_restarts,
+)
 from stratagem_deploy.clusters.servers import RestartableServer, ServerThread
 from stratagem_deploy.clusters.workers import LocalWorker, ProcessWorker, ThreadWorker
 from stratagem_deploy.processes.addresses import ReservedAddresses
@@ -98,7 +102,7 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
     arbiter = arbiter_folder(plan.storage, directory.path)
 
     def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
-        own = share_of_cores(plan.worker_servers) if job == "worker" else {}
+        own = _environment(plan, job)
         count = plan.replicas_of(job)
         movable = plan.movable and job == "ps"
         given = *options[job], *replica_options(count, number, arbiter, movable)
@@ -111,6 +115,13 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
         for index in range(plan.workers)
     ]
     return _tasks(plan, addresses, new_replica, workers)
+
+
+def _environment(plan: Plan, job: str) -> Mapping[str, str]:
+    """Return what a server of a job finds in its environment, besides what we found in ours."""
+    if job == "worker":
+        return share_of_cores(plan.worker_servers)
+    return patience_for_restarts() if plan.workers else {}
 
 
 def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -17,7 +18,21 @@ from stratagem_proto.errors import DeadlineExceededError, UnavailableError
 
 _POLL_SECONDS = 0.02
 
+# What sets `rejoin_seconds` of parameter servers, unless they get an option that does.
+_REJOIN = "STRATAGEM_REJOIN_SECONDS"
+
+# Others wait for the processes to start again that this machine can start meanwhile.
+_REJOIN_SECONDS = 300.0
+
 _PROGRAMS = {"ps": "stratagem_psserver", "worker": "stratagem_worker"}
+
+
+def patience_for_restarts() -> Mapping[str, str]:
+    """Return an environment in which parameter servers expect lost workers to be started again.
+
+    Workers that step together then wait for them. What our environment says counts.
+    """
+    return {_REJOIN: os.environ.get(_REJOIN, str(_REJOIN_SECONDS))}
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,13 @@ class Display(ABC):
         """
 
     @abstractmethod
-    def rejoins(self, process: Process) -> None:
-        """Show that a replica of a server has ended and will be started again."""
+    def rejoins(self, process: Process, part: str) -> None:
+        """Show that a process has ended, and will be started again in another part.
+
+        Args:
+            process: A replica of a server, or a program that coordinates.
+            part: "the backup", or what else it is then.
+        """
 
     @abstractmethod
     def failed(self, process: Process) -> None:

@@ -43,7 +43,7 @@ class JsonLines(Display):
         ended = describe_exit(process.exit_code or 0)
         self._write(task=process.name, ended=ended, restart=restart, most=most)
 
-    def rejoins(self, process: Process) -> None:
+    def rejoins(self, process: Process, part: str) -> None:
         self._write(task=process.name, ended=describe_exit(process.exit_code or 0), rejoins=True)
 
     def failed(self, process: Process) -> None:

@@ -73,10 +73,10 @@ class Screen(Display):
         message = f"stratagem: {process.name} failed, with {ended}, and is started"
         self.say(f"{message} again: restart {restart} of {most}", "bold yellow")
 
-    def rejoins(self, process: Process) -> None:
+    def rejoins(self, process: Process, part: str) -> None:
         ended = describe_exit(process.exit_code or 0)
         message = f"stratagem: {process.name} ended, with {ended}, and is started again"
-        self.say(f"{message} as the backup", "bold yellow")
+        self.say(f"{message} as {part}", "bold yellow")
 
     def failed(self, process: Process) -> None:
         """Say how it ended, above the end of its log."""

@@ -1,4 +1,4 @@
-"""Which replicas of servers are started again, and when. Pure."""
+"""Which replicas of a task are started again, and when. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class ReplicaRestarts:
             self._started[name] = now
         return due
 
-    def abandon(self) -> None:
-        """Start nothing any more."""
+    def abandon(self) -> list[str]:
+        """Return what waits for its start, and start nothing any more."""
+        waiting = list(self._due)
         self._due.clear()
         self._tasks = {}
+        return waiting

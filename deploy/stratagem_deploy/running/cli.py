@@ -17,7 +17,12 @@ from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.running.run import ScriptRun, ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    StratagemError,
+)
+from stratagem_proto.notices.notice import notice_at
 from stratagem_psserver.settings import MOST_REPLICAS, Durability
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -37,6 +42,11 @@ class RunCommandOptions(ProcessSettings):
     grace: float = Field(
         10.0, ge=0, description="Seconds that processes get to end after a failure or Ctrl-C."
     )
+    notice: str = Field(
+        "",
+        description="Where it will stand that the run is to end, as by SIGTERM: file:PATH, once "
+        "there is such a file; or kubernetes:NAMESPACE/POD, once that pod is to be deleted.",
+    )
     max_restarts: int = Field(
         0,
         ge=0,
@@ -51,6 +61,12 @@ class RunCommandOptions(ProcessSettings):
         ge=1,
         le=MOST_REPLICAS,
         description="Processes with the state of each server: 2 for a primary and a backup.",
+    )
+    coordinators: int = Field(
+        0,
+        ge=0,
+        description="Processes that run the script to coordinate the workers, which then are "
+        "servers: 2 for one and another one that stands by; 0 to run it on each worker.",
     )
     durability: Durability = Field(
         "none",
@@ -105,6 +121,15 @@ def run(
     second when the primary ends. Either of them is started again whenever it ends, whatever
     --max-restarts says, and comes back as the backup. The run ends when both have ended at once.
 
+    With --coordinators 1, workers are worker servers, and the script runs once, as the program
+    that coordinates them. With --coordinators 2 another process stands by, and runs the script when
+    nothing is heard of the first any more, within about two seconds of its end. One that is killed
+    is started again, whatever --max-restarts says, and stands by. When the script has succeeded in
+    one of them, the run ends.
+
+    SIGTERM, or the notice that --notice names, is passed on to the script, which has --grace
+    seconds to end. A script that asks for it (stratagem.Notice) finishes its step before.
+
     If a script that imports stratagem ends with a traceback, frames of Stratagem, PyTorch and gRPC
     are folded into one line, unless --full-tracebacks is given.
 
@@ -118,10 +143,16 @@ def run(
             "--max-restarts needs servers: without them the workers form one group, "
             "which none of them can join again. `torchrun --max-restarts` restarts all"
         )
+    if options.coordinators and not options.ps:
+        raise typer.BadParameter(
+            "--coordinators needs servers, where the variables are and what functions have read: "
+            "give --ps a number above 0"
+        )
     try:
         folders = storage(options.restore, options.durability, options.durability_folder)
         check_replicas(options.replicas, options.ps, folders)
-    except InvalidArgumentError as error:
+        notice = notice_at(options.notice) if options.notice else None
+    except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
@@ -133,6 +164,8 @@ def run(
         full_tracebacks=options.full_tracebacks,
         storage=folders,
         replicas=options.replicas,
+        coordinators=options.coordinators,
+        notice=notice,
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:

@@ -11,24 +11,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from stratagem_deploy.clusters.replicated_server import replicated
 from stratagem_deploy.clusters.replication import arbiter_folder, replica_options
-from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
+from stratagem_deploy.clusters.server_process import (
+    ServerCommand,
+    ServerProcess,
+    patience_for_restarts,
+)
 from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
-from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.process import Process, share_of_cores
 from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Restarts, Supervision
 from stratagem_deploy.running.workers import ScriptWorkers
+from stratagem_proto.notices.notice import Notice
+from stratagem_proto.notices.watch import watched
 
 _ROUTINE_LEVELS = {"debug", "info"}
 
@@ -60,6 +67,9 @@ class ScriptSettings:
             started again, in all.
         full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
         replicas: How many processes have the state of each parameter server.
+        coordinators: How many processes run the script to coordinate the workers, which then are
+            servers: one does, and the others stand by. 0 if each worker runs it.
+        notice: What says that the run is to end, as SIGTERM does.
     """
 
     command: tuple[str, ...]
@@ -71,6 +81,8 @@ class ScriptSettings:
     max_restarts: int = 0
     full_tracebacks: bool = False
     replicas: int = 1
+    coordinators: int = 0
+    notice: Notice | None = None
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -96,6 +108,7 @@ class ScriptRun:
         # The task of each server, by the name of its process.
         self._tasks: dict[str, str] = {}
         self._workers: list[Process] = []
+        self._stateless: Sequence[str] = ()
 
     def exit_code(self) -> int:
         """Run the script; return its exit code, that of the first worker to fail.
@@ -114,6 +127,8 @@ class ScriptRun:
                 starter = self._start(resources)
             except InterruptedRun as interrupted:
                 return 128 + interrupted.signum
+            told = partial(self._events.put, signal.SIGTERM)
+            resources.enter_context(watched(self._settings.notice, told))
             return self._supervise(starter)
 
     def _start(self, resources: ExitStack) -> ScriptWorkers:
@@ -130,6 +145,8 @@ class ScriptRun:
             self._new_server(index, where, token, token_file)
             for index, where in enumerate(addresses["ps"])
         ]
+        if self._settings.coordinators:
+            servers += self._new_worker_servers(addresses["worker"], token_file)
         resources.enter_context(serving(servers, _SERVER_START_SECONDS))
         self._display.started(cluster, token_file)
         if cluster["ps"]:
@@ -137,8 +154,10 @@ class ScriptRun:
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
         settings = self._settings
-        starter = ScriptWorkers(settings.command, cluster, token_file, settings.full_tracebacks)
-        for index in range(settings.workers):
+        starter = ScriptWorkers(
+            settings.command, cluster, token_file, settings.full_tracebacks, settings.coordinators
+        )
+        for index in range(starter.count):
             worker = starter.start(index, self._display, self._events.put)
             self._workers.append(worker)
         return starter
@@ -154,7 +173,9 @@ class ScriptRun:
 
     @property
     def _counts(self) -> Mapping[str, int]:
-        return {"ps": self._settings.ps, "worker": self._settings.workers}
+        settings = self._settings
+        counts = {"ps": settings.ps, "worker": settings.workers}
+        return {**counts, "chief": 1} if settings.coordinators else counts
 
     def _reserved(self, job: str) -> ReservedAddresses:
         return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
@@ -165,11 +186,12 @@ class ScriptRun:
         """Return the server of a task, whose processes are those of the run."""
         storage, replicas = self._settings.storage, self._settings.replicas
         arbiter = arbiter_folder(storage, token_file.parent)
+        own = patience_for_restarts() if self._settings.max_restarts else {}
 
         def new_replica(address: str, number: int) -> RestartableServer:
             options = (*storage.options, *replica_options(replicas, number, arbiter))
             replica = number if replicas > 1 else None
-            command = ServerCommand("ps", index, address, token_file, options, replica=replica)
+            command = ServerCommand("ps", index, address, token_file, options, own, replica)
             process = ServerProcess(
                 command, show=self._shown_log(command.name, index), on_end=self._events.put
             )
@@ -178,6 +200,25 @@ class ScriptRun:
             return process
 
         return replicated(f"ps:{index}", where.replicas, token, new_replica)
+
+    def _new_worker_servers(
+        self, addresses: Sequence[ReservedAddresses], token_file: Path
+    ) -> Sequence[RestartableServer]:
+        """Return the workers that run functions of a coordinator."""
+        own = share_of_cores(len(addresses))
+        commands = [
+            ServerCommand("worker", index, str(where), token_file, environment=own)
+            for index, where in enumerate(addresses)
+        ]
+        servers = [
+            ServerProcess(
+                command, show=self._shown_log(command.name, index), on_end=self._events.put
+            )
+            for index, command in enumerate(commands)
+        ]
+        self._servers += servers
+        self._stateless = [server.name for server in servers]
+        return servers
 
     def _shown_log(self, name: str, index: int) -> Callable[[str], None]:
         show = self._display.of_server(name, index)
@@ -199,11 +240,14 @@ class ScriptRun:
 
     def _supervise(self, starter: ScriptWorkers) -> int:
         restarts = Restarts(self._settings.max_restarts)
-        workers = (one.name for one in self._workers)
+        workers = [one.name for one in self._workers]
         outlive = self._settings.storage.outlives_servers
-        tasks = self._tasks if self._settings.replicas > 1 else {}
+        tasks = dict(self._tasks) if self._settings.replicas > 1 else {}
+        spares = self._settings.coordinators > 1
+        if spares:
+            tasks |= dict.fromkeys(workers, "chief:0")
         replicas = ReplicaRestarts(tasks, keep_state=outlive)
-        supervision = Supervision(workers, restarts, outlive, replicas)
+        supervision = Supervision(workers, restarts, outlive, replicas, self._stateless, spares)
         deadline = math.inf
         while supervision.running:
             self._restart(starter, supervision.take_due(time.monotonic()))
@@ -249,7 +293,8 @@ class ScriptRun:
             most = self._settings.max_restarts
             self._display.restarts(process, granted + 1, most)
         elif process.name in supervision.rejoining:
-            self._display.rejoins(process)
+            is_server = process.name in self._tasks
+            self._display.rejoins(process, "the backup" if is_server else "the standby")
         return signum
 
     def _end_workers(self) -> None:

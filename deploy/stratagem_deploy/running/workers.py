@@ -1,4 +1,4 @@
-"""The processes that run a script, one per worker."""
+"""The processes that run a script: one per worker, or those that coordinate worker servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratagem_deploy.output.display import Display
-from stratagem_deploy.processes.process import Process, share_of_cores
+from stratagem_deploy.processes.process import Process, import_path, share_of_cores
+from stratagem_deploy.running import standing_by
 
 
 @dataclass(frozen=True)
@@ -21,35 +22,46 @@ class ScriptWorkers:
         cluster: The addresses of the tasks by job, as in TF_CONFIG.
         token_file: File with the cluster's secret.
         full_tracebacks: Whether our own frames are printed, too.
+        coordinators: How many processes run the script, of which one coordinates and the others
+            stand by; 0 if each worker runs it.
     """
 
     command: Sequence[str]
     cluster: Mapping[str, Sequence[str]]
     token_file: Path
     full_tracebacks: bool = False
+    coordinators: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many processes run the script."""
+        return self.coordinators or len(self.cluster["worker"])
 
     def start(self, index: int, display: Display, on_end: Callable[[Process], None]) -> Process:
-        """Start a worker.
+        """Start a process that runs the script.
 
         Args:
-            index: Its index; worker 0 is the chief.
+            index: Its index; worker 0 is the chief, and so are all that may coordinate.
             display: Where its output goes.
             on_end: Called from another thread, once, when it has ended.
         """
-        name = f"worker:{index}"
-        output, errors = display.of_worker(name, index)
+        name = f"coordinator:{index}" if self.coordinators else f"worker:{index}"
+        output, errors = display.of_worker(name, 0 if self.coordinators else index)
+        waits = ("-m", standing_by.__name__) if self.coordinators > 1 else ()
         return Process(
             name,
-            [sys.executable, *self.command],
-            environment=self.environment(index),
+            [sys.executable, *waits, *self.command],
+            environment={**import_path(), **self.environment(index)},
             output=output,
             errors=errors,
             on_end=on_end,
         )
 
     def environment(self, index: int) -> dict[str, str]:
-        """Return what a worker's environment has that ours has not."""
-        task = {"type": "worker", "index": index}
+        """Return what the environment of a process has that ours has not."""
+        task: dict[str, str | int] = {"type": "worker", "index": index}
+        if self.coordinators:
+            task = {"type": "chief", "index": 0}
         return {
             "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
             "STRATAGEM_TOKEN_FILE": str(self.token_file),

@@ -8,8 +8,9 @@ import signal
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,8 @@ import typer
 
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.notices.notice import notice_at
+from stratagem_proto.notices.watch import watched
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import RpcServer
@@ -28,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write the log as JSON on a
 
 
 def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
+    """Serve until SIGTERM, SIGINT or the notice that the options name, then drain.
 
     Args:
         server: A server that has not started.
@@ -37,15 +40,17 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
 
     Raises:
         ImportError: Spans are enabled, and OpenTelemetry is not installed.
-        InvalidArgumentError: The folder of the ready file does not exist.
+        InvalidArgumentError: The folder of the ready file does not exist, or there is no such kind
+            of notice.
         UnavailableError: An address cannot be bound.
     """
     ready_file = options.ready_file
     _check_folder(ready_file)
+    notice = notice_at(options.notice) if options.notice else None
     to_stderr(as_json)
     _warn_of_readers(options.token_file)
     spans = exported_spans(options.label) if options.traces else nullcontext()
-    with spans, _asked_to_stop() as asked, server:
+    with spans, _asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):
         if ready_file is not None:
             _announce(server, ready_file)
         asked.recv(1)
@@ -71,8 +76,10 @@ def _warn_of_readers(path: Path | None) -> None:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[socket.socket]:
-    """Return a socket that can be read once SIGTERM or SIGINT has arrived.
+def _asked_to_stop() -> Iterator[tuple[socket.socket, Callable[[], object]]]:
+    """Return a socket that can be read once the process is to stop, and what asks for that.
+
+    SIGTERM and SIGINT do so, too.
 
     A lock that a signal handler releases would not work: the main thread may be just about to wait
     for it, or another thread may get the signal, and the wait would never end.
@@ -83,7 +90,7 @@ def _asked_to_stop() -> Iterator[socket.socket]:
         signal.set_wakeup_fd(writer.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        yield reader
+        yield reader, partial(writer.send, b"notice")
         signal.set_wakeup_fd(-1)
 
 

@@ -24,7 +24,7 @@ def _checked(check: Callable[[str], None]) -> AfterValidator:
 
 
 # The options that only processes have, and servers inside programs do not.
-_OF_PROCESSES = {"config", "token_file", "ready_file", "traces"}
+_OF_PROCESSES = {"config", "token_file", "ready_file", "traces", "notice"}
 
 Address = Annotated[str, _checked(check_address)]
 OptionalAddress = Annotated[
@@ -55,6 +55,11 @@ class ServingOptions(ProcessSettings):
     )
     drain_seconds: float = Field(
         10.0, ge=0, description="Seconds that running work gets to end after SIGTERM."
+    )
+    notice: str = Field(
+        "",
+        description="Where it will stand that the process is to end, as by SIGTERM: file:PATH, "
+        "once there is such a file; or kubernetes:NAMESPACE/POD, once that pod is to be deleted.",
     )
     transport: Transport = Field(
         AUTO,

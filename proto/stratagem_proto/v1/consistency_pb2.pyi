@@ -292,10 +292,15 @@ class GroupConsistency(google.protobuf.message.Message):
     CONSISTENCY_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    COMPLETED_FIELD_NUMBER: builtins.int
     group: builtins.str
     """As in StepBegin."""
     since: builtins.int
     """First step to which it applies."""
+    completed: builtins.int
+    """The newest synchronous step that all who have to have contributed to; 0 if there is none, and
+    from servers that do not know the field. Set in answers to DescribeConsistency.
+    """
     @property
     def consistency(self) -> global___Consistency:
         """The consistency of the newest step."""
@@ -311,9 +316,10 @@ class GroupConsistency(google.protobuf.message.Message):
         consistency: global___Consistency | None = ...,
         since: builtins.int = ...,
         workers: collections.abc.Iterable[global___WorkerClock] | None = ...,
+        completed: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["consistency", b"consistency"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consistency", b"consistency", "group", b"group", "since", b"since", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completed", b"completed", "consistency", b"consistency", "group", b"group", "since", b"since", "workers", b"workers"]) -> None: ...
 
 global___GroupConsistency = GroupConsistency
 

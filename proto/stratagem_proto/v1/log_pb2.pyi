@@ -200,10 +200,12 @@ class OpenedSession(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     client: builtins.bytes
+    program: builtins.bytes
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task: ...
     def __init__(
@@ -213,9 +215,10 @@ class OpenedSession(google.protobuf.message.Message):
         role: stratagem_proto.v1.session_pb2.Role.ValueType = ...,
         task: stratagem_proto.v1.session_pb2.Task | None = ...,
         client: builtins.bytes = ...,
+        program: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenedSession = OpenedSession
 

@@ -143,7 +143,7 @@ global___FollowRequest = FollowRequest
 @typing.final
 class Introduction(google.protobuf.message.Message):
     """Who wants to follow. The primary refuses a replica of another task, cluster or version, and one
-    whose kernels compute other bits.
+    whose kernels compute other bits, or that asks another arbiter.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -151,17 +151,19 @@ class Introduction(google.protobuf.message.Message):
     ASKING_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
     KERNELS_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
     DURABILITY_FIELD_NUMBER: builtins.int
     FAILOVER_SECONDS_FIELD_NUMBER: builtins.int
+    ARBITER_FIELD_NUMBER: builtins.int
     TAKES_OVER_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The epoch that it knows of."""
     durability: builtins.str
     """How it keeps its state, as --durability says."""
     failover_seconds: builtins.float
     """Seconds for which it waits for a sign of the primary before it takes over. The lease of the
     primary is counted by its own, so both have to be the same.
+    """
+    arbiter: builtins.str
+    """Who decides between views, in the form of --arbiter that is the same for all replicas that ask
+    the same one. Absent of an earlier release, which is believed to ask the same one.
     """
     takes_over: builtins.bool
     """Whether the task moves to it: the primary leaves the task to it as soon as it has everything."""
@@ -181,13 +183,13 @@ class Introduction(google.protobuf.message.Message):
         asking: stratagem_proto.v1.session_pb2.OpenSessionRequest | None = ...,
         replica: global___Replica | None = ...,
         kernels: stratagem_proto.v1.log_pb2.Kernels | None = ...,
-        epoch: builtins.int = ...,
         durability: builtins.str = ...,
         failover_seconds: builtins.float = ...,
+        arbiter: builtins.str = ...,
         takes_over: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asking", b"asking", "durability", b"durability", "epoch", b"epoch", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arbiter", b"arbiter", "asking", b"asking", "durability", b"durability", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over"]) -> None: ...
 
 global___Introduction = Introduction
 

@@ -87,6 +87,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
     it does not understand with a message that names both versions.
@@ -111,6 +112,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
     again, and requests for the run before would then reach one of which the client
     knows nothing. Empty before the client has met a run of the server.
     """
+    program: builtins.bytes
+    """The program that the client belongs to: 16 random bytes that a process draws which creates
+    variables; worker servers that run its functions show the same. See SuccessionService. Empty
+    for clients that belong to no such program.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -125,9 +131,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         task: global___Task | None = ...,
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
+        program: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "program", b"program", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -145,6 +152,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     RESTORED_FIELD_NUMBER: builtins.int
     FRAME_SOCKETS_FIELD_NUMBER: builtins.int
     RECONNECT_SECONDS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -171,6 +179,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Time in which a client must be heard of again after its AttendSession calls have
     broken off, in seconds. Absent for worker servers, whose sessions are calls.
     """
+    replicas: builtins.int
+    """How many processes have the state of the task, of which the client has to know all addresses.
+    Absent where there is one, as for worker servers.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the server."""
@@ -192,9 +204,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         restored: builtins.bool = ...,
         frame_sockets: global___FrameSockets | None = ...,
         reconnect_seconds: builtins.float = ...,
+        replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "reconnect_seconds", b"reconnect_seconds", "restored", b"restored", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "reconnect_seconds", b"reconnect_seconds", "replicas", b"replicas", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/worker.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"y\n\x0bWorkRequest\x12\x33\n\x04open\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.OpenWorkerSession\x12\x35\n\x0cinstructions\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.Instruction\"v\n\x0cWorkResponse\x12\x37\n\x06opened\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.WorkerSessionOpened\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.WorkEvent\"\x8b\x01\n\x11OpenWorkerSession\x12\x37\n\x07session\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07runtime\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Runtime\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\x13WorkerSessionOpened\x12\x38\n\x07session\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.OpenSessionResponse\x12\x0c\n\x04gpus\x18\x02 \x01(\r\"P\n\x07Runtime\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\r\n\x05torch\x18\x02 \x01(\t\x12\x13\n\x0b\x63loudpickle\x18\x03 \x01(\t\x12\x11\n\tstratagem\x18\x04 \x01(\t\"\xe1\x02\n\x0bInstruction\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12,\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1a.stratagem_proto.v1.DefineH\x00\x12&\n\x03run\x18\x03 \x01(\x0b\x32\x17.stratagem_proto.v1.RunH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.CancelH\x00\x12.\n\x07release\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.ReleaseH\x00\x12(\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x12(\n\x04take\x18\x07 \x01(\x0b\x32\x18.stratagem_proto.v1.TakeH\x00\x12\x31\n\tsend_back\x18\x08 \x01(\x0b\x32\x1c.stratagem_proto.v1.SendBackH\x00\x42\x06\n\x04kind\")\n\x06\x44\x65\x66ine\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x9b\x01\n\x03Run\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0f\n\x07keep_as\x18\x03 \x01(\x04\x12\x35\n\x08identity\x18\x04 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\x12*\n\x03use\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.ResultUse\",\n\x06\x43\x61ncel\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"+\n\x07Release\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x0f\n\x07results\x18\x02 \x03(\x04\"F\n\x04Take\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12.\n\x05place\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.ResultPlace\"C\n\x0bResultPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63losure\x18\x03 \x01(\x04\"\x1b\n\x08SendBack\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"\x06\n\x04\x42\x65\x61t\"\x91\x02\n\tWorkEvent\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.StartedH\x00\x12,\n\x06output\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.OutputH\x00\x12\x30\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1c.stratagem_proto.v1.FinishedH\x00\x12(\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x12\x31\n\tsent_back\x18\x06 \x01(\x0b\x32\x1c.stratagem_proto.v1.SentBackH\x00\x42\x06\n\x04kind\"\x1a\n\x07Started\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"h\n\x06Output\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x30\n\x06stream\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.OutputStream\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"q\n\x08\x46inished\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Failure\x12\x15\n\rstaying_bytes\x18\x04 \x01(\x04\",\n\x08SentBack\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x9b\x01\n\x07\x46\x61ilure\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.stratagem_proto.v1.FailureKind\x12\x11\n\texception\x18\x02 \x01(\x0c\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x16\n\x0epickling_error\x18\x06 \x01(\t\"V\n\x0b\x43opyRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0f\n\x07\x63losure\x18\x02 \x01(\x04\"\x1d\n\x0c\x43opyResponse\x12\r\n\x05piece\x18\x01 \x01(\x0c*X\n\tResultUse\x12\x1a\n\x16RESULT_USE_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESULT_USE_LARGE_STAYS\x10\x01\x12\x13\n\x0fRESULT_USE_NONE\x10\x02*x\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x12\x15\n\x11OUTPUT_STREAM_LOG\x10\x03*z\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_FUNCTION\x10\x01\x12\x16\n\x12\x46\x41ILURE_KIND_INPUT\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x03\x32\xab\x01\n\rWorkerService\x12M\n\x04Work\x12\x1f.stratagem_proto.v1.WorkRequest\x1a .stratagem_proto.v1.WorkResponse(\x01\x30\x01\x12K\n\x04\x43opy\x12\x1f.stratagem_proto.v1.CopyRequest\x1a .stratagem_proto.v1.CopyResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/worker.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"y\n\x0bWorkRequest\x12\x33\n\x04open\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.OpenWorkerSession\x12\x35\n\x0cinstructions\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.Instruction\"v\n\x0cWorkResponse\x12\x37\n\x06opened\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.WorkerSessionOpened\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.WorkEvent\"\x8b\x01\n\x11OpenWorkerSession\x12\x37\n\x07session\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07runtime\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Runtime\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\x13WorkerSessionOpened\x12\x38\n\x07session\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.OpenSessionResponse\x12\x0c\n\x04gpus\x18\x02 \x01(\r\"P\n\x07Runtime\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\r\n\x05torch\x18\x02 \x01(\t\x12\x13\n\x0b\x63loudpickle\x18\x03 \x01(\t\x12\x11\n\tstratagem\x18\x04 \x01(\t\"\xe1\x02\n\x0bInstruction\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12,\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1a.stratagem_proto.v1.DefineH\x00\x12&\n\x03run\x18\x03 \x01(\x0b\x32\x17.stratagem_proto.v1.RunH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.CancelH\x00\x12.\n\x07release\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.ReleaseH\x00\x12(\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x12(\n\x04take\x18\x07 \x01(\x0b\x32\x18.stratagem_proto.v1.TakeH\x00\x12\x31\n\tsend_back\x18\x08 \x01(\x0b\x32\x1c.stratagem_proto.v1.SendBackH\x00\x42\x06\n\x04kind\")\n\x06\x44\x65\x66ine\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x9b\x01\n\x03Run\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0f\n\x07keep_as\x18\x03 \x01(\x04\x12\x35\n\x08identity\x18\x04 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\x12*\n\x03use\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.ResultUse\",\n\x06\x43\x61ncel\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"+\n\x07Release\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x0f\n\x07results\x18\x02 \x03(\x04\"F\n\x04Take\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12.\n\x05place\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.ResultPlace\"C\n\x0bResultPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63losure\x18\x03 \x01(\x04\"\x1b\n\x08SendBack\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"\x06\n\x04\x42\x65\x61t\"\xc1\x02\n\tWorkEvent\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.StartedH\x00\x12,\n\x06output\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.OutputH\x00\x12\x30\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1c.stratagem_proto.v1.FinishedH\x00\x12(\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x12\x31\n\tsent_back\x18\x06 \x01(\x0b\x32\x1c.stratagem_proto.v1.SentBackH\x00\x12.\n\x07leaving\x18\x07 \x01(\x0b\x32\x1b.stratagem_proto.v1.LeavingH\x00\x42\x06\n\x04kind\"\t\n\x07Leaving\"\x1a\n\x07Started\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"h\n\x06Output\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x30\n\x06stream\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.OutputStream\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"q\n\x08\x46inished\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Failure\x12\x15\n\rstaying_bytes\x18\x04 \x01(\x04\",\n\x08SentBack\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x9b\x01\n\x07\x46\x61ilure\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.stratagem_proto.v1.FailureKind\x12\x11\n\texception\x18\x02 \x01(\x0c\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x16\n\x0epickling_error\x18\x06 \x01(\t\"V\n\x0b\x43opyRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0f\n\x07\x63losure\x18\x02 \x01(\x04\"\x1d\n\x0c\x43opyResponse\x12\r\n\x05piece\x18\x01 \x01(\x0c*X\n\tResultUse\x12\x1a\n\x16RESULT_USE_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESULT_USE_LARGE_STAYS\x10\x01\x12\x13\n\x0fRESULT_USE_NONE\x10\x02*x\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x12\x15\n\x11OUTPUT_STREAM_LOG\x10\x03*z\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_FUNCTION\x10\x01\x12\x16\n\x12\x46\x41ILURE_KIND_INPUT\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x03\x32\xab\x01\n\rWorkerService\x12M\n\x04Work\x12\x1f.stratagem_proto.v1.WorkRequest\x1a .stratagem_proto.v1.WorkResponse(\x01\x30\x01\x12K\n\x04\x43opy\x12\x1f.stratagem_proto.v1.CopyRequest\x1a .stratagem_proto.v1.CopyResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESULTUSE']._serialized_start=2325
-  _globals['_RESULTUSE']._serialized_end=2413
-  _globals['_OUTPUTSTREAM']._serialized_start=2415
-  _globals['_OUTPUTSTREAM']._serialized_end=2535
-  _globals['_FAILUREKIND']._serialized_start=2537
-  _globals['_FAILUREKIND']._serialized_end=2659
+  _globals['_RESULTUSE']._serialized_start=2384
+  _globals['_RESULTUSE']._serialized_end=2472
+  _globals['_OUTPUTSTREAM']._serialized_start=2474
+  _globals['_OUTPUTSTREAM']._serialized_end=2594
+  _globals['_FAILUREKIND']._serialized_start=2596
+  _globals['_FAILUREKIND']._serialized_end=2718
   _globals['_WORKREQUEST']._serialized_start=89
   _globals['_WORKREQUEST']._serialized_end=210
   _globals['_WORKRESPONSE']._serialized_start=212
@@ -67,21 +67,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEAT']._serialized_start=1469
   _globals['_BEAT']._serialized_end=1475
   _globals['_WORKEVENT']._serialized_start=1478
-  _globals['_WORKEVENT']._serialized_end=1751
-  _globals['_STARTED']._serialized_start=1753
-  _globals['_STARTED']._serialized_end=1779
-  _globals['_OUTPUT']._serialized_start=1781
-  _globals['_OUTPUT']._serialized_end=1885
-  _globals['_FINISHED']._serialized_start=1887
-  _globals['_FINISHED']._serialized_end=2000
-  _globals['_SENTBACK']._serialized_start=2002
-  _globals['_SENTBACK']._serialized_end=2046
-  _globals['_FAILURE']._serialized_start=2049
-  _globals['_FAILURE']._serialized_end=2204
-  _globals['_COPYREQUEST']._serialized_start=2206
-  _globals['_COPYREQUEST']._serialized_end=2292
-  _globals['_COPYRESPONSE']._serialized_start=2294
-  _globals['_COPYRESPONSE']._serialized_end=2323
-  _globals['_WORKERSERVICE']._serialized_start=2662
-  _globals['_WORKERSERVICE']._serialized_end=2833
+  _globals['_WORKEVENT']._serialized_end=1799
+  _globals['_LEAVING']._serialized_start=1801
+  _globals['_LEAVING']._serialized_end=1810
+  _globals['_STARTED']._serialized_start=1812
+  _globals['_STARTED']._serialized_end=1838
+  _globals['_OUTPUT']._serialized_start=1840
+  _globals['_OUTPUT']._serialized_end=1944
+  _globals['_FINISHED']._serialized_start=1946
+  _globals['_FINISHED']._serialized_end=2059
+  _globals['_SENTBACK']._serialized_start=2061
+  _globals['_SENTBACK']._serialized_end=2105
+  _globals['_FAILURE']._serialized_start=2108
+  _globals['_FAILURE']._serialized_end=2263
+  _globals['_COPYREQUEST']._serialized_start=2265
+  _globals['_COPYREQUEST']._serialized_end=2351
+  _globals['_COPYRESPONSE']._serialized_start=2353
+  _globals['_COPYRESPONSE']._serialized_end=2382
+  _globals['_WORKERSERVICE']._serialized_start=2721
+  _globals['_WORKERSERVICE']._serialized_end=2892
 # @@protoc_insertion_point(module_scope)

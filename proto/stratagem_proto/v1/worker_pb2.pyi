@@ -525,6 +525,7 @@ class WorkEvent(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     BEAT_FIELD_NUMBER: builtins.int
     SENT_BACK_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     piece: builtins.bytes
     """A piece of the payload of the next Finished or SentBack, as in Instruction."""
     @property
@@ -547,6 +548,10 @@ class WorkEvent(google.protobuf.message.Message):
     def sent_back(self) -> global___SentBack:
         """A result that the client has asked for."""
 
+    @property
+    def leaving(self) -> global___Leaving:
+        """The worker is about to stop."""
+
     def __init__(
         self,
         *,
@@ -556,12 +561,28 @@ class WorkEvent(google.protobuf.message.Message):
         finished: global___Finished | None = ...,
         beat: global___Beat | None = ...,
         sent_back: global___SentBack | None = ...,
+        leaving: global___Leaving | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "started", "output", "finished", "beat", "sent_back"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "leaving", b"leaving", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "leaving", b"leaving", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "started", "output", "finished", "beat", "sent_back", "leaving"] | None: ...
 
 global___WorkEvent = WorkEvent
+
+@typing.final
+class Leaving(google.protobuf.message.Message):
+    """The worker is about to stop. It begins no function any more: one that waits or comes is answered
+    by a Finished of FAILURE_KIND_CANCELLED at once. It ends the session when the function that runs
+    has ended.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Leaving = Leaving
 
 @typing.final
 class Started(google.protobuf.message.Message):

@@ -50,6 +50,7 @@ def _session_to_json(session: Session) -> dict[str, Any]:
     return {
         "id": session.id.hex(),
         "client": session.client.hex(),
+        "program": session.program.hex(),
         "role": session.role,
         "task": [session.task.job, session.task.index],
         "opened": session.opened,
@@ -69,6 +70,7 @@ def _session_from_json(item: dict[str, Any]) -> Session:
         expires=0.0,
         numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
         client=bytes.fromhex(item["client"]),
+        program=bytes.fromhex(item.get("program", "")),
         opened=item.get("opened", 0),
     )
 

@@ -167,7 +167,8 @@ class ClockGroup:
                 worker.task,
                 worker.finished,
                 worker.dropped,
-                worker.staleness,
+                # A copy, since others may read the facts while steps are taken.
+                [*worker.staleness],
                 worker.session_id.hex(),
                 worker.taken_before,
                 worker.gone,

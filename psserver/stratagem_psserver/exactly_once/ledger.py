@@ -27,11 +27,15 @@ from stratagem_proto.v1.session_pb2 import (
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.numbering import Numbering
+from stratagem_psserver.exactly_once.succession import Succession
 
 MAX_SESSIONS = 65_536
 
 # A heartbeat tells of so many servers and tasks; of more, what is told suffices.
 _MOST_AWAITED = 16
+
+# A connection that breaks is made again sooner, unless its process has ended.
+_MOMENT_SECONDS = 1.0
 
 # Ended sessions that can be resumed with their numbering.
 MAX_REMEMBERED = 10_000
@@ -51,6 +55,7 @@ class Session:
         pace: How fast it took its steps by then; None before it said so.
         numbering: Which of its requests were applied.
         client: Identifies the client across its sessions with several servers.
+        program: The program that it belongs to, as in OpenSessionRequest.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
     """
 
@@ -66,6 +71,7 @@ class Session:
     pace: StepPace | None = None
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
+    program: bytes = b""
     opened: int = 0
 
     @cached_property
@@ -91,13 +97,21 @@ class SessionLedger:
         lease_seconds: A session ends after this much silence.
         reconnect_seconds: A session whose connection was closed ends after this much silence, if
             that is less than the lease.
+        succession: Says which programs are refused; by default none.
     """
 
-    def __init__(self, lease_seconds: float, reconnect_seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        lease_seconds: float,
+        reconnect_seconds: float = math.inf,
+        succession: Succession | None = None,
+    ) -> None:
         self._lease = lease_seconds
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
-        self._cut_off: set[bytes] = set()
+        self._succession = succession or Succession()
+        # When the connection of a session was closed, of those that nothing attends.
+        self._cut_off: dict[bytes, float] = {}
         self._open: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
         self._last_opened = 0
@@ -122,7 +136,7 @@ class SessionLedger:
             )
         known = self._open.get(session_id) or self._ended.pop(session_id, None)
         session = Session(session_id, role, task, now + self._lease, now, now)
-        self._cut_off.discard(session_id)
+        self._cut_off.pop(session_id, None)
         if known is None:
             session.opened = self._last_opened = self._last_opened + 1
         else:
@@ -135,8 +149,11 @@ class SessionLedger:
 
         Raises:
             SessionLostError: No session with that id is open.
+            SupersededError: Another program has taken the place of the client's.
         """
         session = self._renewed(session_id, now)
+        if session.program:
+            self._succession.require(session.program)
         session.requested, session.doing, session.awaited = now, "", ()
         return session
 
@@ -171,7 +188,7 @@ class SessionLedger:
         if session_id not in self._open:
             raise SessionLostError(_lost(session_id, session_id in self._ended))
         self._attended[session_id] += 1
-        self._cut_off.discard(session_id)
+        self._cut_off.pop(session_id, None)
 
     def leave(self, session_id: bytes, now: float) -> None:
         """Note that a call that attended a session has ended.
@@ -187,8 +204,22 @@ class SessionLedger:
         del self._attended[session_id]
         session = self._open.get(session_id)
         if session is not None and now - session.heard < PING_SECONDS:
-            self._cut_off.add(session_id)
+            self._cut_off[session_id] = now
             session.expires = min(session.expires, now + self._reconnect)
+
+    def is_heard(self, session_id: bytes, now: float) -> bool:
+        """Return whether a client seems to live.
+
+        It does not once its connection was closed for more than a moment, nor once it is silent for
+        longer than a healthy one between two signs of life.
+        """
+        session = self._open.get(session_id)
+        if session is None:
+            return False
+        closed = self._cut_off.get(session_id)
+        if closed is not None:
+            return now - closed < _MOMENT_SECONDS
+        return now - session.heard < PING_SECONDS
 
     def opened(self) -> Iterator[Session]:
         """Yield the open sessions."""
@@ -217,7 +248,7 @@ class SessionLedger:
     def close(self, session_id: bytes) -> Session | None:
         """End a session and return it; return None if it was not open."""
         session = self._open.pop(session_id, None)
-        self._cut_off.discard(session_id)
+        self._cut_off.pop(session_id, None)
         if session is not None:
             self._remember(session)
         return session

@@ -28,6 +28,15 @@ class Mutation(Protocol):
         """Return it as bytes."""
 
 
+class OpenSession(Protocol):
+    """A session, as in `OpenSessionRequest`."""
+
+    id: bytes
+    role: Role.ValueType
+    task: Task
+    program: bytes
+
+
 class RecordLog(Protocol):
     """What takes the records of changes: a `Log` on disk, or that of a primary with a backup.
 
@@ -158,9 +167,15 @@ class Changes:
             )
             self.log.append(pb.LogRecord(mutation=mutation), request.tensors)
 
-    def opened(self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes) -> None:
-        """Record that a session was opened or resumed."""
-        opened = pb.OpenedSession(session_id=session_id, role=role, task=task, client=client)
+    def opened(self, session: OpenSession, client: bytes) -> None:
+        """Record that a session was opened or resumed, by a client of that identity."""
+        opened = pb.OpenedSession(
+            session_id=session.id,
+            role=session.role,
+            task=session.task,
+            client=client,
+            program=session.program,
+        )
         self._append(pb.LogRecord(opened=opened))
 
     def ended(self, session_id: bytes, why: str, left: bool) -> None:

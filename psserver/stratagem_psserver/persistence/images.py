@@ -58,6 +58,7 @@ async def moment_of(state: ServerState) -> Moment | None:
             "groups": state.rounds.facts(),
             "gate": state.gate.facts(),
             "adopted": [name.hex() for name in state.closures.adopted],
+            "succession": state.succession.facts(),
         }
         facts = {**facts_of(state), "exact": exact}
         snapshot = state.snapshots.take(state.store)
@@ -127,12 +128,17 @@ class Image:
         for session_id in map(bytes.fromhex, self.exact["open"]):
             session = state.ledger.known(session_id)
             assert session is not None
-            state.open_session(session_id, session.role, session.task, session.client)
+            state.open_session(
+                session_id, session.role, session.task, session.client, session.program
+            )
         state.clocks.restore(self.facts["clocks"], are_there=True)
         state.barriers.restore_gatherings(self.facts["barriers"])
         state.gate.restore(self.exact["gate"])
         state.closures.adopted = tuple(map(bytes.fromhex, self.exact["adopted"]))
         state.rounds.restore_groups(self.exact["groups"])
+        # Images of earlier releases lack it.
+        if succession := self.exact.get("succession"):
+            state.succession.restore(succession)
 
 
 def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:

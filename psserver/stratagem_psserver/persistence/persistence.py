@@ -19,6 +19,7 @@ from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.images import Image, Moment, read_image, take_image
 from stratagem_psserver.persistence.kernels import described, present_kernels
 from stratagem_psserver.persistence.recovery import Recovery
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
@@ -61,6 +62,7 @@ class Persistence:
         except BaseException:
             self._folder.release()
             raise
+        self._retained: RetainedRecords | None = None
         self._log: Log | None = None
         self._imaging: asyncio.Task[None] | None = None
         self._imaged = self._image_position
@@ -93,6 +95,11 @@ class Persistence:
                 f"that are not of {self._label}"
             )
         return known.pop() if known else b""
+
+    def retain(self) -> RetainedRecords:
+        """Return what will have the records of `recover` that another image may lack."""
+        self._retained = RetainedRecords(self._state)
+        return self._retained
 
     async def recover(self) -> None:
         """Come to the state of the last change that is on disk, and record further changes.
@@ -127,7 +134,16 @@ class Persistence:
 
     def begin_log(self) -> Log:
         """Return the log of further changes, which begins behind the last one on disk."""
-        position = max(self._reader.position, self._image_position)
+        return self._log_behind(max(self._reader.position, self._image_position))
+
+    def begin_copy(self) -> Log:
+        """Return the log for records that another server has sent beside the image.
+
+        It begins with the first one that the image lacks.
+        """
+        return self._log_behind(self._needed - 1)
+
+    def _log_behind(self, position: int) -> Log:
         log = self._log = Log(self._writer, self._disk, self._label, position)
         log.on_leap = self._begin_image
         self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
@@ -145,7 +161,7 @@ class Persistence:
         """Apply the records that the image lacks; return their number, and whether some remain."""
         count = 0
         self._require_start(self._needed)
-        async with Recovery(self._state, self._image) as recovery:
+        async with Recovery(self._state, self._image, self._retained) as recovery:
             for record in self._reader.records():
                 if record.position > self._image_position:
                     if record.message.leap:

@@ -9,6 +9,7 @@ from typing_extensions import Self
 from stratagem_proto.log.segments import Record
 from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.persistence.replay import Replay
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.state import ServerState
 
 
@@ -18,10 +19,13 @@ class Recovery:
     Args:
         state: The state of the server, which is empty and which nobody uses yet.
         image: The image; None if the records are all that there is.
+        retained: Notes what an image of the state may lack; None if nobody needs to know.
     """
 
-    def __init__(self, state: ServerState, image: Image | None) -> None:
-        self._state, self._image = state, image
+    def __init__(
+        self, state: ServerState, image: Image | None, retained: RetainedRecords | None = None
+    ) -> None:
+        self._state, self._image, self._retained = state, image, retained
         self._replay = Replay(state)
         self._last = image.position if image else 0
         self._needed = {*image.exact["records"]} if image else set()
@@ -32,6 +36,8 @@ class Recovery:
             self._image.restore(self._state)
             self._state.changes.replayed = self._image.position
         await self._replay.__aenter__()
+        if not self._needed:
+            self._complete()
         return self
 
     async def __aexit__(
@@ -55,6 +61,11 @@ class Recovery:
             await self._replay.apply(record)
         elif record.position in self._needed:
             await self._replay.apply_part(record)
+            self._needed.discard(record.position)
+            if not self._needed:
+                self._complete()
+        if self._retained is not None:
+            self._retained.note(record)
 
     def _complete(self) -> None:
         """Go on from the image, once the contributions that it lacks are there."""

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import DataLossError, StratagemError
 from stratagem_proto.log.segments import Record
-from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2
+from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import log_pb2 as logged
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
@@ -29,6 +29,7 @@ from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
+from stratagem_psserver.rpcs.succession import SuccessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
@@ -178,6 +179,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
         ),
         "OpenPass": _Method(draws_pb2.OpenPassRequest, draws.open),
         "DrawBatch": _Method(draws_pb2.DrawBatchRequest, draws.draw),
+        "Succeed": _Method(succession_pb2.SucceedRequest, SuccessionRpcs(state).succeed),
         "RestoreVariables": _Method(
             RestoreVariablesRequest, CheckpointRpcs(state, Saves(state)).restore
         ),
@@ -185,7 +187,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
 
 
 def _open(state: ServerState, opened: logged.OpenedSession) -> None:
-    state.open_session(opened.session_id, opened.role, opened.task, opened.client)
+    state.open_session(opened.session_id, opened.role, opened.task, opened.client, opened.program)
 
 
 def _end(state: ServerState, ended: logged.EndedSession) -> None:

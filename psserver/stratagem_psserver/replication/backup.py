@@ -80,8 +80,8 @@ class Backup:
         self._incoming: IncomingImage | None = None
         self._assembler = BatchAssembler()
         self._beacon = 0
-        # Whether the state is that of the present call.
-        self._has_image = False
+        # Whether the state is that of the present call, and noted as complete on disk.
+        self._has_image = self._is_noted = False
         self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
         self._parts = Together()
 
@@ -105,7 +105,6 @@ class Backup:
     async def follow(self, view: View) -> None:
         """Follow the primary of a view until it is silent or one of the two ends it."""
         call = self._peers.call(view.primary.address)
-        self._introduction.epoch = view.epoch
         self._has_image = self.may_lead = False
         try:
             await self._parts.run(self._converse(call, view), self._watch())
@@ -186,15 +185,13 @@ class Backup:
         if piece.is_last:
             await self._begin_standby(incoming.read(self._settings.task))
             self._drop_incoming()
-            self._has_image = True
+            self._has_image, self._is_noted = True, False
             self._arrived.set()
 
     async def _begin_standby(self, image: Image) -> None:
         state = self._fresh_state()
         self.standby = Standby(state, image, self._disk.begin(state) if self._disk else None)
         await self.standby.begin()
-        if self._disk is not None:
-            self._disk.belong(self._introduction.replica)
 
     def _add_batch(self, piece: BatchPiece) -> None:
         arrivals = self._assembler.add(piece)
@@ -205,12 +202,19 @@ class Backup:
 
     async def _acknowledge(self, call: Call) -> None:
         told, standby = Acknowledgement(beacon=self._beacon), self.standby
-        if self._has_image and standby is not None and standby.has_room:
+        if self._has_image and standby is not None and standby.is_complete and standby.has_room:
+            self._note_state()
             told.position = standby.kept_position
             if standby.digest is not None:
                 told.digest.CopyFrom(standby.digest)
         async with self._telling:
             await call.send(FollowRequest(acknowledgement=told))
+
+    def _note_state(self) -> None:
+        """Note that what is on disk is a state to go on from, and that of this replica."""
+        if self._disk is not None and not self._is_noted:
+            self._disk.belong(self._introduction.replica)
+        self._is_noted = True
 
     def _drop_incoming(self) -> None:
         if self._incoming is not None:

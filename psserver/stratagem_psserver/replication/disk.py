@@ -10,6 +10,7 @@ from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.persistence import Persistence
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.state import ServerState
 
 
@@ -22,11 +23,13 @@ class ReplicaDisk:
 
     Attributes:
         log: The log of the present state; None before it is complete.
+        retained: The records that an image of the state may lack to which `recover` has come.
     """
 
     def __init__(self, folder: StateFolder, persistence: Persistence) -> None:
         self._folder, self._persistence = folder, persistence
         self.log: Log | None = None
+        self.retained: RetainedRecords | None = None
 
     @property
     def replica(self) -> Replica | None:
@@ -45,6 +48,7 @@ class ReplicaDisk:
             DataLossError: It is damaged.
             FailedPreconditionError: It was written with other kernels.
         """
+        self.retained = self._persistence.retain()
         await self._persistence.recover()
         self.log = self._persistence.log
         return self._persistence.log.position
@@ -52,15 +56,18 @@ class ReplicaDisk:
     def clear(self) -> Path:
         """Remove the state, and return the folder for the files of an image."""
         self._persistence.stop()
-        self.log = None
+        self.log = self.retained = None
         self._folder.clear()
         return self._folder.images
 
     def begin(self, state: ServerState) -> Persistence:
-        """Record the changes of a state that begins with the image that is there now."""
+        """Record the changes of a state that begins with the image that is there now.
+
+        First come those that the image lacks, with marks in the places of others.
+        """
         _sync(self._folder.images)
         self._persistence = Persistence(state, self._folder)
-        self.log = self._persistence.begin_log()
+        self.log = self._persistence.begin_copy()
         return self._persistence
 
     def belong(self, replica: Replica) -> None:

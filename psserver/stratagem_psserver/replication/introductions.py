@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.handshake import check_handshake
@@ -26,7 +28,22 @@ def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels
         durability=settings.durability,
         failover_seconds=settings.failover_seconds,
         takes_over=settings.is_movable,
+        arbiter=same_for_all(settings.arbiter),
     )
+
+
+def same_for_all(arbiter: str) -> str:
+    """Return an --arbiter in the form in which all that mean the same one agree.
+
+    A file may be named from another folder, and the members of etcd in another order.
+    """
+    scheme, _, place = arbiter.partition(":")
+    if scheme == "file":
+        return f"file:{os.path.abspath(place)}"
+    if scheme == "etcd":
+        members, _, prefix = place.partition("/")
+        return f"etcd:{','.join(sorted(members.split(',')))}/{prefix}"
+    return arbiter
 
 
 def require_fitting(other: Introduction, own: Introduction, settings: ServerSettings) -> None:
@@ -65,4 +82,9 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
         raise FailedPreconditionError(
             f"{where} has --failover-seconds {other.failover_seconds:g}, but the primary "
             f"{own.failover_seconds:g}; start both alike"
+        )
+    if other.arbiter not in ("", own.arbiter):
+        raise FailedPreconditionError(
+            f"{where} has --arbiter {other.arbiter}, but the primary {own.arbiter}, so both could "
+            "come to serve; give both the same"
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from stratagem_psserver.persistence.images import Moment, moment_of, write_image
+from stratagem_psserver.persistence.retention import Placed
 from stratagem_psserver.replication.backup_link import BackupLink
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
@@ -22,9 +24,7 @@ async def send_image(state: ServerState, log: ReplicatedLog, link: BackupLink) -
         OSError: The disk does not take the files of the image.
         UnavailableError: The backup is gone.
     """
-    moment = await _moment_for(state, log)
-    # At once, before another request is over and its record is not retained any more.
-    needed = log.retained(moment.facts["exact"]["records"])
+    moment, needed = await _moment_for(state, log)
     link.begin_after(moment.position)
     with tempfile.TemporaryDirectory(prefix="stratagem-image-") as name:
         await _write(state, moment, Path(name))
@@ -32,26 +32,20 @@ async def send_image(state: ServerState, log: ReplicatedLog, link: BackupLink) -
     await link.send_needed(needed)
 
 
-async def _moment_for(state: ServerState, log: ReplicatedLog) -> Moment:
-    """Return a moment for an image.
+async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, Sequence[Placed]]:
+    """Return a moment for an image, and the records that such an image lacks.
 
-    A log on disk begins behind its image, so such an image must not lack contributions to steps
-    that are not complete. Any other may lack those whose records are there.
+    Contributions to steps that are not complete are in no image.
     """
     while True:
         moment = await moment_of(state)
         if moment is not None:
-            if _can_follow(moment, log):
-                return moment
+            # At once, before another request is over and its record is not retained any more.
+            needed = log.retained.find(moment.facts["exact"]["records"])
+            if needed is not None:
+                return moment, needed
             state.snapshots.close(moment.snapshot)
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-def _can_follow(moment: Moment, log: ReplicatedLog) -> bool:
-    """Return whether a backup could go on from a moment."""
-    if log.disk is not None:
-        return moment.needed > moment.position
-    return log.has(moment.facts["exact"]["records"])
 
 
 async def _write(state: ServerState, moment: Moment, folder: Path) -> None:

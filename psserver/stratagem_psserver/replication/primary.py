@@ -92,6 +92,8 @@ class Primary:
         self._awaited_until = self._clock() + self._patience
         self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
+        # Whether something waits for what the backup acknowledges, besides answers.
+        self._counts_progress = False
         self._is_leaving = self._is_fenced = self._is_over = False
         self._leave_by = 0.0
         self._verification = Verification(state, log)
@@ -112,7 +114,7 @@ class Primary:
             changes.log = log
         else:
             changes.log, changes.replayed = None, log.position
-            log.forget()
+            log.retained.forget()
 
     def _may_answer(self, position: int) -> bool:
         """Return whether answers may leave that tell of records up to a position."""
@@ -142,9 +144,7 @@ class Primary:
         """Lead until the arbiter has another primary; then nothing is answered any more."""
         try:
             while await self._adjust():
-                with suppress(TimeoutError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
-                self._changed.clear()
+                await self._look()
         finally:
             self._is_over = True
             self._log_if_needed()
@@ -165,6 +165,16 @@ class Primary:
         if not is_primary(self.view, self._me):
             error.primary, error.epoch = self.view.primary.address, self.view.epoch
         return error
+
+    async def _look(self) -> None:
+        """Wait until something has changed, or for a while."""
+        # As `asyncio.wait_for` does with a task of its own, for each acknowledgement.
+        timer = asyncio.get_running_loop().call_later(self._patience / _LOOKS, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+        self._changed.clear()
 
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
@@ -220,10 +230,15 @@ class Primary:
         return now >= self._awaited_until
 
     def _may_take_on(self, link: BackupLink) -> bool:
-        return self._is_close(link) and not (link.takes_over and self._is_held_back())
+        return self._can_take_on(link) and not (link.takes_over and self._is_held_back())
 
-    def _is_close(self, link: BackupLink) -> bool:
-        return 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+    def _can_take_on(self, link: BackupLink) -> bool:
+        """Return whether a backup is close behind, and was heard of just now.
+
+        One that is suspended has a connection as well, and answers would wait for it in vain.
+        """
+        is_close = 0 <= link.acknowledged >= self._log.position - _MOST_BEHIND
+        return is_close and link.lease.is_valid(self._clock())
 
     def _is_held_back(self) -> bool:
         """Return whether the task must not move at the moment, and note why."""
@@ -259,11 +274,10 @@ class Primary:
         return True
 
     async def _acknowledges(self, link: BackupLink, position: int) -> bool:
-        until = self._clock() + self._patience
+        until, self._counts_progress = self._clock() + self._patience, True
         while link is self._link and link.acknowledged < position and self._clock() < until:
-            self._changed.clear()
-            with suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._patience / _LOOKS)
+            await self._look()
+        self._counts_progress = False
         return link is self._link and link.acknowledged >= position
 
     async def _confirm(self) -> bool:
@@ -322,6 +336,8 @@ class Primary:
             self.trouble = f"the replica at {replica.address}: {reason_of(error)}"
             raise
         finally:
+            # Whoever waits for what the backup tells is to wait no more.
+            link.close()
             self._left(link)
 
     def _require_place(self, replica: Replica) -> None:
@@ -344,7 +360,9 @@ class Primary:
 
     def _progressed(self) -> None:
         self._log.progressed()
-        self._changed.set()
+        # Of each update there is an acknowledgement, after which mostly nothing is to be done here.
+        if self._counts_progress or self._required is not self._link:
+            self._changed.set()
 
     def _leapt(self) -> None:
         """Send another image, since no record says what has changed."""

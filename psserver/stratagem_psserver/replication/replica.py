@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 
 from stratagem_proto.errors import (
     DeadlineExceededError,
@@ -24,6 +22,7 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
     View,
 )
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.channel import Channel, Peers
@@ -248,12 +247,16 @@ class ReplicatedTask:
         return self._host.state
 
     def _logged(self, state: ServerState) -> ReplicatedLog:
-        def needed() -> Iterator[int]:
-            return chain(state.rounds.records(), state.kept.records())
-
         disk = self._disk.log if self._disk else None
         position = disk.position if disk else state.changes.last
-        return ReplicatedLog(position, disk, needed, self._settings.label)
+        return ReplicatedLog(position, disk, self._retained(state), self._settings.label)
+
+    def _retained(self, state: ServerState) -> RetainedRecords:
+        """Return the records that an image of the state may lack."""
+        if standby := self._backup.standby:
+            return standby.retained
+        recovered = self._disk.retained if self._disk else None
+        return recovered or RetainedRecords(state)
 
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one, if this one leads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
@@ -13,11 +13,7 @@ from stratagem_proto.log.batches import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_psserver.log.log import Log
-
-# Records that no image can lack any more are looked for whenever so many more are retained, and
-# after each record that is larger than this.
-_PRUNED_AT = 64
-_LARGE_BYTES = 1 << 20
+from stratagem_psserver.persistence.retention import RetainedRecords
 
 # Those who wait are told so after this time, and repeat their requests.
 _PATIENCE_SECONDS = 10.0
@@ -40,7 +36,7 @@ class ReplicatedLog:
     Args:
         position: The position of the last record.
         disk: The log on disk; None if the server keeps none.
-        needed: Returns the positions of records that an image lacks.
+        retained: The records that an image may lack, so far.
         label: The server's name, for messages.
 
     Attributes:
@@ -48,20 +44,18 @@ class ReplicatedLog:
         disk: The log on disk.
         may_answer: Returns whether an answer may leave that tells of records up to a position.
         on_leap: Called when a leap was appended, which only an image can follow.
+        retained: The records that an image may lack.
         followers: Who gets each record.
     """
 
     def __init__(
-        self, position: int, disk: Log | None, needed: Callable[[], Iterable[int]], label: str
+        self, position: int, disk: Log | None, retained: RetainedRecords, label: str
     ) -> None:
         self.position = self._awaited = position
         self.may_answer: Callable[[int], bool] = lambda position: True
         self.on_leap: Callable[[], None] = lambda: None
         self.followers: list[Follower] = []
-        self.disk, self._needed, self._label = disk, needed, label
-        # Records that an image may lack, by their positions.
-        self._retained: dict[int, Entry] = {}
-        self._prune_at = _PRUNED_AT
+        self.disk, self.retained, self._label = disk, retained, label
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._room: asyncio.Event = asyncio.Event()
         self._ended: UnavailableError | None = None
@@ -74,7 +68,7 @@ class ReplicatedLog:
         entry = Entry(record.SerializeToString(), tensors)
         self.position += 1
         if record.HasField("mutation"):
-            self._retain(entry)
+            self.retained.add(self.position, entry)
         for follower in self.followers:
             follower.add(self.position, entry)
         if self.disk is not None:
@@ -82,26 +76,6 @@ class ReplicatedLog:
         if is_awaited:
             self._awaited = self.position
         return self.position
-
-    def _retain(self, entry: Entry) -> None:
-        self._retained[self.position] = entry
-        if len(self._retained) >= self._prune_at or entry.nbytes > _LARGE_BYTES:
-            # The one that was just applied may be needed from now on.
-            needed = {*self._needed(), self.position}
-            self._retained = {one: self._retained[one] for one in needed & self._retained.keys()}
-            self._prune_at = 2 * len(self._retained) + _PRUNED_AT
-
-    def forget(self) -> None:
-        """Retain nothing any more: changes are not recorded from now on."""
-        self._retained = {}
-
-    def has(self, positions: Iterable[int]) -> bool:
-        """Return whether all of the records are there that an image lacks."""
-        return self._retained.keys() >= {*positions}
-
-    def retained(self, positions: Iterable[int]) -> list[tuple[int, Entry]]:
-        """Return the records at positions that `needed` has returned."""
-        return [(position, self._retained[position]) for position in sorted(positions)]
 
     def leap(self) -> None:
         """Add a record that only an image can follow."""

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
+from stratagem_proto.log.batches import Entry
+from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
+from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.images import Image, Moment, moment_of
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
+from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.batches import Arrival, ImageFiles
 from stratagem_psserver.replication.digests import digest_beside
 from stratagem_psserver.state import ServerState
@@ -57,6 +61,12 @@ class IncomingImage:
             self._temporary.cleanup()
 
 
+def _fill(log: Log, position: int) -> None:
+    """Add marks, which change nothing, up to a position."""
+    while log.position < position:
+        log.append(LogRecord(mark=True))
+
+
 class Standby:
     """Applies records to a state that nobody uses yet, in the order in which they come.
 
@@ -70,16 +80,21 @@ class Standby:
         position: The position of the last record that has come.
         applied: The position of the last one that is applied.
         digest: The digest of the state at the last mark; None before there is one.
+        retained: The records that an image of the state may lack.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
         self.state, self._disk = state, disk
         self.position = self.applied = image.position
+        self._image_position = image.position
+        # Records that the image lacks and that have not come yet.
+        self._lacking = {*image.exact["records"]}
         state.incarnation = bytes.fromhex(image.exact["incarnation"])
         self._records: deque[Arrival | None] = deque()
         self._nbytes = 0
         self._filled = asyncio.Event()
         self.digest: StateDigest | None = None
+        self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()
         self._applying = asyncio.ensure_future(self._apply(image))
@@ -110,16 +125,26 @@ class Standby:
         return self._nbytes < _MOST_BYTES
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
-        """Apply records behind all others."""
+        """Apply records behind all others; those that the image lacks come first."""
         for arrival in arrivals:
             self._records.append(arrival)
             self._nbytes += arrival.entry.nbytes
-            # Those before are parts that the image lacks.
-            if arrival.record.position > self.position:
-                self.position = arrival.record.position
-                if self._disk is not None:
-                    self._disk.log.add(arrival.entry)
+            position = arrival.record.position
+            self._lacking.discard(position)
+            self.position = max(self.position, position)
+            if self._disk is not None:
+                self._write(self._disk.log, position, arrival.entry)
         self._filled.set()
+
+    def _write(self, log: Log, position: int, entry: Entry) -> None:
+        """Add a record to the log on disk.
+
+        Records that the image contains need not come, but the log has no gaps.
+        """
+        _fill(log, position - 1)
+        log.add(entry)
+        if not self._lacking:
+            _fill(log, self._image_position)
 
     async def kept(self, position: int) -> None:
         """Wait until the record of that position is on disk, if they are to be there."""
@@ -130,6 +155,11 @@ class Standby:
     def kept_position(self) -> int:
         """The position up to which all records have come, and are on disk if they are to be."""
         return self.position if self._disk is None else self._disk.log.written
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all has come that the image lacks, and is on disk if it is to be."""
+        return not self._lacking and self.kept_position >= self._image_position
 
     async def finish(self) -> None:
         """Apply all records that have come; then the state may be used.
@@ -146,7 +176,7 @@ class Standby:
         self._applying.cancel()
 
     async def _apply(self, image: Image) -> None:
-        async with Recovery(self.state, image) as recovery:
+        async with Recovery(self.state, image, self.retained) as recovery:
             self._begun.set()
             while True:
                 await self._filled.wait()

@@ -63,7 +63,10 @@ class ConsistencyRpcs:
         self, request: pb.DescribeConsistencyRequest
     ) -> pb.DescribeConsistencyResponse:
         self._state.session(request.session_id)
-        return pb.DescribeConsistencyResponse(groups=self._state.clocks.report())
+        groups = self._state.clocks.report()
+        for group in groups:
+            group.completed = self._state.rounds.closed(group.group)
+        return pb.DescribeConsistencyResponse(groups=groups)
 
 
 def begun_now(

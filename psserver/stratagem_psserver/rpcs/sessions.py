@@ -24,11 +24,12 @@ class SessionRpcs:
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         check_handshake(request, self._state.settings)
+        self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
             return self._response(0)
         session = self._state.open_session(
-            request.session_id, request.role, request.task, request.client
+            request.session_id, request.role, request.task, request.client, request.program
         )
         return self._response(session.numbering.last)
 
@@ -45,6 +46,7 @@ class SessionRpcs:
             last_sequence=last_sequence,
             restored=self._state.resumed,
             frame_sockets=self._state.frame_sockets,
+            replicas=settings.replicas if settings.replicas > 1 else 0,
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

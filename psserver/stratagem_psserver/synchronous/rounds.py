@@ -8,7 +8,8 @@ closed step first waits for that norm.
 When a session ends, contributions that it has only staged are dropped. Those that it has committed
 still count; if the worker is started again and contributes to the same step, the second
 contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
-for a step that cannot close without it fails with an error that names it. When all workers of a
+for a step that cannot close without it fails with an error that names it, unless the worker may
+still be started again: see `absences.py`. When all workers of a
 group have left for good, what they committed to steps that are not closed is dropped. When all are
 gone but may come back, it is dropped as soon as other requests need the memory. Other servers may
 have what was dropped here, and close the step once the last worker has committed it everywhere; the
@@ -22,7 +23,7 @@ dropped, and their workers are told so when they commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from stratagem_proto.errors import (
@@ -34,6 +35,7 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_psserver.synchronous.absences import Absences
 from stratagem_psserver.synchronous.closed_steps import ClosedStep, ClosedSteps
 from stratagem_psserver.synchronous.contribution_checks import (
     check_agreement,
@@ -51,10 +53,15 @@ MAX_STEPS = 1_000  # incomplete steps of one group
 
 
 class Rounds:
-    """The synchronous groups of a server."""
+    """The synchronous groups of a server.
 
-    def __init__(self) -> None:
+    Args:
+        absences: Which workers that are gone are still waited for; by default none.
+    """
+
+    def __init__(self, absences: Absences | None = None) -> None:
         self._groups: dict[str, StepGroup] = {}
+        self._absences = absences or Absences()
 
     def stage(self, part: Part) -> None:
         """Keep a contribution; it replaces an uncommitted one of the same session.
@@ -244,7 +251,7 @@ class Rounds:
         failed_step, failure = group.failed
         if failure is not None and mark.step <= failed_step:
             raise _waiters_error(mark, failure)
-        lost = group.lost(mark.step) if mark.step > group.closed else None
+        lost = group.lost(mark.step, self._absences.awaits) if mark.step > group.closed else None
         if lost is not None:
             raise AbortedError(
                 f"step {mark.step} of {mark.group!r} cannot be completed: "
@@ -283,6 +290,11 @@ class Rounds:
         closed = group.unfinished.find(mark.step)
         tasks = [part.task for part in closed.parts] if closed else []
         return [Awaited(task, "norm of all gradients") for task in tasks]
+
+    @property
+    def groups(self) -> Collection[str]:
+        """The names of all groups."""
+        return self._groups.keys()
 
     def applied(self) -> dict[str, int]:
         """Return the newest step of each group that the variables contain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
@@ -77,10 +78,16 @@ class StepGroup:
         member = self.members.get(worker)
         return member.task if member else f"worker {worker}"
 
-    def lost(self, step: int) -> Member | None:
-        """Return a worker that is gone and without which a step cannot close, or None."""
+    def lost(self, step: int, awaits: Callable[[str], bool]) -> Member | None:
+        """Return a worker that is gone and without which a step cannot close, or None.
+
+        Args:
+            step: The step.
+            awaits: Whether others still wait for a task that is gone.
+        """
         lacking = [self.members.get(worker) for worker in self.lacking(step)]
-        gone = [member for member in lacking if member is not None and member.gone]
+        there = [member for member in lacking if member is not None]
+        gone = [member for member in there if member.gone and not awaits(member.task)]
         possible = self.num_workers - len(gone)
         return gone[0] if gone and possible < self.required else None
 

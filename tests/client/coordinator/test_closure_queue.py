@@ -140,6 +140,36 @@ def test_a_worker_that_is_lost_while_it_leaves_has_left() -> None:
     assert queue.worker_lost(0) == [Dismiss(0), Run(1, 1)]
 
 
+def test_a_worker_that_is_about_to_stop_gets_nothing_more_and_may_come_back() -> None:
+    queue = queue_with(0, depth=2)
+    queue.put(1)
+    queue.put(2)
+    assert queue.worker_retires(0) == []
+    assert queue.put_back(2) == [], "nobody else is there"
+    assert queue.worker_ready(1) == [Run(2, 1)]
+    assert queue.finished(1) == [], "it is not dismissed"
+    assert queue.worker_lost(0) == []
+    assert queue.put(3) == [Run(3, 1)]
+    assert queue.worker_ready(0) == []
+    assert queue.put(4) == [Run(4, 0)]
+
+
+def test_a_worker_that_is_about_to_stop_may_be_told_to_leave_for_good() -> None:
+    queue = queue_with(0)
+    queue.put(1)
+    queue.worker_retires(0)
+    assert queue.worker_leaves(0) == []
+    assert queue.finished(1) == [Dismiss(0)]
+    assert queue.worker_retires(0) == [], "it has left"
+
+
+def test_what_a_worker_runs_that_stops_before_its_end_runs_on_others() -> None:
+    queue = queue_with(0, 1)
+    queue.put(1)
+    queue.worker_retires(0)
+    assert queue.worker_lost(0) == [Run(1, 1)]
+
+
 def test_a_closure_runs_once_it_has_its_inputs() -> None:
     queue = queue_with(0, 1)
     queue.put(1)

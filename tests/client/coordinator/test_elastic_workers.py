@@ -87,7 +87,7 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     name = "/job:worker/task:90"
     records = [one for one in caplog.records if getattr(one, "worker", "") == name]
     events = [getattr(record, "event", None) for record in records]
-    assert events == ["joined", "lost", "left"]
+    assert events == ["joined", "retires", "lost", "left"]
     assert records[1].levelname == "WARNING"
     assert f"{name} at 127.0.0.1:" in records[1].message
 

@@ -20,11 +20,12 @@ from stratagem._ps_client.connections.experience import Experience
 from stratagem._ps_client.connections.repetition import Repetition
 from stratagem._ps_client.requests.updates import step
 from stratagem._ps_client.requests.variables import Writing, assign
-from stratagem_proto.errors import NotPrimaryError
+from stratagem_proto.errors import FailedPreconditionError, NotPrimaryError
 from stratagem_proto.sockets.client.errors import broken
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.server import ParameterServer
+from tests.client.clusters import Cluster
 from tests.client.servers.replicated import ReplicatedServer
 from tests.waiting import eventually
 
@@ -52,6 +53,18 @@ def counter(strategy: ParameterServerStrategy) -> Variable:
 def connection(strategy: ParameterServerStrategy) -> Connection:
     assert isinstance(strategy.extended, ParameterServerExtended)
     return strategy.extended._store.servers._connections[0]
+
+
+@pytest.mark.parametrize("standing", ["primary", "backup"])
+def test_a_cluster_that_lists_one_of_the_replicas_is_refused(
+    server: ReplicatedServer, standing: str
+) -> None:
+    found = server.view.primary if standing == "primary" else server.view.backup
+    with (
+        pytest.raises(FailedPreconditionError, match="is one replica of several"),
+        Cluster([found.address], 1).strategy() as strategy,
+    ):
+        counter(strategy)
 
 
 class Work:

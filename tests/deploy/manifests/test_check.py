@@ -16,6 +16,7 @@ from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, render, rendered
 MISSPELT = {
     "ConfigMap": "data",
     "Deployment": "spec.template.spec.containers.0.readinessProbe.httpGet",
+    "HorizontalPodAutoscaler": "spec.scaleTargetRef",
     "Job": "spec.template.spec.containers.0.workingDir",
     "JobSet": "spec.replicatedJobs.1.dependsOn",
     "Namespace": "metadata.labels",

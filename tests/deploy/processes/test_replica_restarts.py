@@ -6,7 +6,7 @@ import math
 from signal import SIGKILL, SIGTERM
 
 from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
-from stratagem_deploy.processes.supervision import Restarts, Supervision
+from stratagem_deploy.processes.supervision import SUPERSEDED, Restarts, Supervision
 
 FIRST, SECOND = "ps:0 replica 0", "ps:0 replica 1"
 OTHER = "ps:1 replica 0", "ps:1 replica 1"
@@ -61,3 +61,61 @@ def test_a_run_that_is_interrupted_starts_no_replica_again() -> None:
     run.signalled(SIGTERM)
     assert run.take_due(math.inf) == []
     assert run.next_due == math.inf
+
+
+COORDINATORS = "coordinator:0", "coordinator:1"
+
+
+def standing_by(max_restarts: int = 0) -> Supervision:
+    """A program that coordinates, and another one that stands by."""
+    replicas = ReplicaRestarts(dict.fromkeys(COORDINATORS, "chief:0"))
+    restarts = Restarts(max_restarts)
+    return Supervision(
+        COORDINATORS, restarts, replicas=replicas, stateless=["worker:0"], spares=True
+    )
+
+
+def test_a_program_that_was_killed_is_started_again_to_stand_by() -> None:
+    run = standing_by()
+    assert run.ended(COORDINATORS[0], -SIGKILL, 0.0) == 0
+    assert run.take_due(1.0) == [COORDINATORS[0]]
+    assert run.ended(COORDINATORS[1], SUPERSEDED, 1.0) == 0
+    assert run.rejoining == {COORDINATORS[1]}
+    assert (run.running, run.failure) == (set(COORDINATORS), "")
+
+
+def test_a_run_ends_when_the_program_has_ended_well() -> None:
+    run = standing_by()
+    assert run.ended(COORDINATORS[1], 0, 0.0) == SIGTERM
+    assert run.ended(COORDINATORS[0], -SIGTERM, 0.1) == 0
+    assert (run.running, run.failure, run.exit_code) == (set(), "", 0)
+
+
+def test_a_run_ends_when_the_program_ends_well_while_the_other_one_is_not_back() -> None:
+    run = standing_by()
+    run.ended(COORDINATORS[0], -SIGKILL, 0.0)
+    assert run.ended(COORDINATORS[1], 0, 0.1) == 0
+    assert (run.running, run.failure, run.exit_code) == (set(), "", 0)
+
+
+def test_a_script_that_fails_by_itself_is_not_run_by_the_next_one() -> None:
+    run = standing_by()
+    assert run.ended(COORDINATORS[0], 1, 0.0) == SIGTERM
+    assert (run.failure, run.exit_code) == (COORDINATORS[0], 1)
+
+
+def test_a_signal_ends_a_run_whose_program_waits_for_its_start() -> None:
+    run = standing_by()
+    run.ended(COORDINATORS[0], -SIGKILL, 0.0)
+    assert run.signalled(SIGTERM) == SIGTERM
+    assert run.running == {COORDINATORS[1]}
+    run.ended(COORDINATORS[1], -SIGTERM, 0.1)
+    assert (run.running, run.exit_code) == (set(), 128 + SIGTERM)
+
+
+def test_a_worker_server_is_started_again_within_the_restarts_of_the_run() -> None:
+    run = standing_by(max_restarts=1)
+    assert run.ended("worker:0", -SIGKILL, 0.0) == 0
+    assert run.restarts.take_due(1.0) == ["worker:0"]
+    assert run.ended("worker:0", -SIGKILL, 1.0) == SIGTERM
+    assert run.failure == "worker:0"

@@ -221,6 +221,17 @@ def test_staleness_counts_what_others_finish_meanwhile() -> None:
     assert list(group.clock(0).staleness) == [3]
 
 
+def test_facts_are_those_of_the_moment_whatever_follows() -> None:
+    group = Group(ASYNC)
+    for finished in range(3):
+        group.begin(0, finished)
+    facts = group.clocks.facts()
+    before = json.dumps(facts)
+    for finished in range(3, 6):
+        group.begin(0, finished)
+    assert json.dumps(facts) == before != json.dumps(group.clocks.facts())
+
+
 @pytest.mark.parametrize(
     ("worker", "declared", "says"),
     [

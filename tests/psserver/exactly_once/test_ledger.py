@@ -12,9 +12,11 @@ from stratagem_proto.errors import (
     InvalidNameError,
     ResourceExhaustedError,
     SessionLostError,
+    SupersededError,
 )
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
+from stratagem_proto.v1.succession_pb2 import Incumbent
 from stratagem_psserver.exactly_once.ledger import (
     MAX_REMEMBERED,
     MAX_SESSIONS,
@@ -30,6 +32,7 @@ from stratagem_psserver.exactly_once.numbering import (
     Replay,
     WaitForEarlier,
 )
+from stratagem_psserver.exactly_once.succession import Succession
 
 LEASE = 30.0
 
@@ -256,3 +259,29 @@ def test_the_order_of_sessions_outlasts_resumption_and_a_restart() -> None:
         for session_id in (b"3" * 16, first, second)
     ]
     assert opened == [3, 1, 2]
+
+
+def test_a_client_is_heard_of_until_its_connection_is_closed_or_it_is_silent() -> None:
+    ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
+    cut_off, silent = opened(ledger, 1), opened(ledger, 2)
+    ledger.attend(cut_off.id)
+    ledger.session(cut_off.id, now=1.0)
+    ledger.leave(cut_off.id, now=2.0)
+    heard = [ledger.is_heard(cut_off.id, now) for now in (2.9, 3.0)]
+    assert heard == [True, False]
+    ledger.attend(cut_off.id)  # its connection was broken
+    assert ledger.is_heard(cut_off.id, now=3.0)
+    assert [ledger.is_heard(silent.id, now) for now in (4.9, 5.0)] == [True, False]
+    ledger.close(silent.id)
+    assert not ledger.is_heard(silent.id, now=0.0)
+
+
+def test_a_session_of_a_superseded_program_is_refused() -> None:
+    succession = Succession()
+    ledger = SessionLedger(LEASE, succession=succession)
+    session = opened(ledger)
+    session.program = b"first"
+    ledger.session(session.id, now=0.0)
+    succession.succeed(Incumbent(number=1, program=b"second"), b"")
+    with pytest.raises(SupersededError):
+        ledger.session(session.id, now=0.0)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from google.protobuf.message import Message
 
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.v1.replication_pb2 import Standing
+from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.primary import Primary
+from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import Pair, pair, report_of, standing_of
 from tests.relays import Relay
 from tests.waiting import eventually
@@ -65,6 +70,40 @@ def test_the_backup_takes_over_and_the_primary_follows_it(relayed: tuple[Pair, R
     eventually(lambda: report_of(backup).view.HasField("backup"))
     assert both.await_backup() == (backup, former)
     assert report_of(backup).view.epoch == epoch + 2
+
+
+async def nothing(*_: Any) -> None:
+    pass
+
+
+async def for_ever(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_silent_backup_is_not_taken_on_while_its_connection_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = count()
+    adjust = Primary._adjust
+
+    async def counted(primary: Primary) -> bool:
+        next(looks)
+        return await adjust(primary)
+
+    monkeypatch.setattr(Primary, "_adjust", counted)
+    # As if it were suspended, and could not find out that it hears nothing.
+    monkeypatch.setattr(Backup, "_watch", for_ever)
+    with pair(tmp_path) as both:
+        primary, _ = both.await_backup()
+        with monkeypatch.context() as patched:
+            patched.setattr(Backup, "_acknowledge", nothing)
+            eventually(lambda: not report_of(primary).view.HasField("backup"))
+            alone, enough = report_of(primary).view, next(looks) + 200
+            eventually(lambda: next(looks) > enough)
+            assert report_of(primary).view == alone
+        with client_of(primary) as client:
+            client.create(w=torch.zeros(1))
+        both.await_backup()
 
 
 class Nowhere:

@@ -11,7 +11,9 @@ import torch
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.persistence.images import Moment
 from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_psserver.replication.standby import Standby
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.state import ServerState
@@ -84,6 +86,27 @@ def test_a_backup_that_differs_in_one_bit_gets_another_image(tmp_path: Path) -> 
         eventually(lambda: not report_of(primary).view.HasField("backup"))
         primary, backup = both.await_backup()
         assert state_of_backup(backup) == state_of_primary(primary)
+
+
+def test_a_backup_that_left_during_a_comparison_does_not_end_all_further_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(state: Standby, position: int, moment: Moment) -> None:
+        state.state.snapshots.close(moment.snapshot)
+
+    with pair(tmp_path, verify_seconds=0.1) as both:
+        with monkeypatch.context() as patched:
+            patched.setattr(Standby, "_digest", never)
+            primary, backup = both.await_backup()
+            index = report_of(backup).replica.index
+            assert primary._replicated is not None
+            leads = primary._replicated._require_task()._primary
+            assert leads is not None
+            eventually(lambda: leads._verification._comparing is not None)
+            both.crash(backup)
+        both.start(index)
+        primary, _ = both.await_backup()
+        eventually(lambda: report_of(primary).verified > 0)
 
 
 async def end_request(mutations: Mutations, state: ServerState) -> None:

@@ -96,7 +96,7 @@ async def _takes_for_acknowledged(self: Primary, link: BackupLink, position: int
 def _taking_on_early() -> Iterator[None]:
     """Take a backup into the view as soon as it comes."""
     with (
-        patch.object(Primary, "_is_close", lambda self, link: True),
+        patch.object(Primary, "_can_take_on", lambda self, link: True),
         patch.object(Primary, "_acknowledges", _takes_for_acknowledged),
     ):
         yield

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from tests.simulation.replicas.arbiter import Register
 from tests.simulation.replicas.replica import SimulatedReplica
 from tests.simulation.world import World
@@ -13,10 +16,16 @@ class Acknowledgements:
     Args:
         world: The run that it is part of.
         register: The views of the task.
+        other_of: Returns the other replica of the task.
     """
 
-    def __init__(self, world: World, register: Register) -> None:
-        self._world, self._register = world, register
+    def __init__(
+        self,
+        world: World,
+        register: Register,
+        other_of: Callable[[SimulatedReplica], SimulatedReplica],
+    ) -> None:
+        self._world, self._register, self._other_of = world, register, other_of
         # The latest epoch in which anybody has answered, who it was, and since when.
         self._epoch, self._instance, self._since = 0, b"", 0.0
 
@@ -34,6 +43,7 @@ class Acknowledgements:
         epoch, instance = report.view.epoch, report.replica.instance
         what = f"{replica.name} ({instance.hex()[:4]}) answers {method} in epoch {epoch}"
         self._check_view(epoch, instance, what)
+        self._check_alone(replica, what)
         if instance == self._instance:
             self._epoch = max(epoch, self._epoch)
         elif epoch > self._epoch:
@@ -52,3 +62,9 @@ class Acknowledgements:
             view is not None and view.primary.instance == instance,
             f"{what}, of which another one is the primary",
         )
+
+    def _check_alone(self, replica: SimulatedReplica, what: str) -> None:
+        """Check that clients of the other replica would get no answer meanwhile."""
+        reports = [one.report() for one in (replica, self._other_of(replica))]
+        may_both = all(one is not None and one.standing == STANDING_PRIMARY for one in reports)
+        self._world.require(not may_both, f"{what}, while the other one may answer, too")

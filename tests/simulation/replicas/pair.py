@@ -53,7 +53,7 @@ class SimulatedPair:
         self.name, self._moves = f"ps:{task}", moves
         self._network, self._world, self._logs = network, network.world, disk is not None
         self.register = Register(self._world, task)
-        answers = Acknowledgements(self._world, self.register)
+        answers = Acknowledgements(self._world, self.register, self._other_of)
         patience = self._world.chance.choice(_FAILOVER_SECONDS)
         around = Surroundings(network, self.register, self._at, answers.note, disk, patience, moves)
         self.replicas: list[SimulatedReplica] = []
@@ -61,6 +61,10 @@ class SimulatedPair:
 
     def _at(self, address: str) -> SimulatedReplica | None:
         return next((one for one in self.replicas if one.name == address), None)
+
+    def _other_of(self, replica: SimulatedReplica) -> SimulatedReplica:
+        (other,) = (one for one in self.replicas if one is not replica)
+        return other
 
     @property
     def primary(self) -> SimulatedReplica:
@@ -122,7 +126,7 @@ class SimulatedPair:
     def _part(self, replica: SimulatedReplica, seconds: float) -> None:
         chance = self._world.chance
         there, back = chance.choice(((True, True), (True, False), (False, True)))
-        (other,) = (one for one in self.replicas if one is not replica)
+        other = self._other_of(replica)
         whom = chance.choice(("arbiter", "replica", "both"))
         self._world.note(replica.name, f"storm: is cut off from {whom} for {seconds:.2f} s")
         if whom != "replica":
@@ -146,7 +150,7 @@ class SimulatedPair:
         """
         if self._logs or not replica.is_up:
             return replica.is_up
-        (other,) = (one for one in self.replicas if one is not replica)
+        other = self._other_of(replica)
         view = self.register.view
         asked = [following for name, following in self.register.asked if name == replica.name]
         if replica.name in self.register.wanted:
@@ -172,23 +176,16 @@ class SimulatedPair:
         if self._moves:
             report = self.primary.report()
             return report is not None and report.standing == STANDING_PRIMARY
-        if self._logs and self._has_open_steps():
-            return True
         reports = [one.report() for one in self.replicas]
         standings = {report.standing for report in reports if report is not None}
         return standings == {STANDING_PRIMARY, STANDING_BACKUP}
 
-    def _has_open_steps(self) -> bool:
-        """Return whether a backup with a log has to wait for steps that may never be complete."""
-        state = self.state
-        return any((*state.rounds.records(), *state.kept.records()))
-
     async def check_equal(self) -> None:
         """Check that both replicas have the same state, to the bit."""
-        if self._moves or (self._logs and self._has_open_steps()):
+        if self._moves:
             return
         primary = self.primary
-        (backup,) = (one for one in self.replicas if one is not primary)
+        backup = self._other_of(primary)
         standby = await backup.standby()
         if standby is None:
             self._world.require(False, f"{backup.name} is the backup and has no state")

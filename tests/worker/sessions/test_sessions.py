@@ -325,25 +325,31 @@ def test_a_worker_that_falls_silent_is_lost(
 # --- The end of the worker -----------------------------------------------------
 
 
-def test_a_worker_that_stops_lets_its_function_end_and_begins_none() -> None:
+def test_a_worker_that_stops_lets_its_function_end_and_gives_back_the_others() -> None:
     worker = WorkerServer(WorkerSettings(token=TOKEN))
     worker.start()
     with connected(worker) as link:
+        leaves = threading.Event()
+        link.when_leaving(leaves.set)
         running = link.run(1, payload_of(wait_at_gate))
         waiting = link.run(2, payload_of(wait_at_gate))
         assert has_entered()
         stopping = threading.Thread(target=worker.stop)
         stopping.start()
         eventually(lambda: refuses(worker.address))
+        assert leaves.wait(PATIENCE)
+        late = link.run(3, payload_of(wait_at_gate))
+        for given_back in waiting, late:
+            with pytest.raises(ClosureFailure, match="given up") as failure:
+                given_back.result(PATIENCE)
+            assert failure.value.kind is FailureKind.CANCELLED
         assert not running.done()
         gate.set()
         assert load_result(running.result(PATIENCE).payload) == "through"
-        with pytest.raises(WorkerLostError, match="is shutting down"):
-            waiting.result(PATIENCE)
         stopping.join(PATIENCE)
         assert not another_entered()
         with pytest.raises(WorkerLostError):
-            link.run(3, payload_of(bool)).result(PATIENCE)
+            link.run(4, payload_of(bool)).result(PATIENCE)
 
 
 def threads_since(before: set[threading.Thread]) -> set[str]:

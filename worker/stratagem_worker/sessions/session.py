@@ -104,9 +104,11 @@ class WorkSession:
 
     def _obey_run(self, order: pb.Run) -> None:
         payload = self._pieces.joined(order.payload)
-        if self._accepting:
-            self.outbox.expect()
-            self._submit(partial(self._run, order, payload), order.closure)
+        if not self._accepting:
+            self.outbox.put_finished(cancelled(order.closure, self._settings.label))
+            return
+        self.outbox.expect()
+        self._submit(partial(self._run, order, payload), order.closure)
 
     def _obey_cancel(self, order: pb.Cancel) -> None:
         def waits(job: Job) -> bool:
@@ -137,14 +139,21 @@ class WorkSession:
     def _obey_beat(self, beat: pb.Beat) -> None:
         self.outbox.put(pb.WorkEvent(beat=beat))
 
-    def drain(self) -> None:
-        """Let nothing begin any more; the client is told when its call ends."""
+    def leave(self) -> None:
+        """Let nothing begin any more, and give back what waits, so that others run it now."""
+        self.outbox.put(pb.WorkEvent(leaving=pb.Leaving()))
+        for job in self._withdrawn():
+            if job.closure is not None:
+                self.outbox.put_finished(cancelled(job.closure, self._settings.label))
+
+    def _withdrawn(self) -> list[Job]:
+        """Let nothing begin any more, and return what waited."""
         self._accepting = False
-        self._executor.withdraw(lambda job: job.session is self)
+        return self._executor.withdraw(lambda job: job.session is self)
 
     def end(self) -> None:
         """Drop what waits, interrupt what runs, and release all objects."""
-        self.drain()
+        self._withdrawn()
         self.outbox.close()
         self._copies.end()
         self.results.close()

@@ -58,6 +58,8 @@ class ClosureQueue:
         self._staying: dict[int, int] = {}
         self._recalled: set[int] = set()
         self._leaving: dict[int, dict[int, None]] = {}
+        # Those among them that stop by themselves, and may come back.
+        self._retiring: set[int] = set()
         self._depths: dict[int, int] = {}
 
     @property
@@ -191,6 +193,9 @@ class ClosureQueue:
         closures += self._pop_staying(worker)
         self._on_worker.pop(worker, None)
         self._depths.pop(worker, None)
+        if worker in self._retiring:
+            self._retiring.discard(worker)
+            del self._leaving[worker]
         if self.error:
             abandoned = [order for lost in closures for order in self._abandon(lost)]
             return [*abandoned, *self._assign()]
@@ -207,11 +212,22 @@ class ClosureQueue:
 
         What it runs ends there; what waits behind that is recalled.
         """
+        self._retiring.discard(worker)
         load = self._leaving.setdefault(worker, self._on_worker.pop(worker, {}))
         behind = [*load][1:]
         recalled = [one for one in behind if one not in self._recalled]
         self._recalled.update(recalled)
         return [*(Recall(one, worker) for one in recalled), *self._assign()]
+
+    def worker_retires(self, worker: int) -> list[Order]:
+        """Give a worker nothing any more that is about to stop, until it is lost and comes back.
+
+        It gives back what waits there by itself.
+        """
+        if worker in self._on_worker:
+            self._retiring.add(worker)
+            self._leaving[worker] = self._on_worker.pop(worker)
+        return [*self._assign()]
 
     @property
     def lopsided(self) -> bool:
@@ -288,7 +304,8 @@ class ClosureQueue:
 
     def _dismiss(self) -> Iterator[Order]:
         needed = self._staying.values()
-        idle = [one for one, load in self._leaving.items() if not load]
+        leaving = self._leaving.items()
+        idle = [one for one, load in leaving if not load and one not in self._retiring]
         for worker in [one for one in idle if one not in needed]:
             del self._leaving[worker]
             yield Dismiss(worker)

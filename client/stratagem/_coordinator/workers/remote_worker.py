@@ -153,6 +153,10 @@ class RemoteWorker:
         """Let a function know when the connection ends, and why."""
         self._link.when_ended(tell)
 
+    def when_leaving(self, tell: Callable[[], None]) -> None:
+        """Let a function know when the worker is about to stop."""
+        self._link.when_leaving(tell)
+
     def close(self) -> None:
         """End the session; what is under way fails."""
         self._link.close()

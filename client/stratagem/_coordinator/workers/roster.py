@@ -194,6 +194,15 @@ class Roster:
         _LOG.info("%s has joined", _name(index), extra=_facts(index, "joined"))
         return True
 
+    def retire(self, worker: RemoteWorker) -> bool:
+        """Take note that a worker is about to stop; return whether it is there."""
+        index = worker.index
+        if self.there.get(index) is not worker:
+            return False
+        message = "%s is about to stop; others run what waits there"
+        _LOG.info(message, _name(index), extra=_facts(index, "retires"))
+        return True
+
     def lose(self, worker: RemoteWorker, why: StratagemError) -> bool:
         """Let a worker be sought again; return whether it was there until now."""
         index = worker.index

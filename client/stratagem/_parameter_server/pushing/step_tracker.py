@@ -28,7 +28,7 @@ def report_of(group: pb.GroupConsistency) -> ConsistencyReport:
     """Return what a server reports of a group, for users."""
     consistency = decoded_consistency(group.consistency)
     workers = {worker.task: _worker_report_of(worker) for worker in group.workers}
-    return ConsistencyReport(consistency, group.since, workers)
+    return ConsistencyReport(consistency, group.since, workers, group.completed)
 
 
 def _worker_report_of(worker: pb.WorkerClock) -> WorkerReport:

@@ -116,6 +116,10 @@ class Connection:
         """The run of the server process that the session is with; empty for none."""
         return self._session.incarnation if self._session else b""
 
+    def act_for(self, program: bytes) -> None:
+        """Belong to a program from the first session on."""
+        self._given = replace(self._given, program=program)
+
     def expect(self, run: bytes) -> None:
         """Take the server for lost if another run of it opens the first session.
 
@@ -358,6 +362,7 @@ class Connection:
                 request = opening(self._identity, run=self._expected)
                 answer = self._opened_by(request, knows_run=bool(self._expected))
                 session = opened(request, answer, self.peer)
+                self.route.require_all(answer.replicas)
                 self.route.learn(answer.frame_sockets)
                 self._session = session
                 self.attend()

@@ -17,6 +17,7 @@ from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem._ps_client.transports.server_transport import ServerTransport
 from stratagem_proto.errors import (
     CancelledError,
+    FailedPreconditionError,
     ForkedProcessError,
     NotPrimaryError,
     SessionLostError,
@@ -144,8 +145,13 @@ class ServerRoute:
 
         Returns:
             Whether it makes sense to try again; if not, no replica serves yet.
+
+        Raises:
+            FailedPreconditionError: Another replica serves, of which there is no address.
         """
         if not self.is_replicated and not self._may_have_moved(error):
+            if isinstance(error, NotPrimaryError):
+                raise self._unlisted() from error
             self.move(self._directory.located())
             return True
         searches = self._searches
@@ -154,6 +160,26 @@ class ServerRoute:
                 return True
             # Another thread has looked in vain meanwhile.
             return self._searches == searches and self._find_primary(error)
+
+    def require_all(self, replicas: int) -> None:
+        """Check that there is an address of each replica of the server.
+
+        Args:
+            replicas: How many it has by its own word; 0 if it has none.
+
+        Raises:
+            FailedPreconditionError: There is one address, and there are several replicas.
+        """
+        if replicas > 1 and not self.is_replicated:
+            raise self._unlisted()
+
+    def _unlisted(self) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"{self.peer} is one replica of several, and the cluster has no address of the others: "
+            "list all, as in 'host:port,host:port'. The resolvers of Slurm and Kubernetes know one "
+            "address of each task: use TFConfigClusterResolver or SimpleClusterResolver for tasks "
+            "with replicas"
+        )
 
     def _find_primary(self, error: StratagemError) -> bool:
         if isinstance(error, NotPrimaryError) and self._is_other(error.primary):

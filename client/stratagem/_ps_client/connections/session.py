@@ -40,7 +40,8 @@ class Identity:
 
     `client` is random bytes that name it in all its sessions, empty if it has but one. It
     `outlives_servers` if it goes on with a server that restarts and restores a checkpoint, without
-    what was applied since.
+    what was applied since. `program` is that of `this_program` where one coordinates or creates
+    variables, also of workers that run its functions.
     """
 
     role: Role.ValueType
@@ -49,6 +50,7 @@ class Identity:
     token: str = field(default="", repr=False)
     client: bytes = b""
     outlives_servers: bool = False
+    program: bytes = b""
 
     @property
     def name(self) -> str:
@@ -206,6 +208,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),
         client=identity.client,
+        program=identity.program,
     )
 
 

@@ -14,7 +14,13 @@ from google.protobuf.message import Message
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, UPLOAD_CHUNK_BYTES
-from stratagem_proto.v1 import checkpoint_pb2, closure_pb2, draws_pb2, parameter_server_pb2
+from stratagem_proto.v1 import (
+    checkpoint_pb2,
+    closure_pb2,
+    draws_pb2,
+    parameter_server_pb2,
+    succession_pb2,
+)
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
@@ -39,7 +45,7 @@ def _mutates(method: MethodDescriptor) -> bool:
 # By name; the services have no method in common.
 _METHODS: Mapping[str, _Method] = {
     name: _Method(f"/{service.full_name}/{name}", method.client_streaming, _mutates(method))
-    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2)
+    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2, succession_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
 }

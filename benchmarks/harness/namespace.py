@@ -11,7 +11,7 @@ NEEDED = ("unshare", "nsenter", "ip", "ss", "tc", "ebtables", "mount", "chroot")
 
 
 def missing() -> str:
-    """Why there can be no namespaces here; "" if there can be."""
+    """Return why there can be no namespaces here; "" if there can be."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     absent = [command for command in NEEDED if shutil.which(command) is None]
@@ -34,6 +34,7 @@ class Namespace:
     """
 
     def __init__(self) -> None:
+        """Make them, with a loopback interface."""
         kinds = ("--net", "--mount", "--uts", "--pid", "--fork", "--kill-child")
         self.holder = subprocess.Popen(
             ["unshare", *kinds, "sh", "-c", "echo ready; exec cat"],
@@ -47,17 +48,17 @@ class Namespace:
 
     @property
     def network(self) -> str:
-        """What others know its network by."""
+        """By what others know its network."""
         return f"/proc/{self.holder.pid}/ns/net"
 
     def enter(self, *command: str) -> str:
-        """What a command prints that ends well in it."""
+        """Run a command to its end, and return what it prints."""
         return subprocess.run(
             [*self._door, *command], check=True, stdout=subprocess.PIPE, text=True
         ).stdout
 
     def start(self, *command: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        """A command that goes on in it."""
+        """Start a command."""
         return subprocess.Popen(
             [*self._door, *command],
             stdin=subprocess.DEVNULL,
@@ -66,7 +67,7 @@ class Namespace:
         )
 
     def close(self) -> None:
-        """Ends all that runs in it."""
+        """End all that runs in it."""
         self.holder.kill()
         self.holder.communicate()
 

@@ -1,0 +1,1 @@
+"""Where the processes of a cluster run, so that each can be cut off from the others."""

@@ -1,0 +1,54 @@
+"""Whether a training was what it is without faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.chaos.account import Outcome
+from benchmarks.chaos.cluster import Cluster
+from benchmarks.takeovers.replicas import Replicas
+
+# By so much the error of a training without faults exceeds that of one process at most.
+NOISE = 0.012
+
+
+def wrong(outcome: Outcome, alone: float, updates: Mapping[str, int]) -> list[str]:
+    """Return what is wrong, for people; nothing if all is right.
+
+    Args:
+        outcome: What became of the training.
+        alone: The error of the same training by one process.
+        updates: How often each variable was updated; each function is to do so once.
+    """
+    expected = outcome.passes * outcome.batches
+    found = [
+        f"{name} was updated {times} times, and not {expected}"
+        for name, times in updates.items()
+        if times != expected
+    ]
+    if outcome.miscounted:
+        found.append(f"{outcome.miscounted} ratings were not trained on once in each pass")
+    if outcome.surplus:
+        found.append(f"the sum of what was trained on is too large by {outcome.surplus}")
+    if outcome.error > alone + NOISE:
+        found.append(f"the error is {outcome.error:.4f}, and {alone:.4f} without faults")
+    return found
+
+
+def unequal(cluster: Cluster) -> list[str]:
+    """Return which servers have no backup in the end that is equal to them."""
+    found = []
+    for index in range(len(cluster.servers)):
+        try:
+            Replicas(cluster.resolver, index).await_equal()
+        except TimeoutError as error:
+            found.append(f"ps:{index}: {error}")
+    return found
+
+
+def updates(cluster: Cluster) -> Mapping[str, int]:
+    """Return how often each variable was updated since it was created."""
+    found: dict[str, int] = {}
+    for index in range(len(cluster.servers)):
+        found |= Replicas(cluster.resolver, index).versions()
+    return {name: version - 1 for name, version in found.items()}

@@ -1,0 +1,1 @@
+"""How long a cluster has no coordinator when its program is lost and another one stands by."""
