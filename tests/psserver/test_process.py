@@ -94,7 +94,8 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
         server.popen.terminate()
         _, log = server.popen.communicate(timeout=PATIENCE)
     entries = [json.loads(line) for line in log.splitlines()]
-    assert [entry["event"] for entry in entries] == ["serving", "stopped"]
+    events = [entry["event"] for entry in entries]
+    assert events == ["serving", "ends with what it has", "stopped"]
     assert entries[0]["address"] == server.address
     assert entries[0]["task"] == "/job:ps/task:3"
 

@@ -14,7 +14,7 @@ from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import shape_of_seed, simulate
 from tests.simulation.test_simulation import FAULTS, REPLICA_FAULTS
 
-# A planted fault has to be found within these.
+# A planted fault has to be found within these, unless it is one of those that are `RARE`.
 MOST_SEEDS = 2000
 
 # Seeds that come upon faults which few others do; they are tried first.

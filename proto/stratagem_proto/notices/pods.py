@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from stratagem_proto.errors import InvalidArgumentError, UnavailableError
+from stratagem_proto.kubernetes_api import api_client
 
 _SECONDS = 1.0
 _NOT_FOUND = 404
@@ -36,7 +32,10 @@ class PodDeletion:
                 f"kubernetes:{address} names no pod; give kubernetes:NAMESPACE/POD"
             )
         self.name = f"the deletion of the pod {address}"
-        self._api = _api()
+        connected = api_client("a notice of Kubernetes")
+        from kubernetes.client import CoreV1Api
+
+        self._api: Any = CoreV1Api(connected)
 
     def is_given(self) -> bool:
         from kubernetes.client.exceptions import ApiException
@@ -59,32 +58,3 @@ class PodDeletion:
             f"the API server does not say whether the pod {self._namespace}/{self._pod} is to be "
             f"deleted: {why}. Let its service account get pods of that namespace"
         )
-
-
-def _api() -> Any:
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "a notice of Kubernetes needs the package `kubernetes`; install it by "
-            "pip install 'stratagem[kubernetes]'"
-        ) from error
-    settings = client.Configuration()
-    try:
-        _configure(settings, config)
-    except config.ConfigException as error:
-        raise FailedPreconditionError(
-            f"a notice of Kubernetes finds no configuration: {error}. Run in a pod with a service "
-            "account, or give KUBECONFIG"
-        ) from error
-    settings.retries = False
-    return client.CoreV1Api(client.ApiClient(settings))
-
-
-def _configure(settings: Any, config: Any) -> None:
-    try:
-        config.load_incluster_config(client_configuration=settings)
-    except config.ConfigException:
-        # By its own default it is the file that the variable named when the library was loaded.
-        file = os.environ.get("KUBECONFIG")
-        config.load_kube_config(client_configuration=settings, config_file=file)

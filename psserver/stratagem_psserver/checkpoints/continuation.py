@@ -152,11 +152,12 @@ def resume_variables(
         if entry.file == part and not is_companion(name, tensors)
     ]
     wholes = wholes_of(checkpoint.index, has_all)
-    whole_values = [entry for entry in mine if entry.rows is None]
-    for entry, value in zip(whole_values, read_ahead(checkpoint.tensor, whole_values), strict=True):
-        store.create([entry.spec], [value])
+    values = read_ahead(checkpoint.tensor, [entry for entry in mine if entry.rows is None])
+    # In their order: a slot variable of a table comes behind it.
     for entry in mine:
-        if entry.rows is not None and not entry.spec.slot_of:
+        if entry.rows is None:
+            store.create([entry.spec], [next(values)])
+        elif not entry.spec.slot_of:
             whole = wholes[whole_name(entry.spec)]
             states = [one for one in wholes.values() if one.is_state_of(whole)]
             for arena in read_table(checkpoint, entry.spec, whole, states).arenas:

@@ -88,8 +88,9 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     records = [one for one in caplog.records if getattr(one, "worker", "") == name]
     events = [getattr(record, "event", None) for record in records]
     assert events == ["joined", "retires", "lost", "left"]
-    assert records[1].levelname == "WARNING"
-    assert f"{name} at 127.0.0.1:" in records[1].message
+    lost = records[2]
+    assert lost.levelname == "WARNING"
+    assert f"{name} at 127.0.0.1:" in lost.message
 
 
 def test_a_worker_that_never_answers_is_told_of_once(

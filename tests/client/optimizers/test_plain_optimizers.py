@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 from torch import nn
 
 import stratagem
 from stratagem import DistributedOptimizer, FailedPreconditionError
+from stratagem._hosting.modules.unscoped import workers
 from tests.client.clusters import running
+
+
+@pytest.fixture(autouse=True)
+def no_other_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests of this process left open: it may be warned of, too."""
+    monkeypatch.setattr(workers, "_warned", WeakKeyDictionary())
 
 
 def stepped(strategy: stratagem.Strategy, in_run: bool = True) -> nn.Linear:

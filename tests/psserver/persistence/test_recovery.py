@@ -98,7 +98,8 @@ def test_what_earlier_processes_have_logged_counts_as_well(folder: Path) -> None
         first = segments(left)[0]
         while first.exists():
             again.assign("v", torch.ones(1), pb.ASSIGN_MODE_SET, torch.zeros(1, dtype=torch.int64))
-    assert sum(path.stat().st_size for path in segments(left)) < most
+    # The file of a segment that was used before has its size.
+    assert sum(path.stat().st_size for path in segments(left)) <= most
 
 
 def test_an_end_that_was_not_written_in_full_is_cut_off(folder: Path) -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, TypeAlias
 
-from stratagem_proto.errors import (
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, UnavailableError
+from stratagem_proto.kubernetes_api import api_client
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.replication.arbiters.register import Deadline
 from stratagem_psserver.replication.arbiters.views import text_of, view_of
@@ -59,8 +55,9 @@ class LeaseRegister:
             )
         self._namespace, self._lease = namespace, lease
         self.name = f"the Lease {lease!r} in namespace {namespace!r} of Kubernetes"
-        self._client, config, self._failures = _libraries()
-        self._api = _api(self._client, config)
+        connected = api_client("--arbiter kubernetes:")
+        self._client, self._failures = _library()
+        self._api = self._client.CoordinationV1Api(connected)
 
     def read(self, deadline: Deadline) -> View | None:
         """Return the view of the Lease; None if there is no Lease.
@@ -166,35 +163,10 @@ def _status(error: Exception) -> int:
     return int(getattr(error, "status", 0) or 0)
 
 
-def _libraries() -> tuple[Any, Any, tuple[type[Exception], ...]]:
-    try:
-        from urllib3.exceptions import HTTPError
+def _library() -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return the client of Kubernetes, and the errors that it raises."""
+    from urllib3.exceptions import HTTPError
 
-        from kubernetes import client, config
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "--arbiter kubernetes: needs the package kubernetes; run "
-            "`pip install 'stratagem[kubernetes]'`, or use another arbiter"
-        ) from error
-    return client, config, (client.ApiException, HTTPError)
+    from kubernetes import client
 
-
-def _api(client: Any, config: Any) -> Any:
-    settings = client.Configuration()
-    try:
-        _configure(settings, config)
-    except config.ConfigException as error:
-        raise FailedPreconditionError(
-            f"the configuration of Kubernetes cannot be read: {error}. In a pod, set "
-            "automountServiceAccountToken; elsewhere, let KUBECONFIG name the file of kubectl"
-        ) from error
-    # It would repeat requests that may have had an effect.
-    settings.retries = False
-    return client.CoordinationV1Api(client.ApiClient(settings))
-
-
-def _configure(settings: Any, config: Any) -> None:
-    try:
-        config.load_incluster_config(client_configuration=settings)
-    except config.ConfigException:
-        config.load_kube_config(client_configuration=settings)
+    return client, (client.ApiException, HTTPError)
