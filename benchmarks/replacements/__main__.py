@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 import typer
 from tqdm import tqdm
 
+from benchmarks.harness.losses import QUANTILES, quantiles, wait_until
 from benchmarks.harness.table import Table
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import (
@@ -24,7 +25,6 @@ from stratagem.coordinator import (
 from stratagem_deploy import LocalCluster
 
 WORKERS, _FUNCTION_SECONDS = 2, 0.02
-_PATIENCE_SECONDS = 120.0
 
 # Of each worker: one runs, and the others wait behind it.
 _BACKLOG = 3 * WORKERS
@@ -47,6 +47,9 @@ class Wait(NamedTuple):
 
     others: float
     again: float
+
+
+_until = partial(wait_until, every=0.005)
 
 
 class Counting:
@@ -93,9 +96,9 @@ def main(
             waits, difference = _lost(lose, count, name)
             faults += abs(difference)
             for what, times in zip(Wait._fields, zip(*waits, strict=True), strict=True):
-                figures = [f"{x:.2f}" for x in (*np.percentile(times, [50, 99]), max(times))]
-                rows.append([name, _WHAT[what], str(len(times)), *figures, str(difference)])
-    columns = ["the worker is", "seconds until", "times", "median", "p99", "longest"]
+                figures = [str(len(times)), *quantiles(times)]
+                rows.append([name, _WHAT[what], *figures, str(difference)])
+    columns = ["the worker is", "until", "times", *QUANTILES]
     print(Table([*columns, "lost or doubled"], rows).markdown())
     raise SystemExit(faults > 0)
 
@@ -119,29 +122,21 @@ def _lost(lose: Lose, count: int, name: str) -> tuple[list[Wait], int]:
 
 
 def _round(cluster: LocalCluster, counting: Counting, lose: Lose, worker: int) -> Wait:
-    _await(lambda: len(counting.coordinator.workers) == WORKERS)
+    _until(lambda: len(counting.coordinator.workers) == WORKERS)
     counting.schedule().fetch()
     values = [counting.schedule() for _ in range(_BACKLOG)]
     began = time.monotonic()
     losing = threading.Thread(target=_replace, args=(cluster, lose, worker))
     losing.start()
-    _await(lambda: worker not in counting.coordinator.workers)
+    _until(lambda: worker not in counting.coordinator.workers)
     for value in values:
         value.fetch()
     others = time.monotonic() - began
-    _await(lambda: worker in counting.coordinator.workers)
+    _until(lambda: worker in counting.coordinator.workers)
     while worker not in _ran_on(counting):
         pass
     losing.join()
     return Wait(others, time.monotonic() - began)
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"what was waited for did not come in {_PATIENCE_SECONDS:g} s")
-        time.sleep(0.005)
 
 
 def _replace(cluster: LocalCluster, lose: Lose, worker: int) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, TypeAlias
 
-import numpy as np
 import torch
 import typer
 from tqdm import tqdm, trange
 
 import stratagem
+from benchmarks.harness.losses import QUANTILES, quantiles
 from benchmarks.harness.table import Table
 from stratagem import ParameterServerStrategy
 from stratagem_deploy import LocalCluster
@@ -118,8 +118,8 @@ def main(
     """Kill a server and start it again, and measure the time until it answers the next step."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     times = {name: _restarts(*kind, count) for name, kind in FILLINGS.items() if only in name}
-    rows = [[name, *_described(some)] for name, some in times.items()]
-    print(Table(["to read", "median, s", "p99, s", "longest, s"], rows).markdown())
+    rows = [[name, *quantiles(some, 1)] for name, some in times.items()]
+    print(Table(["to read", *QUANTILES], rows).markdown())
 
 
 def _restarts(nbytes: int, fill: Filling, count: int) -> Sequence[float]:
@@ -144,10 +144,6 @@ def _restart(cluster: LocalCluster, training: Training) -> float:
     cluster.restart("ps", 0)
     training.step_small()
     return time.monotonic() - began
-
-
-def _described(times: Sequence[float]) -> list[str]:
-    return [f"{value:.1f}" for value in (*np.percentile(times, [50, 99]), max(times))]
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, TypeAlias
 
-import numpy as np
 import typer
 from tqdm import tqdm
 
 from benchmarks.harness import coordinators
+from benchmarks.harness.losses import QUANTILES, quantiles, wait_until
 from benchmarks.harness.table import Table
 from benchmarks.successions import program
 from benchmarks.successions.program import BATCH, END, RESULT, ROWS
@@ -64,7 +64,7 @@ class Programs:
         """Start one more, and wait until it stands by."""
         started = coordinators.started(program.__name__, self._folder, self._resolver)
         self.processes.append(started)
-        _await((self._folder / f"standing-{started.pid}").exists)
+        wait_until((self._folder / f"standing-{started.pid}").exists)
 
     def lose(self, lose: Lose) -> float:
         """Lose the one that coordinates; return the seconds until a function ends of the other."""
@@ -72,7 +72,7 @@ class Programs:
         leader, other = self.processes
         began = time.monotonic()
         lose(leader)
-        _await(lambda: self._last_process() == other.pid)
+        wait_until(lambda: self._last_process() == other.pid)
         moment = next(at for pid, at in self._told() if pid == other.pid)
         return moment - began
 
@@ -97,7 +97,7 @@ class Programs:
             TimeoutError: It does not end.
         """
         (self._folder / END).touch()
-        _await((self._folder / RESULT).exists)
+        wait_until((self._folder / RESULT).exists)
 
     def end(self) -> None:
         """End all, whatever they do."""
@@ -106,7 +106,7 @@ class Programs:
 
     def _await_beats(self, count: int) -> None:
         present = len(self._told())
-        _await(lambda: len(self._told()) >= present + count)
+        wait_until(lambda: len(self._told()) >= present + count)
 
     def _last_process(self) -> int:
         told = self._told()
@@ -115,14 +115,6 @@ class Programs:
     def _told(self) -> list[tuple[int, float]]:
         lines = self._beats.read_text().split("\n")[:-1]
         return [(int(pid), float(at)) for pid, at in (line.split() for line in lines)]
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"what was waited for did not come in {_PATIENCE_SECONDS:g} s")
-        time.sleep(0.02)
 
 
 def main(
@@ -138,9 +130,9 @@ def main(
         if only in name:
             times, difference, refused = _lost(lose, count, name)
             faults += difference
-            figures = [f"{x:.2f}" for x in (*np.percentile(times, [50, 99]), max(times))]
-            rows.append([name, str(len(times)), *figures, str(difference), str(refused)])
-    columns = ["the coordinator is", "times", "median, s", "p99, s", "longest, s"]
+            figures = [str(len(times)), *quantiles(times)]
+            rows.append([name, *figures, str(difference), str(refused)])
+    columns = ["the coordinator is", "times", *QUANTILES]
     print(Table([*columns, "rows lost or doubled", "refused by name"], rows).markdown())
     raise SystemExit(faults > 0)
 

@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Annotated, TypeAlias
 
-import numpy as np
 import torch
 import typer
 from tqdm import tqdm
 
+from benchmarks.harness.losses import QUANTILES, quantiles
 from benchmarks.harness.table import Table
 from benchmarks.takeovers.replicas import Replicas
 from stratagem import ParameterServerStrategy, Variable
@@ -110,8 +110,8 @@ def main(
         if only in name:
             times, difference = _lost(lose, count, log, name)
             faults += abs(difference)
-            rows.append([name, str(len(times)), *_described(times), str(difference)])
-    columns = ["the primary is", "times", "median, s", "p99, s", "longest, s", "lost or doubled"]
+            rows.append([name, str(len(times)), *quantiles(times), str(difference)])
+    columns = ["the primary is", "times", *QUANTILES, "lost or doubled"]
     print(Table(columns, rows).markdown())
     raise SystemExit(faults > 0)
 
@@ -145,10 +145,6 @@ def _cluster(log: bool) -> Iterator[LocalCluster]:
             durability_folder=folder and os.path.abspath(folder),
         )
         yield stack.enter_context(cluster)
-
-
-def _described(times: list[float]) -> list[str]:
-    return [f"{value:.2f}" for value in (*np.percentile(times, [50, 99]), max(times))]
 
 
 if __name__ == "__main__":
