@@ -45,7 +45,8 @@ test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	    -m "not cluster" tests/psserver
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
-	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
+# Half of the time these tests wait for processes.
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m cluster
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

@@ -10,9 +10,10 @@ import pytest
 from benchmarks.kills.__main__ import PROGRAMS
 from benchmarks.kills.attack import Attack
 
-pytestmark = pytest.mark.cluster
+# Each kill takes a start of a process.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-KILLS = 10
+KILLS = 9
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-import stratagem
 from stratagem import ParameterServerStrategy, StratagemError, TaskMove, Variable
 from stratagem._ps_client.moving.calls import ServerCalls
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.servers_pb2 import DescribeServerResponse
+from tests.cluster.training import PATIENCE, STEPS, WORKERS, expected, strategies, trained
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
-
-WORKERS, STEPS, PATIENCE = 2, 60, 300.0
 
 
 def movable(servers: int, **others: Any) -> LocalCluster:
@@ -34,83 +32,24 @@ def movable(servers: int, **others: Any) -> LocalCluster:
     )
 
 
-@contextmanager
-def strategies(
-    cluster: LocalCluster, consistency: str = "async"
-) -> Iterator[list[ParameterServerStrategy]]:
-    """Those of all workers, which are threads of this process."""
-    made = [
-        ParameterServerStrategy(
-            cluster.resolver("worker", index), consistency=consistency, peer_seconds=PATIENCE
-        )
-        for index in range(WORKERS)
-    ]
-    try:
-        yield made
-    finally:
-        for strategy in made:
-            strategy.close()
-
-
-class Training:
-    """Workers that take steps, each of which adds 1 to a parameter of each server."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.goes_on = threading.Event()
-
-    def train(self, strategy: ParameterServerStrategy, servers: int) -> list[float]:
-        """Takes steps, of which the last ones wait; returns the parameters."""
-        with strategy.scope():
-            module = torch.nn.Module()
-            for number in range(servers):
-                module.register_parameter(f"p{number}", torch.nn.Parameter(torch.zeros(50_000)))
-        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
-
-        def step() -> None:
-            for parameter in module.parameters():
-                parameter.grad = -torch.ones_like(parameter)
-            optimizer.step()
-
-        for number in range(STEPS):
-            strategy.run(step)
-            self.taken += 1
-            if number == STEPS - 2:
-                assert self.goes_on.wait(PATIENCE)
-        strategy.barrier("trained")
-        strategy.refresh()
-        return [float(each.detach().mean()) for each in module.parameters()]
-
-
-def expected(consistency: str, servers: int) -> list[list[float]]:
-    steps = STEPS if consistency == "sync" else WORKERS * STEPS
-    return [[float(steps)] * servers] * WORKERS
-
-
 @pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
 def test_four_servers_become_two_then_four_then_one(consistency: str) -> None:
-    training = Training()
-    with (
-        movable(4) as cluster,
-        strategies(cluster, consistency) as made,
-        ThreadPoolExecutor(WORKERS) as threads,
-    ):
-        workers = [threads.submit(training.train, strategy, 4) for strategy in made]
-        servers = made[0].servers
-        eventually(lambda: training.taken > WORKERS, PATIENCE)
-        for number in (0, 3):  # the first one, too
-            assert {move.source for move in servers.drain(number)} == {number}
-            cluster.kill("ps", number)
-        for _ in range(2):
-            assert servers.add(cluster.add_server())
-        for number in (1, 2, 4):
-            servers.drain(number)
-            cluster.kill("ps", number)
-        tasks = {each.number: len(each.tasks) for each in servers.report()}
-        training.goes_on.set()
-        assert [worker.result(PATIENCE) for worker in workers] == expected(consistency, 4)
-    # Those that were added began with a task, of which nobody knows.
-    assert tasks == {5: 6}
+    with movable(4) as cluster:
+
+        def move(strategy: ParameterServerStrategy) -> None:
+            servers = strategy.servers
+            for number in (0, 3):  # the first one, too
+                assert {move.source for move in servers.drain(number)} == {number}
+                cluster.kill("ps", number)
+            for _ in range(2):
+                assert servers.add(cluster.add_server())
+            for number in (1, 2, 4):
+                servers.drain(number)
+                cluster.kill("ps", number)
+            # Those that were added began with a task, of which nobody knows.
+            assert {each.number: len(each.tasks) for each in servers.report()} == {5: 6}
+
+        assert trained(cluster, consistency, move, (50_000,) * 4) == expected(consistency, 4)
 
 
 class Adding:

@@ -1,0 +1,1 @@
+"""What programs notice of servers that leave and join while they train."""

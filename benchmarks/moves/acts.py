@@ -1,0 +1,54 @@
+"""How the servers of a cluster become fewer and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from stratagem import Servers
+from stratagem_deploy import LocalCluster
+
+
+class Act(NamedTuple):
+    """One change.
+
+    Attributes:
+        name: What it is, for people.
+        carry_out: Makes it, and returns how many tasks have moved.
+    """
+
+    name: str
+    carry_out: Callable[[], int]
+
+
+class Acts:
+    """Changes of a cluster of four servers.
+
+    Args:
+        cluster: The cluster, whose tasks can move.
+    """
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        resolver = cluster.resolver("worker", 0)
+        self._cluster = cluster
+        spec = resolver.cluster_spec()
+        addresses = [spec.task_address("ps", task) for task in range(spec.num_tasks("ps"))]
+        self._servers = Servers(lambda: addresses, resolver.cluster_token or "")
+
+    def all(self) -> Iterator[Act]:
+        """Leave two servers of the four, the first one not among them; then four; then one."""
+        for number in (0, 3):
+            yield Act(f"drain server {number}", partial(self._drain, number))
+        for number in (4, 5):
+            yield Act(f"add server {number}", self._add)
+        for number in (1, 2, 4):
+            yield Act(f"drain server {number}", partial(self._drain, number))
+
+    def _drain(self, number: int) -> int:
+        moved = len(self._servers.drain(number))
+        self._cluster.stop("ps", number)
+        return moved
+
+    def _add(self) -> int:
+        return len(self._servers.add(self._cluster.add_server()))
