@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -16,6 +17,8 @@ from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.moves.calls import OtherServers
+from stratagem_psserver.moves.departure import Departure
 from stratagem_psserver.moves.handler import servers_handler
 from stratagem_psserver.moves.served_tasks import ServedTasks
 from stratagem_psserver.persistence.persistence import Persistence
@@ -142,10 +145,10 @@ class ParameterServer(RpcServer):
         if self._served is not None and self._is_home:
             self._recurring.append(asyncio.create_task(self._served.recover()))
 
-    def stop(self, grace: float | None = None) -> None:
-        if self._served is not None and self._is_home:
-            self._served.stop_others(grace)
-        super().stop(grace)
+    def announce_stop(self) -> None:
+        super().announce_stop()
+        if self._served is not None:
+            self._served.is_draining = True
 
     def _trim(self) -> None:
         self._state.trim()
@@ -160,21 +163,30 @@ class ParameterServer(RpcServer):
             self._health.tell(FOLLOWING, self._replicated.has_place)
 
     async def _refuse(self, seconds: float) -> None:
-        await self._hand_on()
+        await self._hand_on(seconds)
         self._state.attendance.close()
         self._state.waits.close(
             UnavailableError(f"{self.settings.label} is shutting down; repeat the call")
         )
 
-    async def _hand_on(self) -> None:
+    async def _hand_on(self, seconds: float) -> None:
         """Give what it has to others, in the first way in which that is possible."""
+        if self._served is not None and self._is_home:
+            await self._to_others(self._served, seconds)
         for way in (self._to_backup, self._to_disk):
             if await way():
                 return
         self._log.info("ends with what it has", remedy="give it a backup, or a durability")
 
+    async def _to_others(self, served: ServedTasks, seconds: float) -> None:
+        """Give all tasks to other servers, and stop what has served those that have moved here."""
+        if seconds > 0.0:
+            await Departure(served, OtherServers(self.settings.token), seconds).give_all()
+        stop = partial(served.stop_others, seconds)
+        await asyncio.get_running_loop().run_in_executor(None, stop)
+
     async def _to_backup(self) -> bool:
-        """Return whether its backup serves now in its place."""
+        """Return whether its backup, or another server, serves now in its place."""
         return self._replicated is not None and await self._replicated.leave()
 
     async def _to_disk(self) -> bool:

@@ -52,6 +52,16 @@ def test_four_servers_become_two_then_four_then_one(consistency: str) -> None:
         assert trained(cluster, consistency, move, (50_000,) * 4) == expected(consistency, 4)
 
 
+def test_servers_that_are_stopped_give_their_tasks_to_the_others() -> None:
+    with movable(3) as cluster:
+
+        def stop(_: ParameterServerStrategy) -> None:
+            for number in (0, 2):
+                cluster.stop("ps", number)
+
+        assert trained(cluster, "sync", stop, (50_000,) * 3) == expected("sync", 3)
+
+
 class Adding:
     """Adds 1 to a variable of the first server, again and again, until the block ends.
 

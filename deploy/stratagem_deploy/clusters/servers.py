@@ -82,7 +82,8 @@ class ServerThread(RestartableServer):
         return self._server.health_address if self._server else ""
 
     def begin_stop(self) -> None:
-        """Do nothing: a server in this process stops quickly enough."""
+        if self._server:
+            self._server.announce_stop()
 
     def stop(self, grace: float) -> None:
         running, self._server = self._server, None

@@ -156,6 +156,10 @@ class RpcServer(ABC):
         if self._sockets is not None:
             self._sockets.handler.cache_clear()
 
+    def announce_stop(self) -> None:
+        """Say that it is about to stop, as others do that stop with it."""
+        self._health.announce_drain()
+
     def stop(self, grace: float | None = None) -> None:
         """Refuse new calls, let running ones end, and stop; a repetition does nothing.
 
@@ -165,7 +169,7 @@ class RpcServer(ABC):
         with self._stopping:
             if self._stopped.is_set():
                 return
-            self._health.announce_drain()
+            self.announce_stop()
             seconds = self._drain_seconds if grace is None else grace
             self._loop.run(self._drain(seconds))
             self._opened.close()

@@ -11,10 +11,9 @@ from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.serving.methods import Handler, Request, unary_handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import servers_pb2 as pb
+from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.moves.served_tasks import ServedTasks
 from stratagem_psserver.settings import ServerSettings
-
-SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 
 
 def servers_handler(

@@ -66,16 +66,21 @@ class ServedTasks:
         self._process = os.urandom(SESSION_ID_BYTES)
 
     @property
+    def number(self) -> int:
+        """The number of the server."""
+        return self._settings.server_number
+
+    @property
     def label(self) -> str:
         """The server, for messages."""
-        return f"server {self._settings.server_number}"
+        return f"server {self.number}"
 
     async def recover(self) -> None:
         """Serve again what an earlier process with the number of this server has served."""
         while True:
             try:
                 for task, view in (await self.locations.all()).items():
-                    if self._settings.server_number in _numbers(view):
+                    if self.number in _numbers(view):
                         await self._server_of(task)
                 return
             except StratagemError as error:
@@ -139,7 +144,7 @@ class ServedTasks:
     def describe(self) -> pb.DescribeServerResponse:
         """Return the message that describes the server and what its tasks need."""
         return pb.DescribeServerResponse(
-            server=self._settings.server_number,
+            server=self.number,
             is_draining=self.is_draining,
             taking=self._taking,
             process=self._process,
