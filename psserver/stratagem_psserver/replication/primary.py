@@ -215,9 +215,17 @@ class Primary:
         # From the next view on the other one answers.
         self._is_fenced = True
         LOG.info("hands over", task=self._label, to=required.replica.address)
-        if await self._propose(handed_over(self.view)):
+        if await self._propose(handed_over(self.view), lambda: required is self._link):
             await required.hand_over(self.view)
-        return False
+            return False
+        return required is not self._link and await self._keep()
+
+    async def _keep(self) -> bool:
+        """Go on alone, as the backup has left before the arbiter granted that it takes over."""
+        is_kept = await self._go_on_alone()
+        self._is_fenced = not is_kept
+        self._log.progressed()
+        return is_kept
 
     def _has_lost_backup(self) -> bool:
         required, now = self._required, self._clock()
@@ -287,10 +295,11 @@ class Primary:
             return present is not None and is_primary(present, self._me)
         return True
 
-    async def _propose(self, following: View) -> bool:
-        """Ask for a view until there is an answer; return whether it is the present one now.
+    async def _propose(self, following: View, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Ask for a view until there is an answer; return whether it is known to be granted.
 
-        A replica that leaves answers nothing any more, and need not know for ever.
+        A replica that leaves answers nothing any more, and need not know for ever. A view that is
+        not wanted any more is not asked for again, and may have been granted.
         """
         while True:
             try:
@@ -305,6 +314,8 @@ class Primary:
                 if self._is_leaving and self._clock() >= self._leave_by:
                     return False
                 await asyncio.sleep(_RETRY_SECONDS)
+                if not is_wanted():
+                    return False
 
     @property
     def _label(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     NotFoundError,
     NotPrimaryError,
+    StratagemError,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.variables.locks import LockUse
 from tests.psserver.moves.servers import client_at, movable
+from tests.psserver.replication.arbiters.lease_server import Lease, LeaseServer
 from tests.psserver.replication.pairs import report_of
 from tests.psserver.wire import LARGE, encoded, optimizer_program, sgd, update_header
 from tests.waiting import eventually
@@ -213,3 +216,31 @@ def test_what_is_applied_too_late_is_not_acknowledged_and_counts_once(tmp_path: 
         with client_at(view.primary.address, client) as again:
             again.upload("Update", messages, pb.UpdateResponse)
             assert again.read("big")[0].unique().tolist() == [1.0]
+
+
+def test_a_task_stays_if_its_next_server_ends_before_the_arbiter_grants_the_move(
+    tmp_path: Path, leases: LeaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = "kubernetes:training/movies"
+    with movable(tmp_path, arbiter=arbiter) as cluster, ThreadPoolExecutor(1) as threads:
+        asked, home = threading.Event(), cluster.servers[0].address
+        replace = leases.replace
+
+        def grant_none_but_home(name: str, lease: Lease) -> tuple[int, Lease | str]:
+            if lease["spec"].get("holderIdentity") == home:
+                return replace(name, lease)
+            asked.set()
+            return 503, "Refused"
+
+        with client_at(home) as client:
+            client.create(w=torch.ones(5))
+            monkeypatch.setattr(leases, "replace", grant_none_but_home)
+            moving = threads.submit(cluster.move, 0, 1)
+            assert asked.wait(20.0)
+            cluster.servers[1].stop(grace=0)
+            with pytest.raises(StratagemError):
+                moving.result()
+            eventually(lambda: cluster.tasks(0) == [0], 20.0)
+            client.update(sgd(), {"w": -torch.ones(5)})
+            (value,) = client.read("w")
+    assert value.tolist() == [2.0] * 5

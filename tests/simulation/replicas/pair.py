@@ -146,15 +146,15 @@ class SimulatedPair:
         """Return whether a replica may end without a loss of what the task has in memory.
 
         Without logs, what only one of them has is lost with it, and that a view names one which
-        asks for it at present and then ends.
+        asks for it at present and then ends. So is what the other one asks for at present to leave
+        to this one.
         """
         if self._logs or not replica.is_up:
             return replica.is_up
         other = self._other_of(replica)
         view = self.register.view
-        asked = [following for name, following in self.register.asked if name == replica.name]
-        if replica.name in self.register.wanted:
-            asked.append(self.register.wanted[replica.name])
+        asked = [following for _, following in self.register.asked]
+        asked += self.register.wanted.values()
         if view is None or not other.instance or other.is_leaving:
             return False
         return all(

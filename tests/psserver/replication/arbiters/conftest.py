@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.psserver.replication.arbiters import etcd as etcd_process
-from tests.psserver.replication.arbiters import lease_server
 from tests.psserver.replication.arbiters.etcd import Etcd
-from tests.psserver.replication.arbiters.lease_server import LeaseServer
 from tests.psserver.replication.arbiters.places import Folder, Keys, Kubernetes, Place
 
 
@@ -18,20 +16,6 @@ from tests.psserver.replication.arbiters.places import Folder, Keys, Kubernetes,
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     with etcd_process.running(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
-
-
-@pytest.fixture
-def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseServer]:
-    """An API server that `kubectl` would use."""
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    configuration = tmp_path / "kubeconfig"
-    # KUBECONFIG is read when the library is imported.
-    monkeypatch.setattr(
-        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(configuration)
-    )
-    with lease_server.serving() as server:
-        configuration.write_text(lease_server.kubeconfig(server))
-        yield server
 
 
 @pytest.fixture(params=["file", "kubernetes", "etcd"])
