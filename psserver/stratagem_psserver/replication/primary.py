@@ -107,7 +107,9 @@ class Primary:
         Requests that have begun before are in the image for whoever comes.
         """
         changes, log = self._state.changes, self._log
-        is_followed = self._link is not None or self.view.HasField("backup")
+        # The arbiter may have granted a backup that was asked for, and that has left since.
+        has_backup = self._required is not None or self.view.HasField("backup")
+        is_followed = self._link is not None or has_backup
         # Of a primary whose time is over, whoever has not been answered yet is told so by its log.
         is_needed = is_followed or self._is_over or log.disk is not None
         if is_needed or not self._state.settings.is_movable:
@@ -271,6 +273,7 @@ class Primary:
         if not await self._acknowledges(link, self._log.position):
             self._required = None
             self._log.progressed()
+            self._log_if_needed()
             return True
         if not await self._propose(with_backup(self.view, link.replica)):
             return False

@@ -244,3 +244,32 @@ def test_a_task_stays_if_its_next_server_ends_before_the_arbiter_grants_the_move
             client.update(sgd(), {"w": -torch.ones(5)})
             (value,) = client.read("w")
     assert value.tolist() == [2.0] * 5
+
+
+def test_nothing_is_acknowledged_that_a_backup_lacks_which_may_have_been_granted(
+    tmp_path: Path, leases: LeaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = "kubernetes:training/movies"
+    with movable(tmp_path, arbiter=arbiter) as cluster, ThreadPoolExecutor(2) as threads:
+        asked, source = threading.Event(), cluster.servers[0]
+
+        def grant_none(name: str, lease: Lease) -> tuple[int, Lease | str]:
+            asked.set()
+            return 503, "Refused"
+
+        with client_at(source.address) as client:
+            client.create(w=torch.ones(5))
+            with monkeypatch.context() as away:
+                away.setattr(leases, "replace", grant_none)
+                moving = threads.submit(cluster.move, 0, 1)
+                assert asked.wait(20.0)
+                cluster.servers[1].stop(grace=0)
+                eventually(lambda: report_of(source).silent_seconds == 0.0)
+                updating = threads.submit(client.update, sgd(), {"w": -torch.ones(5)})
+                (variable,) = source._state.store.variables()
+                eventually(lambda: variable.version > 0)
+                cluster.described(0)
+                assert not updating.done()
+            updating.result()
+        with pytest.raises(StratagemError):
+            moving.result()
