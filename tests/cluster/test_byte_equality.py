@@ -18,7 +18,7 @@ from tests.nests import same_bytes
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 200
+STEPS = 60
 
 DEFAULT_KERNELS: dict[str, Any] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -78,7 +78,7 @@ def trained(
     steps: int = STEPS,
 ) -> None:
     """Trains with clipping and a schedule; `run` calls the step function."""
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 50, gamma=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.5)
     batches = torch.randn(steps, 11, 7, generator=torch.Generator().manual_seed(1))
 
     def step(features: Tensor) -> None:
