@@ -30,7 +30,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate test-cluster chaos-test compose-test netns-test ray-test \
-	check answers coverage-table bench bench-quick peers wheels images format protos clean
+	check lint types falsify answers coverage-table bench bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -65,18 +65,25 @@ ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(BIN)/pytest -m ray tests/deploy/on_ray
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types falsify
+
+lint: $(INSTALLED) ## Look at code, pages, imports, protos, manifests and scripts.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mdformat --check $(PAGES)
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.circles
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python -m tests.deploy.manifests.check
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
-# A test that passes without what it is about would never fail. Half of the time these
-# tests wait for what has been taken away.
+
+types: $(INSTALLED) ## Check types.
+	$(BIN)/mypy
+
+# A test that passes without what it is about would never fail. Half of the time these tests wait
+# for what has been taken away.
+falsify: $(INSTALLED) ## See that tests fail without what they are about.
 	$(BIN)/pytest --without-rows --numprocesses 4 --quiet
 
 answers: $(TENSORFLOW_PYTHON) ## Record what TensorFlow answers to the scenarios.
