@@ -66,7 +66,7 @@ class ServerState:
         self.attendance = Attendance()
         self.lost = LostClients()
         self.absences = Absences(settings.rejoin_seconds)
-        self.rounds = Rounds(self.absences)
+        self.rounds = Rounds(waits=settings.rejoin_seconds > 0)
         self.budget = Budget(settings.staged_bytes, self._reclaim, self.clock)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
@@ -143,7 +143,6 @@ class ServerState:
         session.client, session.program = client or session_id, program
         self.changes.opened(session, client)
         self.lost.discard(session)
-        self.absences.ended(session.label)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
@@ -164,9 +163,15 @@ class ServerState:
         ended = self.ledger.expire(self.clock())
         for session in ended:
             self.session_ended(session, f"the lease of {session.label} ran out")
-        if self.absences.give_up(self.clock()):
-            self.groups_changed(self.rounds.groups)
+        if overdue := self.absences.overdue(self.rounds.absent(), self.clock()):
+            self.give_up(overdue)
         return ended
+
+    def give_up(self, tasks: Sequence[str]) -> None:
+        """Let others wait no more for workers that are gone, until they come back."""
+        self.changes.gave_up(tasks)
+        self.rounds.give_up(tasks)
+        self.groups_changed(self.rounds.groups)
 
     def session_ended(self, session: Session, why: str, left: bool = False) -> None:
         """Release what a session had, after the ledger has ended it.
@@ -179,10 +184,8 @@ class ServerState:
         self.changes.ended(session.id, why, left)
         if left:
             self.lost.discard(session)
-            self.absences.ended(session.label)
         else:
             self.lost.add(session, why, self.clock())
-            self.absences.lost(session.label, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))

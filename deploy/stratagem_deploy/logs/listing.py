@@ -25,6 +25,7 @@ _KINDS = {
     "permit": "permit for a step",
     "closures": "scheduled functions ended",
     "reclaimed": "contributions dropped",
+    "gave_up": "lost workers given up",
     "leap": "leap",
 }
 

@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import stratagem_proto.v1.barrier_pb2
 import stratagem_proto.v1.closure_pb2
@@ -106,6 +108,7 @@ class LogRecord(google.protobuf.message.Message):
     RECLAIMED_FIELD_NUMBER: builtins.int
     LEAP_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
+    GAVE_UP_FIELD_NUMBER: builtins.int
     unix_seconds: builtins.float
     """When the change was recorded, in seconds since 1970 by the server's clock. For people."""
     reclaimed: builtins.bool
@@ -135,6 +138,8 @@ class LogRecord(google.protobuf.message.Message):
     def permit(self) -> global___StepPermit: ...
     @property
     def closures(self) -> stratagem_proto.v1.closure_pb2.EndClosuresRequest: ...
+    @property
+    def gave_up(self) -> global___GivenUpWorkers: ...
     def __init__(
         self,
         *,
@@ -150,10 +155,11 @@ class LogRecord(google.protobuf.message.Message):
         reclaimed: builtins.bool = ...,
         leap: builtins.bool = ...,
         mark: builtins.bool = ...,
+        gave_up: global___GivenUpWorkers | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark", "gave_up"] | None: ...
 
 global___LogRecord = LogRecord
 
@@ -246,6 +252,28 @@ class EndedSession(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["left", b"left", "session_id", b"session_id", "why", b"why"]) -> None: ...
 
 global___EndedSession = EndedSession
+
+@typing.final
+class GivenUpWorkers(google.protobuf.message.Message):
+    """Workers that are gone and that the others of their synchronous groups wait for no more, since the
+    time is over in which they could come back. Each is waited for again once it has come back.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: builtins.int
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Their tasks, for instance "/job:worker/task:1"."""
+
+    def __init__(
+        self,
+        *,
+        tasks: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tasks", b"tasks"]) -> None: ...
+
+global___GivenUpWorkers = GivenUpWorkers
 
 @typing.final
 class FinishedSteps(google.protobuf.message.Message):

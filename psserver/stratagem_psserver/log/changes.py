@@ -213,6 +213,10 @@ class Changes:
         """Record that contributions of workers that are gone were dropped."""
         self._append(pb.LogRecord(reclaimed=True))
 
+    def gave_up(self, tasks: Sequence[str]) -> None:
+        """Record that others wait no more for workers that are gone."""
+        self._append(pb.LogRecord(gave_up=pb.GivenUpWorkers(tasks=tasks)))
+
     def leapt(self) -> None:
         """Record that the state has changed in a way that no record can repeat."""
         if self.log is not None:

@@ -232,6 +232,10 @@ def _reclaim(state: ServerState, _: bool) -> None:
     state.rounds.reclaim()
 
 
+def _give_up(state: ServerState, workers: logged.GivenUpWorkers) -> None:
+    state.give_up(workers.tasks)
+
+
 def _mark(state: ServerState, _: bool) -> None:
     """Nothing has changed."""
 
@@ -245,5 +249,6 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "permit": _permit,
     "closures": end_closures,
     "reclaimed": _reclaim,
+    "gave_up": _give_up,
     "mark": _mark,
 }

@@ -1,35 +1,31 @@
-"""Workers that were lost and may be started again. Time is an argument."""
+"""For how long others have waited for workers that were lost. Time is an argument."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 class Absences:
-    """Until when others wait for workers that were lost.
+    """When each absence was noticed.
+
+    That a worker is not waited for any more is part of the state of its groups, and in the log.
+    Only when that is to be is decided here. A server that goes on with the state of another process
+    gives each worker the whole time again, since nobody could come back meanwhile.
 
     Args:
-        seconds: For how long they wait; 0 if they do not.
+        seconds: For how long others wait; 0 if they do not.
     """
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._until: dict[str, float] = {}
+        self._noticed: dict[str, float] = {}
 
-    def lost(self, task: str, now: float) -> None:
-        """Note that a worker was lost, which may come back."""
-        if self._seconds:
-            self._until[task] = now + self._seconds
+    def overdue(self, absent: Iterable[str], now: float) -> Sequence[str]:
+        """Return the tasks that have been away for longer than others wait.
 
-    def ended(self, task: str) -> None:
-        """Note that a worker is there again, or does not come back."""
-        self._until.pop(task, None)
-
-    def awaits(self, task: str) -> bool:
-        """Return whether others still wait for a worker."""
-        return task in self._until
-
-    def give_up(self, now: float) -> bool:
-        """Wait no more for those whose time is over; return whether there are any."""
-        late = [task for task, until in self._until.items() if until <= now]
-        for task in late:
-            del self._until[task]
-        return bool(late)
+        Args:
+            absent: All tasks that are waited for although they are away.
+            now: The time.
+        """
+        self._noticed = {task: self._noticed.get(task, now) for task in absent}
+        return [task for task, since in self._noticed.items() if now - since >= self._seconds]

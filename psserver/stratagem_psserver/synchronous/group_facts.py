@@ -74,7 +74,7 @@ def complete(group: StepGroup, facts: Mapping[str, Any]) -> None:
 
 
 def _member_to_json(member: Member) -> list[Any]:
-    return [member.session_id.hex(), member.task, member.gone, member.left]
+    return [member.session_id.hex(), member.task, member.gone, member.left, member.given_up]
 
 
 def _member_from_json(item: list[Any]) -> Member:

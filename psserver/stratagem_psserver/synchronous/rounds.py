@@ -9,13 +9,13 @@ When a session ends, contributions that it has only staged are dropped. Those th
 still count; if the worker is started again and contributes to the same step, the second
 contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
 for a step that cannot close without it fails with an error that names it, unless the worker may
-still be started again: see `absences.py`. When all workers of a
-group have left for good, what they committed to steps that are not closed is dropped. When all are
-gone but may come back, it is dropped as soon as other requests need the memory. Other servers may
-have what was dropped here, and close the step once the last worker has committed it everywhere; the
-first server is told last. So nobody's commit to that step counts here before those whose
-contributions were dropped have committed again, which they can as long as the first server has not
-closed it. Otherwise the step could close on the first server, and never here.
+still be started again and was not given up: see `absences.py`. When all workers of a group have
+left for good, what they committed to steps that are not closed is dropped. When all are gone but
+may come back, it is dropped as soon as other requests need the memory. Other servers may have what
+was dropped here, and close the step once the last worker has committed it everywhere; the first
+server is told last. So nobody's commit to that step counts here before those whose contributions
+were dropped have committed again, which they can as long as the first server has not closed it.
+Otherwise the step could close on the first server, and never here.
 
 A step may close with fewer contributions than there are workers. Contributions that come later are
 dropped, and their workers are told so when they commit.
@@ -35,7 +35,6 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_psserver.synchronous.absences import Absences
 from stratagem_psserver.synchronous.closed_steps import ClosedStep, ClosedSteps
 from stratagem_psserver.synchronous.contribution_checks import (
     check_agreement,
@@ -56,12 +55,12 @@ class Rounds:
     """The synchronous groups of a server.
 
     Args:
-        absences: Which workers that are gone are still waited for; by default none.
+        waits: Whether workers wait for one that is gone and may come back, until it is given up.
     """
 
-    def __init__(self, absences: Absences | None = None) -> None:
+    def __init__(self, waits: bool = False) -> None:
         self._groups: dict[str, StepGroup] = {}
-        self._absences = absences or Absences()
+        self._waits = waits
 
     def stage(self, part: Part) -> None:
         """Keep a contribution; it replaces an uncommitted one of the same session.
@@ -251,7 +250,7 @@ class Rounds:
         failed_step, failure = group.failed
         if failure is not None and mark.step <= failed_step:
             raise _waiters_error(mark, failure)
-        lost = group.lost(mark.step, self._absences.awaits) if mark.step > group.closed else None
+        lost = group.lost(mark.step, self._waits) if mark.step > group.closed else None
         if lost is not None:
             raise AbortedError(
                 f"step {mark.step} of {mark.group!r} cannot be completed: "
@@ -342,13 +341,22 @@ class Rounds:
             left: Whether its client ended it.
         """
         for group in self._groups.values():
-            group.late.pop(session_id, None)
-            group.unfinished.session_ended(session_id)
-            for parts in group.parts.values():
-                _orphan(parts, session_id)
+            group.session_ended(session_id)
         touched = self._set_gone(session_id, None, why, left)
         self._drop_abandoned(for_good=True)
         return touched
+
+    def absent(self) -> Collection[str]:
+        """Return the tasks that others wait for although they are gone."""
+        if not self._waits:
+            return ()
+        tasks = (task for group in self._groups.values() for task in group.absent())
+        return dict.fromkeys(tasks).keys()
+
+    def give_up(self, tasks: Collection[str]) -> None:
+        """Let others wait no more for tasks that are gone, until they come back."""
+        for group in self._groups.values():
+            group.give_up(tasks)
 
     def reclaim(self) -> bool:
         """Drop the contributions to open steps of groups whose workers are all gone.
@@ -372,7 +380,7 @@ class Rounds:
         for name, group in self._groups.items():
             for member in group.members.values():
                 if member.session_id == session_id or member.task == task:
-                    member.gone, member.left = gone, left
+                    member.gone, member.left, member.given_up = gone, left, False
                     touched.append(name)
         return touched
 
@@ -385,11 +393,3 @@ def _waiters_error(mark: StepMark, failure: StratagemError) -> StratagemError:
         f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
         variable=failure.variable,
     )
-
-
-def _orphan(parts: dict[int, Part], session_id: bytes) -> None:
-    mine = {w: part for w, part in parts.items() if part.session_id == session_id}
-    for worker, part in mine.items():
-        part.orphaned = True
-        if not part.committed:
-            parts.pop(worker).reservation.release()

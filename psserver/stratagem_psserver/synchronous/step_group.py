@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
@@ -21,12 +21,19 @@ class Member:
         task: The worker's name, for messages.
         gone: How the session ended, as a clause; "" while it is open.
         left: Whether its client ended the session, and so will not resume it.
+        given_up: Whether others have waited long enough for it to come back.
     """
 
     session_id: bytes
     task: str
     gone: str = ""
     left: bool = False
+    given_up: bool = False
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether it is gone, and may be started again while others wait."""
+        return bool(self.gone) and not self.left and not self.given_up
 
 
 @dataclass
@@ -78,18 +85,39 @@ class StepGroup:
         member = self.members.get(worker)
         return member.task if member else f"worker {worker}"
 
-    def lost(self, step: int, awaits: Callable[[str], bool]) -> Member | None:
+    def lost(self, step: int, waits: bool) -> Member | None:
         """Return a worker that is gone and without which a step cannot close, or None.
 
         Args:
             step: The step.
-            awaits: Whether others still wait for a task that is gone.
+            waits: Whether others wait for a worker that may come back.
         """
         lacking = [self.members.get(worker) for worker in self.lacking(step)]
         there = [member for member in lacking if member is not None]
-        gone = [member for member in there if member.gone and not awaits(member.task)]
+        gone = [one for one in there if one.gone and not (waits and one.may_come_back)]
         possible = self.num_workers - len(gone)
         return gone[0] if gone and possible < self.required else None
+
+    def absent(self) -> list[str]:
+        """Return the tasks of workers that are gone and may come back."""
+        return [member.task for member in self.members.values() if member.may_come_back]
+
+    def give_up(self, tasks: Collection[str]) -> None:
+        """Note that others wait no more for tasks that are gone."""
+        for member in self.members.values():
+            if member.gone and member.task in tasks:
+                member.given_up = True
+
+    def session_ended(self, session_id: bytes) -> None:
+        """Drop what a session has staged; what it has committed still counts."""
+        self.late.pop(session_id, None)
+        self.unfinished.session_ended(session_id)
+        for parts in self.parts.values():
+            mine = {w: part for w, part in parts.items() if part.session_id == session_id}
+            for worker, part in mine.items():
+                part.orphaned = True
+                if not part.committed:
+                    parts.pop(worker).reservation.release()
 
     def is_abandoned(self, for_good: bool) -> bool:
         """Return whether all workers have contributed and are gone.

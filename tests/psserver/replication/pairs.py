@@ -104,6 +104,10 @@ def standing_of(server: ParameterServer) -> Standing.ValueType:
     return report_of(server).standing
 
 
+def await_primary(server: ParameterServer) -> None:
+    eventually(lambda: standing_of(server) == Standing.STANDING_PRIMARY)
+
+
 def state_of_primary(server: ParameterServer) -> dict[str, Any]:
     """All that a primary knows, for comparison."""
     return described(server._state)

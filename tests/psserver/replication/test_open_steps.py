@@ -2,74 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1 import session_pb2
-from stratagem_proto.v1.replication_pb2 import Standing
-from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.replication.pairs import (
     Pair,
+    await_primary,
     pair,
     report_of,
-    standing_of,
     state_of_backup,
     state_of_primary,
 )
-from tests.psserver.synchronous.contributors import mark
-from tests.psserver.wire import RawClient, encoded, sgd, update_header
+from tests.psserver.synchronous.workers import WORKERS, Worker
+from tests.psserver.wire import RawClient
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
-
-WORKERS = 2
-
-
-class Worker:
-    """One worker, wherever the server is at present."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._task = session_pb2.Task(job="worker", index=number)
-        self._session = RawClient("localhost:1", "").session_id
-
-    def _at(self, server: ParameterServer) -> RawClient:
-        client = RawClient(server.address, "", self._task)
-        client.session_id = self._session
-        return client
-
-    def contribute(self, server: ParameterServer, step: int, wait: float) -> None:
-        """Commits ones to a step; waits until it is complete, if there is time to wait."""
-        value = torch.ones(2)
-        with self._at(server) as client:
-            client.sequence = client.open().last_sequence
-            header = update_header(client.key(), sgd(), {"v": value})
-            contribution = pb.Contribution(
-                step=mark(step),
-                worker=self._number,
-                reduction=REDUCTION_SUM,
-                num_workers=WORKERS,
-                replicas=1,
-            )
-            header.contribution.CopyFrom(contribution)
-            client.upload("Update", encoded(header, [value]), pb.UpdateResponse)
-            commit = pb.CommitContributionRequest(
-                key=client.key(), step=mark(step), wait_seconds=wait
-            )
-            with suppress(DeadlineExceededError):
-                client.unary("CommitContribution", commit, pb.CommitContributionResponse)
-
-    def values(self, server: ParameterServer) -> list[float]:
-        with self._at(server) as client:
-            client.open()
-            found: list[float] = client.read("v")[0].tolist()
-            return found
 
 
 def prepared(both: Pair) -> tuple[ParameterServer, ParameterServer]:
@@ -91,10 +42,6 @@ def prepared(both: Pair) -> tuple[ParameterServer, ParameterServer]:
         client.create(w=torch.zeros(2))
     both.start(index)
     return both.await_backup()
-
-
-def await_primary(server: ParameterServer) -> None:
-    eventually(lambda: standing_of(server) == Standing.STANDING_PRIMARY)
 
 
 @pytest.mark.parametrize("durability", ["none", "log"])
