@@ -145,7 +145,8 @@ class ClosureLedger:
             InvalidArgumentError: The key is malformed.
         """
         _check(key)
-        space, number = self._space(key.identity.space), key.identity.number
+        # What is not applied is in no record, so it must leave no trace.
+        space, number = self._spaces.get(key.identity.space) or Space(), key.identity.number
         if number in space.ended:
             return Refused(_over(key.identity))
         name = _name(key)
@@ -168,8 +169,10 @@ class ClosureLedger:
             reply: The answer to its repetitions; None if a repetition is to be applied.
         """
         self._applying.discard(_name(key))
+        if reply is None:
+            return
         space, number = self._space(key.identity.space), key.identity.number
-        if reply is not None and number not in space.ended:
+        if number not in space.ended:
             self._keep(space, number, Record(intent, reply))
 
     def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:

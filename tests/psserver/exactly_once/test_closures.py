@@ -133,11 +133,25 @@ def test_the_coordinator_that_was_not_heard_of_for_longest_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(closures, "MAX_SPACES", 2)
-    monkeypatch.setattr(closures, "MAX_RECORDS", 2)
+    monkeypatch.setattr(closures, "MAX_RECORDS", 3)
     ledger, names = ClosureLedger(), [b"%016d" % number for number in range(4)]
     for name in names:
         applied(ledger, 1, 1, name)
     assert [name for name, _ in ledger.spaces()] == names[2:]
+
+
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_what_is_not_applied_leaves_no_trace(again: int) -> None:
+    other = b"coordinator 5678"
+    ledger = ClosureLedger()
+    applied(ledger, 1, 1)
+    ledger.end(SPACE, EndedClosures(3, frozenset({1, 2})))
+    applied(ledger, 1, 1, other)
+    before = dump_closures(ledger)
+    # It is recognised, fails for a reason that passes, or is refused.
+    if isinstance(ledger.admit(key(again, 1), ASSIGN), Apply):
+        ledger.finish(key(again, 1), ASSIGN, None)
+    assert dump_closures(ledger) == before
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,31 @@ def test_a_backup_that_left_during_a_comparison_does_not_end_all_further_ones(
         eventually(lambda: report_of(primary).verified > 0)
 
 
+def scheduled(client: RawClient, coordinator: bytes) -> None:
+    """Adds one to "w" as the first function of a coordinator does."""
+    written = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_ADD, value=0)
+    header = pb.AssignHeader(
+        key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))]
+    )
+    header.key.closure.identity.space, header.key.closure.identity.number = coordinator, 1
+    header.key.closure.ordinal = 1
+    client.upload("Assign", encoded(header, [torch.ones(3)]), pb.AssignResponse)
+
+
+def test_a_function_that_runs_again_and_changes_nothing_makes_no_difference(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path) as both:
+        primary, _ = both.await_backup()
+        with client_of(primary) as client:
+            client.create(w=torch.zeros(3))
+            scheduled(client, b"coordinator 1234")
+            scheduled(client, b"coordinator 5678")
+            scheduled(client, b"coordinator 1234")
+            assert client.read("w")[0].tolist() == [2.0, 2.0, 2.0]
+        assert compared(primary) > 0
+
+
 async def end_request(mutations: Mutations, state: ServerState) -> None:
     """Ends the one that was under way."""
     mutations._applying -= 1
