@@ -135,36 +135,43 @@ class Announcements:
     """
 
     def __init__(self) -> None:
-        self._made: list[tuple[str, bytes]] = []
-        self._awaited: list[tuple[str, bytes]] = []
+        self._known: list[tuple[str, bytes]] = []
+        # The sessions of a checkpoint that were not resumed since.
+        self._awaited: set[bytes] = set()
 
     def add(self, identity: str, session_id: bytes) -> None:
         """Note that a session has restored a checkpoint."""
-        self._made.append((identity, session_id))
-        while len(self._made) > 1 and self._characters > _MOST_CHARACTERS:
-            del self._made[0]
+        self._known.append((identity, session_id))
+        while len(self._known) > 1 and self._characters > _MOST_CHARACTERS:
+            del self._known[0]
 
     @property
     def _characters(self) -> int:
-        return sum(len(identity) for identity, _ in self._made)
+        return sum(len(identity) for identity, _ in self._known)
 
     def session_opened(self, session_id: bytes) -> None:
         """Note that a session is open, which may be one of a checkpoint."""
-        back = [one for one in self._awaited if one[1] == session_id]
-        if back:
-            self._awaited = [one for one in self._awaited if one[1] != session_id]
-            self._made = back + self._made
+        self._awaited.discard(session_id)
 
     @property
     def identities(self) -> Sequence[str]:
         """The identities of the announced restorations."""
-        return [identity for identity, _ in self._made]
+        return [identity for identity, session in self._known if session not in self._awaited]
 
     def facts(self) -> list[tuple[str, str]]:
         """Return all announcements, as JSON."""
-        known = self._awaited + self._made
-        return [(identity, session_id.hex()) for identity, session_id in known]
+        return [(identity, session_id.hex()) for identity, session_id in self._known]
 
-    def restore(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Restore the announcements of a checkpoint."""
-        self._awaited = [(one, bytes.fromhex(session)) for one, session in facts]
+    def awaited(self) -> list[str]:
+        """Return the sessions whose announcements do not count yet, as JSON."""
+        return sorted(session_id.hex() for session_id in self._awaited)
+
+    def restore(self, facts: Sequence[tuple[str, str]], awaited: Sequence[str]) -> None:
+        """Restore announcements.
+
+        Args:
+            facts: What `facts` returned.
+            awaited: The sessions whose announcements do not count before they are resumed.
+        """
+        self._known = [(one, bytes.fromhex(session)) for one, session in facts]
+        self._awaited = {bytes.fromhex(session) for session in awaited}

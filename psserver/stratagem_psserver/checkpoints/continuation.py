@@ -131,7 +131,8 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))
     state.barriers.restore(facts.get("barriers", {}))
-    state.restored.restore(facts.get("restored", ()))
+    announced = facts.get("restored", ())
+    state.restored.restore(announced, awaited=[session for _, session in announced])
 
 
 def resume_variables(

@@ -59,6 +59,7 @@ async def moment_of(state: ServerState) -> Moment | None:
             "gate": state.gate.facts(),
             "adopted": [name.hex() for name in state.closures.adopted],
             "succession": state.succession.facts(),
+            "awaited": state.restored.awaited(),
         }
         facts = {**facts_of(state), "exact": exact}
         snapshot = state.snapshots.take(state.store)
@@ -136,9 +137,11 @@ class Image:
         state.gate.restore(self.exact["gate"])
         state.closures.adopted = tuple(map(bytes.fromhex, self.exact["adopted"]))
         state.rounds.restore_groups(self.exact["groups"])
-        # Images of earlier releases lack it.
+        # Images of earlier releases lack these.
         if succession := self.exact.get("succession"):
             state.succession.restore(succession)
+        if (awaited := self.exact.get("awaited")) is not None:
+            state.restored.restore(self.facts["restored"], awaited)
 
 
 def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import session_pb2
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.persistence.images import Moment
@@ -20,6 +21,7 @@ from stratagem_psserver.state import ServerState
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import (
     Pair,
+    await_primary,
     pair,
     report_of,
     standby_of,
@@ -107,6 +109,32 @@ def test_a_backup_that_left_during_a_comparison_does_not_end_all_further_ones(
         both.start(index)
         primary, _ = both.await_backup()
         eventually(lambda: report_of(primary).verified > 0)
+
+
+async def announce(state: ServerState, identity: str, session_id: bytes) -> None:
+    state.restored.add(identity, session_id)
+
+
+def close(client: RawClient) -> None:
+    request = session_pb2.CloseSessionRequest(session_id=client.session_id)
+    client.unary("CloseSession", request, session_pb2.CloseSessionResponse)
+
+
+def test_restorations_are_announced_in_their_order_by_who_gets_an_image(tmp_path: Path) -> None:
+    with pair(tmp_path) as both:
+        primary, backup = both.await_backup()
+        index = report_of(backup).replica.index
+        both.crash(backup)
+        with client_of(primary) as first, client_of(primary) as second, client_of(primary) as third:
+            for client, identity in ((first, "a"), (second, "b"), (third, "c")):
+                primary._loop.run(announce(primary._state, identity, client.session_id))
+            close(second)
+            both.start(index)
+            primary, backup = both.await_backup()
+            assert compared(primary) > 0
+            both.crash(primary)
+            await_primary(backup)
+            assert backup._state.restored.identities == ["a", "b", "c"]
 
 
 def scheduled(client: RawClient, coordinator: bytes) -> None:
