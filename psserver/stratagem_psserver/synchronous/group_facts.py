@@ -29,16 +29,17 @@ def group_to_json(group: StepGroup) -> dict[str, Any]:
         "members": {n: _member_to_json(member) for n, member in group.members.items()},
         "late": {session.hex(): step for session, step in group.late.items()},
         "counted": {n: [step, session.hex()] for n, (step, session) in group.counted.items()},
-        "owed": [
+        # In an order that does not depend on which contribution has replaced an earlier one.
+        "owed": sorted(
             [step, worker, session.hex()]
             for step, owed in group.owed.items()
             for worker, session in owed.items()
-        ],
-        "parts": [
+        ),
+        "parts": sorted(
             [step, worker, part.committed, part.orphaned]
             for step, parts in group.parts.items()
             for worker, part in parts.items()
-        ],
+        ),
     }
 
 

@@ -58,6 +58,20 @@ def test_a_backup_has_what_a_step_lacks_that_was_open_when_it_came(
         assert second.values(backup) == [-4.0, -4.0]
 
 
+def test_a_contribution_that_replaces_another_one_makes_no_difference(tmp_path: Path) -> None:
+    with pair(tmp_path) as both:
+        primary, backup = prepared(both)
+        first, second = map(Worker, range(WORKERS))
+        for worker in (first, second, first):
+            worker.stage(primary, 3)
+        index = report_of(backup).replica.index
+        both.crash(backup)
+        eventually(lambda: not report_of(primary).view.HasField("backup"))
+        both.start(index)
+        primary, backup = both.await_backup()
+        assert state_of_backup(backup) == state_of_primary(primary)
+
+
 def test_its_disk_has_it_as_well(tmp_path: Path) -> None:
     with pair(tmp_path, durability="log") as both:
         primary, backup = prepared(both)

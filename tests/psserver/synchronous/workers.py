@@ -32,8 +32,8 @@ class Worker:
         client.session_id = self.session
         return client
 
-    def contribute(self, server: ParameterServer, step: int, wait: float) -> None:
-        """Commits ones to a step; waits until it is complete, if there is time to wait."""
+    def stage(self, server: ParameterServer, step: int) -> None:
+        """Stages ones for a step."""
         value = torch.ones(2)
         with self._at(server) as client:
             client.sequence = client.open().last_sequence
@@ -47,6 +47,12 @@ class Worker:
             )
             header.contribution.CopyFrom(contribution)
             client.upload("Update", encoded(header, [value]), pb.UpdateResponse)
+
+    def contribute(self, server: ParameterServer, step: int, wait: float) -> None:
+        """Commits ones to a step; waits until it is complete, if there is time to wait."""
+        self.stage(server, step)
+        with self._at(server) as client:
+            client.sequence = client.open().last_sequence
             commit = pb.CommitContributionRequest(
                 key=client.key(), step=mark(step), wait_seconds=wait
             )
