@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import stratagem_proto.v1.log_pb2
@@ -208,7 +210,7 @@ class Acknowledgement(google.protobuf.message.Message):
     """The number of the last beacon that it has received."""
     @property
     def digest(self) -> global___StateDigest:
-        """The digest of its state at a mark, if it has come to one; else absent."""
+        """The digest of its state at a mark, once after it has come to one; else absent."""
 
     def __init__(
         self,
@@ -229,19 +231,39 @@ class StateDigest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class PartsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.bytes = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     POSITION_FIELD_NUMBER: builtins.int
-    SHA256_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     position: builtins.int
     """The position of the record, which is a mark."""
-    sha256: builtins.bytes
-    """SHA-256 of all variables with their state, and of what else the server knows."""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]:
+        """By the name of each part of the state, for instance "variables" or "sessions": the SHA-256 of
+        it.
+        """
+
     def __init__(
         self,
         *,
         position: builtins.int = ...,
-        sha256: builtins.bytes = ...,
+        parts: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["position", b"position", "sha256", b"sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["parts", b"parts", "position", b"position"]) -> None: ...
 
 global___StateDigest = StateDigest
 

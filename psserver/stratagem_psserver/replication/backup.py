@@ -22,6 +22,7 @@ from stratagem_proto.v1.replication_pb2 import (
     ImagePiece,
     Introduction,
     ReplicationStatus,
+    StateDigest,
     View,
 )
 from stratagem_psserver.environment import Clock
@@ -82,6 +83,7 @@ class Backup:
         self._beacon = 0
         # Whether the state is that of the present call, and noted as complete on disk.
         self._has_image = self._is_noted = False
+        self._told_digest: StateDigest | None = None
         self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
         self._parts = Together()
 
@@ -205,10 +207,15 @@ class Backup:
         if self._has_image and standby is not None and standby.is_complete and standby.has_room:
             self._note_state()
             told.position = standby.kept_position
-            if standby.digest is not None:
-                told.digest.CopyFrom(standby.digest)
+            self._tell_digest(told, standby)
         async with self._telling:
             await call.send(FollowRequest(acknowledgement=told))
+
+    def _tell_digest(self, told: Acknowledgement, standby: Standby) -> None:
+        """Add the digest of the state at the last mark, once."""
+        if standby.digest is not None and standby.digest is not self._told_digest:
+            told.digest.CopyFrom(standby.digest)
+            self._told_digest = standby.digest
 
     def _note_state(self) -> None:
         """Note that what is on disk is a state to go on from, and that of this replica."""

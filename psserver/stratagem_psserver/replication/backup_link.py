@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -172,12 +172,12 @@ class BackupLink:
                 self._digested.set()
             self._on_progress()
 
-    async def digest_at(self, position: int) -> bytes | None:
-        """Wait for the digest of the backup's state at a mark; None if the call ends before."""
+    async def digests_at(self, position: int) -> Mapping[str, bytes] | None:
+        """Wait for the digests of the backup's state at a mark; None if the call ends before."""
         while self._digest.position < position and not self._is_over:
             self._digested.clear()
             await self._digested.wait()
-        return self._digest.sha256 if self._digest.position == position else None
+        return dict(self._digest.parts) if self._digest.position == position else None
 
     def close(self) -> None:
         """End the call; a repetition does nothing."""

@@ -18,7 +18,7 @@ from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.batches import Arrival, ImageFiles
-from stratagem_psserver.replication.digests import digest_beside
+from stratagem_psserver.replication.digests import digests_beside
 from stratagem_psserver.state import ServerState
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
@@ -199,5 +199,5 @@ class Standby:
             self._digesting = asyncio.ensure_future(self._digest(position, moment))
 
     async def _digest(self, position: int, moment: Moment) -> None:
-        sha256 = await digest_beside(self.state, moment)
-        self.digest = StateDigest(position=position, sha256=sha256)
+        parts = await digests_beside(self.state, moment)
+        self.digest = StateDigest(position=position, parts=parts)

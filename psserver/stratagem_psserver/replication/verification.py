@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_psserver.persistence.images import moment_of
 from stratagem_psserver.replication.backup_link import BackupLink
-from stratagem_psserver.replication.digests import digest_beside
+from stratagem_psserver.replication.digests import digests_beside
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
 
@@ -45,8 +46,8 @@ class Verification:
         if moment is None:
             return
         position = self._log.append(LogRecord(mark=True))
-        own = await digest_beside(self._state, moment)
-        other = await link.digest_at(position)
+        own = await digests_beside(self._state, moment)
+        other = await link.digests_at(position)
         if other == own:
             self.verified = position
         elif other is not None:
@@ -54,5 +55,11 @@ class Verification:
                 "the backup differs, and gets another image",
                 task=self._state.settings.label,
                 position=position,
+                parts=", ".join(sorted(_different(own, other))),
             )
             link.close()
+
+
+def _different(own: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield the names of the parts whose digests differ."""
+    return (name for name in {*own, *other} if own.get(name) != other.get(name))

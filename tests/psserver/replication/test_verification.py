@@ -77,7 +77,9 @@ def test_equal_replicas_have_equal_digests(tmp_path: Path, durability: str) -> N
         assert state_of_backup(backup) == state_of_primary(primary)
 
 
-def test_a_backup_that_differs_in_one_bit_gets_another_image(tmp_path: Path) -> None:
+def test_a_backup_that_differs_in_one_bit_gets_another_image(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pair(tmp_path) as both:
         primary, backup = grown(both)
         state_of_backup(backup)
@@ -85,6 +87,7 @@ def test_a_backup_that_differs_in_one_bit_gets_another_image(tmp_path: Path) -> 
         assert variable is not None
         variable.value.view(torch.uint8)[0] ^= 1
         assert compared(primary) == 0
+        assert "'parts': 'variables'" in caplog.text
         eventually(lambda: not report_of(primary).view.HasField("backup"))
         primary, backup = both.await_backup()
         assert state_of_backup(backup) == state_of_primary(primary)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_PRIMARY
 from stratagem_psserver.persistence.images import moment_of
-from stratagem_psserver.replication.digests import digest_beside
+from stratagem_psserver.replication.digests import digests_beside
 from stratagem_psserver.state import ServerState
 from tests.logged_servers import described
 from tests.simulation.disk import Disk
@@ -200,6 +200,6 @@ class SimulatedPair:
         self._world.require(digests[0] == digests[1], f"the digests of {self.name} differ")
 
 
-async def _digest(state: ServerState) -> bytes:
+async def _digest(state: ServerState) -> Mapping[str, bytes]:
     moment = await moment_of(state)
-    return b"" if moment is None else await digest_beside(state, moment)
+    return {} if moment is None else await digests_beside(state, moment)
