@@ -172,7 +172,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
         "Assign": _Method(pb.AssignHeader, ValueRpcs(state).assign, True),
         "Update": _Method(pb.UpdateHeader, updates.update, True),
         "UpdateNonSlot": _Method(pb.UpdateHeader, updates.update_non_slot, True),
-        "CommitContribution": _Method(pb.CommitContributionRequest, contributions.commit),
+        "CommitContribution": _Method(pb.CommitContributionRequest, contributions.commit_now),
         "FinishStep": _Method(closed_step_pb2.FinishStepRequest, contributions.finish),
         "SetConsistency": _Method(
             consistency_pb2.SetConsistencyRequest, ConsistencyRpcs(state).change

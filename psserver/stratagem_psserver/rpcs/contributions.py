@@ -62,6 +62,12 @@ class ContributionRpcs:
 
     async def commit(self, request: pb.CommitContributionRequest) -> pb.CommitContributionResponse:
         await self._wait_for_others(request)
+        return await self.commit_now(request)
+
+    async def commit_now(
+        self, request: pb.CommitContributionRequest
+    ) -> pb.CommitContributionResponse:
+        """Commit without waiting for anybody, as a request of a log that has waited before."""
         apply = partial(self._commit, request.step)
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 

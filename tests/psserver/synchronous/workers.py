@@ -27,7 +27,8 @@ class Worker:
         self._task = session_pb2.Task(job="worker", index=number)
         self.session = RawClient("localhost:1", "").session_id
 
-    def _at(self, server: ParameterServer) -> RawClient:
+    def at(self, server: ParameterServer) -> RawClient:
+        """Its session with a server, which is to be opened."""
         client = RawClient(server.address, "", self._task)
         client.session_id = self.session
         return client
@@ -35,7 +36,7 @@ class Worker:
     def stage(self, server: ParameterServer, step: int) -> None:
         """Stages ones for a step."""
         value = torch.ones(2)
-        with self._at(server) as client:
+        with self.at(server) as client:
             client.sequence = client.open().last_sequence
             header = update_header(client.key(), sgd(), {"v": value})
             contribution = pb.Contribution(
@@ -51,7 +52,7 @@ class Worker:
     def contribute(self, server: ParameterServer, step: int, wait: float) -> None:
         """Commits ones to a step; waits until it is complete, if there is time to wait."""
         self.stage(server, step)
-        with self._at(server) as client:
+        with self.at(server) as client:
             client.sequence = client.open().last_sequence
             commit = pb.CommitContributionRequest(
                 key=client.key(), step=mark(step), wait_seconds=wait
@@ -60,7 +61,7 @@ class Worker:
                 client.unary("CommitContribution", commit, pb.CommitContributionResponse)
 
     def values(self, server: ParameterServer) -> list[float]:
-        with self._at(server) as client:
+        with self.at(server) as client:
             client.open()
             found: list[float] = client.read("v")[0].tolist()
             return found
@@ -70,7 +71,7 @@ class Worker:
         asked = closed_step_pb2.ListClosedStepsRequest(
             session_id=self.session, group=mark(step).group, step=step, wait_seconds=0.01
         )
-        with self._at(server) as client:
+        with self.at(server) as client:
             client.open()
             try:
                 client.unary("ListClosedSteps", asked, closed_step_pb2.ListClosedStepsResponse)
