@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from stratagem._core.interruption import is_interruptible, uninterrupted
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
+from tests.waiting import eventually
 from tests.worker.links import PATIENCE
 
 
@@ -84,6 +87,42 @@ def test_nothing_is_interrupted_twice() -> None:
     striker = threading.Thread(target=strike)
     striker.start()
     assert interruptible.run("stubborn", stubborn, lambda: "given up") == "ended"
+
+
+HALF_WAY, GOES_ON = threading.Event(), threading.Event()
+
+MODULE = f"""
+from {__name__} import GOES_ON, HALF_WAY
+HALF_WAY.set()
+GOES_ON.wait()
+IS_WHOLE = True
+"""
+
+
+def test_a_module_is_imported_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_imported.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    interruptible = Interruptible[str]()
+
+    def importing() -> str:
+        import_module("half_imported")
+        return for_ever()
+
+    def strike() -> None:
+        HALF_WAY.wait()
+        interruptible.interrupt(lambda name: True)
+
+    def go_on() -> None:
+        eventually(lambda: interruptible._struck)
+        GOES_ON.set()
+
+    others = [threading.Thread(target=each) for each in (strike, go_on)]
+    for thread in others:
+        thread.start()
+    assert interruptible.run("importing", importing, lambda: "given up") == "given up"
+    for thread in others:
+        thread.join()
+    assert sys.modules.pop("half_imported").IS_WHOLE
 
 
 def test_a_thread_that_runs_nothing_is_left_alone() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _imp
 import ctypes
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import _bootstrap
 from typing import Generic, TypeVar
 
 from stratagem._core.interruption import Guard, guarded_by
@@ -16,6 +18,9 @@ Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 _GLANCE_SECONDS = 0.0001
+
+# What runs while a module is imported that was not there yet.
+_IMPORT = _bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
 
 class Interrupted(BaseException):
@@ -30,7 +35,8 @@ class Interruptible(Generic[Name]):
 
     CPython raises the exception in the thread before one of the next instructions of its Python
     code. That must not be one of our own, so there is no lock here: one that is just being taken
-    would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`).
+    would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`),
+    nor one of a module that is being imported.
     """
 
     def __init__(self) -> None:
@@ -89,11 +95,32 @@ class Interruptible(Generic[Name]):
             running = self._running
             if running is not None and which(running) and not self._struck:
                 self._struck = True
-                interrupt = partial(_raise_unless_starting, self._thread)
+                interrupt = partial(_raise_unless_importing, self._thread)
                 while not self._guard.strike(interrupt):
                     time.sleep(_GLANCE_SECONDS)
         finally:
             self._striking = False
+
+
+def _raise_unless_importing(thread: int) -> bool:
+    """Raise the exception in a thread, unless it is in the midst of an import.
+
+    Such a module would be run again from its beginning by the next import, although others keep
+    what it has told them the first time: some modules cannot be imported then any more.
+    """
+    # No import begins meanwhile.
+    _imp.acquire_lock()
+    try:
+        return not _imports(thread) and _raise_unless_starting(thread)
+    finally:
+        _imp.release_lock()
+
+
+def _imports(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not _IMPORT:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _raise_unless_starting(thread: int) -> bool:
