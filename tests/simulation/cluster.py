@@ -17,7 +17,7 @@ from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
 from tests.simulation.replicas.pair import MOVING_STORMS, REPLICA_STORMS, SimulatedPair
-from tests.simulation.replicas.replica_run import holds, own
+from tests.simulation.replicas.replica_run import own
 from tests.simulation.route import ReplicaRoute, Route, SoleRoute
 from tests.simulation.server_run import beside
 from tests.simulation.servers import SimulatedServer
@@ -173,7 +173,7 @@ class Cluster:
         self._pairs: list[SimulatedPair] = []
         self.servers: Sequence[Server]
         if replicated or moves:
-            world.loop.holds, world.loop.begins = holds, own
+            world.loop.begins = own
             self._pairs = [
                 SimulatedPair(self._network, task, disk, moves) for task in range(num_servers)
             ]
