@@ -179,6 +179,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancel_all()
             asyncio.set_event_loop(None)
             self.close()
+            # They have almost all that a run has made, which need not be garbage for that.
+            self._timers.clear()
 
     def run_in_executor(  # type: ignore[override]  # no thread, so no executor of any kind
         self, executor: Any, func: Callable[..., Any], *args: Any
