@@ -7,12 +7,12 @@ from itertools import chain
 import pytest
 
 from tests.simulation.command_line import main
+from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.planted.catalogue import PLANTED
 from tests.simulation.planted.replication import FAULTS as FAULTS_OF_REPLICAS
 from tests.simulation.planted.replication import FAULTS_OF_MOVES
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import shape_of_seed, simulate
-from tests.simulation.test_simulation import FAULTS, REPLICA_FAULTS
 
 # A planted fault has to be found within these, unless it is one of those that are `RARE`.
 MOST_SEEDS = 2000
