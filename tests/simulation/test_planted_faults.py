@@ -31,6 +31,7 @@ RARE = {
     "memory is taken for the disk": (935,),
     "old batches are taken for later ones": (113,),
     "removed segments are read": (40,),
+    "requests are not recorded that wait while a server begins to follow": (3210,),
     "shared memory is not copied": (72,),
     "the log is from shared memory": (66,),
     "what was answered is lost at the handover": (223,),
