@@ -17,11 +17,11 @@ from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
 from tests.simulation.replicas.pair import MOVING_STORMS, REPLICA_STORMS, SimulatedPair
-from tests.simulation.replicas.replica_run import holds, own
+from tests.simulation.replicas.replica_run import own
 from tests.simulation.route import ReplicaRoute, Route, SoleRoute
 from tests.simulation.server_run import beside
 from tests.simulation.servers import SimulatedServer
-from tests.simulation.world import World
+from tests.simulation.world import RESTART, World
 
 _BEAT_SECONDS = 3.0
 
@@ -157,6 +157,7 @@ class Cluster:
     Attributes:
         world: The run that it is part of.
         servers: The servers.
+        logs: Whether they keep logs.
     """
 
     def __init__(
@@ -167,13 +168,13 @@ class Cluster:
         replicated: bool = False,
         moves: bool = False,
     ) -> None:
-        self.world = world
+        self.world, self.logs = world, disk is not None
         world.loop.beside = partial(beside, world)
         self._network = Network(world)
         self._pairs: list[SimulatedPair] = []
         self.servers: Sequence[Server]
         if replicated or moves:
-            world.loop.holds, world.loop.begins = holds, own
+            world.loop.begins = own
             self._pairs = [
                 SimulatedPair(self._network, task, disk, moves) for task in range(num_servers)
             ]
@@ -274,6 +275,14 @@ class Cluster:
         """Check that the replicas of each task are equal."""
         for pair in self._pairs:
             await pair.check_equal()
+
+    def restart_at_times(self, server: int) -> bool:
+        """End a server at a moment that a program has found, in the weather for that."""
+        likely = 0.5 if self.world.weather.storms.get(RESTART) else 0.0
+        ends = self.world.strikes(RESTART, likely)
+        if ends:
+            self._restart(self.servers[server])
+        return ends
 
     def _restart(self, server: Server) -> None:
         if isinstance(server, SimulatedServer) and server.is_up:

@@ -13,6 +13,7 @@ from time import monotonic
 
 import torch
 
+from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Outcome, shape_of_seed, simulate
 from tests.simulation.world import CALM_AT, Shelter
@@ -79,9 +80,11 @@ def _briefly(seed: int) -> Outcome:
 
 def _judged(outcomes: Iterable[Outcome], number: int) -> int:
     """Tell of failing seeds, and how often each fault has happened; return how many failed."""
-    faults, programs, failed = Counter[str](), Counter[str](), 0
+    programs, failed = Counter[str](), 0
+    # What never happens is in the table, too.
+    faults = Counter(dict.fromkeys(sorted(FAULTS | REPLICA_FAULTS), 0))
     for outcome in outcomes:
-        faults += outcome.faults + outcome.effects
+        faults.update(outcome.faults + outcome.effects)
         programs[outcome.program] += 1
         if outcome.violations:
             failed += 1
@@ -104,5 +107,5 @@ def _tell(outcome: Outcome, shelter: Shelter) -> None:
 
 
 def _table(counts: Counter[str], number: int) -> str:
-    lines = [f"{what:<24} {n:>8}  {n / number:>8.2f} a seed" for what, n in counts.most_common()]
+    lines = [f"{what:<36} {n:>8}  {n / number:>8.2f} a seed" for what, n in counts.most_common()]
     return "\n".join(lines)

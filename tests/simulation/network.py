@@ -87,13 +87,15 @@ class Network:
         Raises:
             SocketError: The call failed, or was not answered in time.
         """
-        delivery = _Delivery(self, self.world, caller, server, sent)
-        try:
-            return await asyncio.wait_for(delivery.begin(), timeout)
-        except asyncio.TimeoutError:
-            raise failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
-        finally:
-            delivery.end()
+        return await self.begin(caller, server, sent, timeout).outcome()
+
+    def begin(
+        self, caller: str, server: SimulatedServer, sent: Sent, timeout: float | None
+    ) -> Delivery:
+        """Begin a call, which whoever begins it also ends."""
+        delivery = Delivery(self, caller, server, sent)
+        delivery.begin(timeout)
+        return delivery
 
     def delay(self, fault: str) -> float:
         """Return how long a message takes; a late one is counted as a fault."""
@@ -102,22 +104,38 @@ class Network:
         return self.world.chance.random() * _QUICK_SECONDS
 
 
-class _Delivery:
-    """One attempt of a call on its way."""
+class Delivery:
+    """One attempt of a call on its way.
 
-    def __init__(
-        self, network: Network, world: World, caller: str, server: SimulatedServer, sent: Sent
-    ) -> None:
+    Args:
+        network: Carries it.
+        caller: Who calls.
+        server: Whom.
+        sent: What is sent.
+
+    Attributes:
+        answer: Gets the messages of the answer, or the error.
+        began: When it was sent.
+    """
+
+    def __init__(self, network: Network, caller: str, server: SimulatedServer, sent: Sent) -> None:
+        world = network.world
         self._network, self._world = network, world
         self._caller, self._server, self._sent = caller, server, sent
         # What is on its way to a process ends with its connections.
         self._run = server.run
-        self._answer: asyncio.Future[list[bytes]] = world.loop.create_future()
+        self.answer: asyncio.Future[list[bytes]] = world.loop.create_future()
+        self.began = world.loop.time()
+        self._deadline: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[list[bytes]]] = []
 
-    def begin(self) -> asyncio.Future[list[bytes]]:
-        """Send the request; return what will have the answer."""
+    def begin(self, timeout: float | None) -> None:
+        """Send the request; it is to be answered in so many seconds, if there are any."""
         world, network = self._world, self._network
+        if timeout is not None:
+            # As `asyncio.wait_for`, which would have each answer pass through three turns more.
+            late = grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time"
+            self._deadline = world.loop.call_later(timeout, self.fail, *late)
         if world.strikes("request lost", world.weather.lost):
             self._break("the request is lost")
         else:
@@ -127,10 +145,20 @@ class _Delivery:
         if is_far and world.strikes("request doubled", world.weather.doubled):
             later = world.chance.random() * _LATE_SECONDS
             world.loop.call_later(later, self._arrive, True)
-        return self._answer
+
+    async def outcome(self) -> list[bytes]:
+        """Return the messages of the answer; raise as `Network.call`. The call is then over."""
+        try:
+            return await self.answer
+        finally:
+            self.end()
 
     def end(self) -> None:
-        """Note that the client waits no more; its server may hear of that."""
+        """Wait no more; the server may hear of that."""
+        # Nobody asks any more for an error that comes with the end of whoever waits.
+        _ = self.answer.cancel() or self.answer.cancelled() or self.answer.exception()
+        if self._deadline is not None:
+            self._deadline.cancel()
         delay = self._network.delay("end of a call late")
         for task in self._tasks:
             if not task.done():
@@ -180,29 +208,29 @@ class _Delivery:
         world.loop.call_later(self._network.delay("reply late"), self._return, task)
 
     def _return(self, task: asyncio.Task[list[bytes]]) -> None:
-        if self._answer.done():
+        if self.answer.done():
             return
         error = task.exception()
         if error is None:
-            self._answer.set_result(task.result())
+            self.answer.set_result(task.result())
         else:
-            self._answer.set_exception(error)
+            self.answer.set_exception(error)
 
     def _break(self, why: str) -> None:
         """Tell the client of a broken connection, soon or when it is found out."""
         self._note(why)
         if self._world.chance.random() < 0.7:
             delay = self._world.chance.random() * 0.2
-            self._world.loop.call_later(delay, self._fail, why)
+            self._world.loop.call_later(delay, self.fail, grpc.StatusCode.UNAVAILABLE, why)
 
-    def _fail(self, why: str) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(failed(grpc.StatusCode.UNAVAILABLE, why))
+    def fail(self, code: grpc.StatusCode, why: str) -> None:
+        """Have the client see an error, unless it has an answer."""
+        if not self.answer.done():
+            self.answer.set_exception(_failed(code, why))
 
     def _note(self, what: str) -> None:
         self._world.note(self._server.name, f"{self._sent} of {self._caller} {what}")
 
 
-def failed(code: grpc.StatusCode, why: str) -> SocketError:
-    """Return the error of a call that came to nothing."""
+def _failed(code: grpc.StatusCode, why: str) -> SocketError:
     return SocketError(RecordedStatus(code=code.value[0], message=why))

@@ -191,9 +191,13 @@ class ServerRun:
         run = PRESENT_RUN.set(self)
         task: asyncio.Task[Any] = self._world.loop.create_task(work)
         PRESENT_RUN.reset(run)
-        self._tasks[task] = None
-        task.add_done_callback(self._drop)
+        self._keep(task)
         return task
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        if task not in self._tasks:
+            self._tasks[task] = None
+            task.add_done_callback(self._drop)
 
     def _drop(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)

@@ -8,48 +8,10 @@ import sys
 from collections import Counter
 from hashlib import sha256
 
+from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.simulation import PROGRAMS, simulate
 
 SEEDS = 250
-FAULTS = {
-    "connection cut",
-    "crash",
-    "end of a call late",
-    "failing disk",
-    "memory overwritten",
-    "partition",
-    "pause",
-    "power loss",
-    "reply late",
-    "reply lost",
-    "request doubled",
-    "request late",
-    "request lost",
-    "restart",
-    "slow disk",
-    "slow work",
-    "torn log",
-}
-
-REPLICA_FAULTS = {
-    "answer of a former primary refused",
-    "answer of the arbiter lost",
-    "arbiter away",
-    "arbiter late",
-    "backup left out",
-    "call cut",
-    "catch-up",
-    "fencing",
-    "hand-over",
-    "move",
-    "record late",
-    "replica crash",
-    "replica partition",
-    "replica pause",
-    "take-over",
-    "task handed over",
-    "view lost",
-}
 
 _DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(8)))"
 

@@ -126,7 +126,8 @@ class Barriers:
     def _let_pass(self, name: str, gathering: _Gathering) -> None:
         arrivals = gathering.arrived.values()
         number = max(self._number(name, *arrival) for arrival in arrivals)
-        for session_id, generation in arrivals:
+        # A backup may know of arrivals in another order, when they were repeated in a new view.
+        for session_id, generation in sorted(arrivals):
             self._passed[name, session_id] = _Passage(generation, number)
             self._passed.move_to_end((name, session_id))
         # A program may give each passage a name of its own.

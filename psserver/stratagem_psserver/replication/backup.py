@@ -156,9 +156,9 @@ class Backup:
                 await self._acknowledge(call)
 
     async def _watch(self) -> None:
-        began = self._clock()
-        while self._clock() - max(self.heard, began) < self._settings.failover_seconds:
-            await asyncio.sleep(self._settings.failover_seconds / 8)
+        began, patience = self._clock(), self._settings.failover_seconds
+        while (left := max(self.heard, began) + patience - self._clock()) > 0:
+            await asyncio.sleep(left)
         raise UnavailableError("the primary is silent")
 
     def note(self, trouble: str) -> None:

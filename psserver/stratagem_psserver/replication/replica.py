@@ -81,6 +81,8 @@ class ReplicatedTask:
         """Be the replica whose state the disk has, or one that has none to rely on."""
         me = self._introduction.replica
         me.instance = kept.instance if kept else self._environment.random_bytes(SESSION_ID_BYTES)
+        # Whether a run of another process had the same state.
+        self._goes_on = kept is not None
         fresh, clock = self._host.fresh_state, self._environment.clock
         self._backup = Backup(
             self._introduction, self._settings, fresh, self._peers, self._disk, clock
@@ -125,7 +127,7 @@ class ReplicatedTask:
                 await self._require_only(present)
                 await self._arbiter.replace(present, following)
             case Lead(present):
-                await self._lead(present)
+                await self._lead_again(present)
             case Follow(present):
                 await self._follow(present)
             case StandAside(present):
@@ -217,6 +219,18 @@ class ReplicatedTask:
             return
         LOG.warning("takes over", task=self._settings.label, epoch=present.epoch + 1)
         await self._arbiter.replace(present, alone(present, self.replica))
+
+    async def _lead_again(self, view: View) -> None:
+        """Be the primary of a view, which the run before may have known."""
+        if self._goes_on and not view.HasField("backup"):
+            # That run may have asked for a backup, which the arbiter may still grant, but in this
+            # view alone. The backup would lack what is answered meanwhile, and might take over.
+            following = alone(view, self.replica)
+            if not await self._arbiter.replace(view, following):
+                return
+            view = following
+        self._goes_on = False
+        await self._lead(view)
 
     async def _lead(self, view: View) -> None:
         await self._backup.until_free()

@@ -175,3 +175,12 @@ def test_programs_that_begin_with_a_checkpoint_wait_for_each_other() -> None:
     barriers = again(passed_twice())
     arrive(barriers, LATER)
     assert barriers.is_passed("b", 0, LATER) is None
+
+
+def test_replicas_that_saw_arrivals_in_another_order_know_the_same() -> None:
+    replicas = Barriers(), Barriers()
+    for barriers, order in zip(replicas, ((FIRST, SECOND), (SECOND, FIRST)), strict=True):
+        for session in order:
+            arrive(barriers, session)
+    one, other = (barriers.facts([FIRST, SECOND])["passed"] for barriers in replicas)
+    assert one == other

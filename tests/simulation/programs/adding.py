@@ -41,6 +41,9 @@ class Adding(Program):
         self._answered = defaultdict[Place, set[int]](set)
         # By server and version, what the vector was then.
         self._known: dict[tuple[int, int], list[int]] = {}
+        # By server, that something was sent to it since the last look.
+        self._added = defaultdict[int, asyncio.Event](asyncio.Event)
+        self._are_all_added = False
         self._meets = self.chance.random() < 0.4
         self._arrived = [0] * _WORKERS
         self._rounds = self.chance.randint(1, 3)
@@ -56,7 +59,37 @@ class Adding(Program):
         await cluster.once("chief:0", create)
 
     async def run(self, cluster: Cluster) -> None:
+        # Only servers with logs can show what is not on disk.
+        followed = range(self.num_servers) if cluster.logs else ()
+        following = [
+            self.world.loop.create_task(self._follow(cluster, server)) for server in followed
+        ]
         await asyncio.gather(*(self._work(cluster, worker) for worker in range(_WORKERS)))
+        self._are_all_added = True
+        for server in followed:
+            self._added[server].set()
+        await asyncio.gather(*following)
+
+    async def _follow(self, cluster: Cluster, server: int) -> None:
+        """Read a server while it works on what was sent to it, and again after that."""
+
+        async def look(reader: Process) -> None:
+            while not self._are_all_added:
+                await self._added[server].wait()
+                self._added[server].clear()
+                # As long as a quick disk takes to write, or a slow one.
+                await asyncio.sleep(self.chance.random() * self.chance.choice((0.03, 1.0)))
+                known = self._known_of(server)
+                await self.read(reader, server, reader.last.get(server))
+                # Whoever has seen what nobody was told of yet may not see it vanish.
+                if known < self._known_of(server) and cluster.restart_at_times(server):
+                    self._added[server].set()
+
+        await cluster.run_until_done(f"reader:{server}", look)
+
+    def _known_of(self, server: int) -> int:
+        """Return how many additions to a server were answered, or read."""
+        return sum(len(self._answered[worker, server]) for worker in range(_WORKERS))
 
     async def _work(self, cluster: Cluster, worker: int) -> None:
         task = f"worker:{worker}"
@@ -86,6 +119,7 @@ class Adding(Program):
         if digit >= MOST:
             return None
         self._sent[place].add(digit)
+        self._added[server].set()
         request = variables.assign([self._writing(worker, digit)])
 
         def answered() -> None:

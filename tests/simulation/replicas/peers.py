@@ -16,7 +16,7 @@ from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.server_status import SERVICE
-from tests.simulation.network import Network, Sent
+from tests.simulation.network import Delivery, Network, Sent
 from tests.simulation.server_run import require_alive
 
 if TYPE_CHECKING:
@@ -232,22 +232,21 @@ class SimulatedPeers:
         if target is None:
             return b""
         try:
-            status = await asked(self._network, self._me.name, target, _ASK_SECONDS)
+            status = await _asked(self._network, self._me.name, target, _ASK_SECONDS)
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance
 
 
-async def asked(
+async def _asked(
     network: Network, who: str, target: SimulatedReplica, seconds: float
 ) -> GetStatusResponse:
-    """Ask a replica for its status.
-
-    Raises:
-        grpc.RpcError: It does not answer in time.
-    """
-    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
-    request = GetStatusRequest(asking=asking).SerializeToString()
-    sent = Sent(f"/{SERVICE}/GetStatus", [request])
-    answer = await network.call(who, target, sent, seconds)
+    answer = await asking(network, who, target, seconds).outcome()
     return GetStatusResponse.FromString(answer[0])
+
+
+def asking(network: Network, who: str, target: SimulatedReplica, seconds: float) -> Delivery:
+    """Ask a replica for its status, which is to come in so many seconds."""
+    handshake = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
+    request = GetStatusRequest(asking=handshake).SerializeToString()
+    return network.begin(who, target, Sent(f"/{SERVICE}/GetStatus", [request]), seconds)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.v1.replication_pb2 import ReplicationStatus
+from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_psserver.replication.standby import Standby
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
@@ -108,6 +108,12 @@ class SimulatedReplica(SimulatedServer):
         """Return what it tells of itself; None if it does not take part."""
         task = self.run.replicated._task
         return task.report() if task is not None and self.is_up else None
+
+    @property
+    def standing(self) -> Standing.ValueType | None:
+        """What it is at present, as in its report, which takes longer."""
+        task = self.run.replicated._task
+        return task._standing() if task is not None and self.is_up else None
 
     async def standby(self) -> Standby | None:
         """Return the state that it has as a backup, once all is applied; None if it has none."""

@@ -15,6 +15,7 @@ from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.channel import Channel, Peers
 from stratagem_psserver.settings import ServerSettings
 from tests.simulation.server_run import PRESENT_RUN, ServerRun
+from tests.simulation.virtual_loop import Piece
 from tests.simulation.world import World
 
 # Answers of these tell of no change.
@@ -49,7 +50,7 @@ class ReplicaRun(ServerRun):
         self._reached, self._hears = reached, hears
         # Until when it stands still, and from when to when it did last.
         self._stands_until = self._stood_from = self._goes_on_from = -1.0
-        self._held: list[asyncio.Handle] = []
+        self._held: list[Piece] = []
         super().__init__(world, name, settings, served)
 
     def _served_by(self) -> Sequence[grpc.GenericRpcHandler]:
@@ -109,14 +110,15 @@ class ReplicaRun(ServerRun):
 
     def own(self, task: asyncio.Task[Any]) -> None:
         """Have a task end with this run."""
-        if not self.has_ended and task not in self._tasks:
-            self._tasks[task] = None
-            task.add_done_callback(self._drop)
+        if not self.has_ended:
+            self._keep(task)
 
     def stand_still(self, seconds: float) -> None:
         """Let none of its code run for a while."""
         loop = self._world.loop
-        self._stood_from = self._stood_from if self.stands_still else loop.time()
+        if not self.stands_still:
+            self._stood_from = loop.time()
+            loop.hold(self._holds)
         self._stands_until = loop.time() + seconds
         loop.call_later(seconds, self._go_on)
 
@@ -130,21 +132,14 @@ class ReplicaRun(ServerRun):
         if self.stands_still and (now >= self._stands_until or self.has_ended):
             self._stands_until, self._goes_on_from = -1.0, now
             held, self._held = self._held, []
-            self._world.loop.go_on(held)
+            self._world.loop.go_on(self._holds, held)
 
-    def holds(self, handle: asyncio.Handle) -> bool:
-        """Keep a piece of its code for later, if it stands still."""
-        if self.stands_still:
-            self._held.append(handle)
-        return self.stands_still
-
-
-def holds(handle: asyncio.Handle) -> bool:
-    """Return whether a piece of code is that of a replica that stands still, and keep it."""
-    # What asyncio runs it in has no public name.
-    found: Any = handle
-    run = found._context.get(PRESENT_RUN)
-    return isinstance(run, ReplicaRun) and run.holds(handle)
+    def _holds(self, piece: Piece) -> bool:
+        """Keep a piece of its code for later."""
+        is_its = piece.context.get(PRESENT_RUN) is self
+        if is_its:
+            self._held.append(piece)
+        return is_its
 
 
 def own(task: asyncio.Task[Any]) -> None:
