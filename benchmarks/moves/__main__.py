@@ -42,7 +42,7 @@ def main(
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="moves-", dir=_FOLDER) as name:
         rows = megabytes * 1_000_000 // (4 * DIM)
-        plan = Plan(Path(name).resolve(), rows, TASKS, consistency)
+        plan = Plan(Path(name).resolve(), rows, TASKS, consistency, WORKERS)
         moves, wrong = _observed(plan, pause)
         steps = sorted(moment for worker in range(WORKERS) for moment in plan.moments(worker))
     picture = _FOLDER / "moves.png"

@@ -19,7 +19,7 @@ LAST_STEP = "last-step"
 """The file that holds the number of the last step, once there is one."""
 
 DIM, _BATCH = 16, 256
-_CHECKED_AT_ONCE = 100_000
+_ROWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Plan:
         rows: How many rows the table has.
         tasks: Over how many tasks of the job ps it is divided.
         consistency: The mode of the strategy.
+        workers: How many workers there are.
     """
 
     folder: Path
     rows: int
     tasks: int
     consistency: str
+    workers: int
 
     def moments(self, worker: int) -> Sequence[float]:
         """Return when a worker has taken its steps, in seconds."""
@@ -47,6 +49,17 @@ class Plan:
         """Return whether so many steps are enough."""
         file = self.folder / LAST_STEP
         return file.exists() and steps >= int(file.read_text())
+
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        """The ids of all rows, so many at once as a step takes."""
+        parts: Sequence[Tensor] = torch.arange(self.rows).split(_ROWS_AT_ONCE)
+        return parts
+
+    def share(self, worker: int) -> Sequence[Tensor]:
+        """Return the parts to which a worker adds 1 at first."""
+        # Workers that step together take each of these steps together.
+        return self.parts if self.consistency == "sync" else self.parts[worker :: self.workers]
 
 
 def train(resolver: ClusterResolver, plan: Plan) -> int:
@@ -64,7 +77,7 @@ def train(resolver: ClusterResolver, plan: Plan) -> int:
             nn.init.zeros_(table.weight)
         _take_steps(strategy, table, plan, resolver.task_id or 0)
         strategy.barrier("trained")
-        return _wrong_rows(table, plan, resolver)
+        return _wrong_rows(table, plan, resolver.task_id or 0)
 
 
 def _take_steps(
@@ -77,6 +90,9 @@ def _take_steps(
         (-table(ids)).sum().backward()
         optimizer.step()
 
+    # Servers store the rows only that were written.
+    for ids in plan.share(worker):
+        strategy.run(step, args=(ids,))
     with (plan.folder / f"steps-{worker}").open("w", buffering=1) as moments:
         for number, ids in enumerate(_batches(plan, worker)):
             if plan.is_over(number):
@@ -91,23 +107,21 @@ def _batches(plan: Plan, worker: int) -> Iterator[Tensor]:
         yield torch.randint(plan.rows, (_BATCH,), generator=generator)
 
 
-def _wrong_rows(table: nn.Embedding, plan: Plan, resolver: ClusterResolver) -> int:
-    workers = resolver.cluster_spec().num_tasks("worker")
-    expected = _expected(plan, workers)
-    chunks = torch.arange(plan.rows).split(_CHECKED_AT_ONCE)
+def _wrong_rows(table: nn.Embedding, plan: Plan, worker: int) -> int:
+    expected = _expected(plan)
     with torch.no_grad():
         return sum(
             int((table(ids) != expected[ids, None]).any(1).sum())
-            for ids in chunks[resolver.task_id :: workers]
+            for ids in plan.parts[worker :: plan.workers]
         )
 
 
-def _expected(plan: Plan, workers: int) -> Tensor:
+def _expected(plan: Plan) -> Tensor:
     """Return the value of each row: how often it was trained."""
     counts = torch.zeros(plan.rows)
-    for worker in range(workers):
+    for worker in range(plan.workers):
         steps = len(plan.moments(worker))
         for ids in islice(_batches(plan, worker), steps):
             counts.index_put_((ids,), torch.tensor(1.0), accumulate=True)
     # A synchronous step applies the mean of what workers contribute.
-    return counts / workers if plan.consistency == "sync" else counts
+    return 1.0 + (counts / plan.workers if plan.consistency == "sync" else counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -217,10 +218,15 @@ class Primary:
         # From the next view on the other one answers.
         self._is_fenced = True
         LOG.info("hands over", task=self._label, to=required.replica.address)
-        if await self._propose(handed_over(self.view), lambda: required is self._link):
+        if await self._propose(handed_over(self.view), partial(self._follows, required)):
             await required.hand_over(self.view)
             return False
-        return required is not self._link and await self._keep()
+        return not self._follows(required) and await self._keep()
+
+    def _follows(self, required: BackupLink) -> bool:
+        """Return whether a backup is still to take over."""
+        # One that was cut off has all that a primary has that leaves.
+        return self._is_leaving or required is self._link
 
     async def _keep(self) -> bool:
         """Go on alone, as the backup has left before the arbiter granted that it takes over."""

@@ -47,8 +47,13 @@ class MovableServers:
         settings = ServerSettings(**{**self._others, **bind, "task": number, **others})
         server = self.servers[number] = ParameterServer(settings)
         server.start()
-        eventually(lambda: bool(self.located(number, number)))
+        eventually(lambda: self._is_settled(number))
         return server
+
+    def _is_settled(self, number: int) -> bool:
+        """Whether a server serves the task that it began with, or knows who does."""
+        view = self.located(number, number).get(number)
+        return view is not None and (view.primary.index != number or number in self.tasks(number))
 
     @property
     def addresses(self) -> list[str]:
