@@ -200,7 +200,7 @@ class ParameterServer(RpcServer):
         if self._replicated is not None:
             await self._replicated.close()
         if self._served is not None and self._is_home:
-            await self._served.locations.close()
+            await self._served.close()
         await self._service.saves.close()
         if self._persistence is not None:
             await self._persistence.close()

@@ -63,6 +63,7 @@ class ServedTasks:
         self.locations = Locations(settings)
         self.is_draining = False
         self._taking: int | None = None
+        self._move: asyncio.Future[View] | None = None
         self._process = os.urandom(SESSION_ID_BYTES)
 
     @property
@@ -104,7 +105,8 @@ class ServedTasks:
         """
         self._require_willing(task)
         self._taking = task
-        return await asyncio.shield(asyncio.ensure_future(self._take(task, seconds)))
+        self._move = asyncio.ensure_future(self._take(task, seconds))
+        return await asyncio.shield(self._move)
 
     def _require_willing(self, task: int) -> None:
         if self.is_draining:
@@ -155,6 +157,12 @@ class ServedTasks:
                 if server.replicated.is_serving
             ],
         )
+
+    async def close(self) -> None:
+        """Take what it is about to take no more, and release what it holds."""
+        if self._move is not None:
+            self._move.cancel()
+        await self.locations.close()
 
     def stop_others(self, grace: float | None) -> None:
         """Stop what serves other tasks than the first one; not on the event loop."""

@@ -123,7 +123,8 @@ _forget, _make, _withdraw = Primary._log_if_needed, ForLog.__init__, Backup.with
 
 def _forgets_that_it_is_over(self: Primary) -> None:
     """Answer what is applied after the task has moved away."""
-    self._is_over = False
+    if self._is_over:
+        self._is_over, self._required = False, None
     _forget(self)
 
 
