@@ -16,7 +16,7 @@ from tests.simulation.planted.replication import FAULTS_OF_MOVES
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Shape, shape_of_seed, simulate
 
-# A planted fault has to be found within these, unless it is one of those that are `RARE`.
+# A planted fault has to be found within these, unless `RARE` has a seed that finds it.
 MOST_SEEDS = 2000
 
 # Seeds that come upon faults which few others do; they are tried first.

@@ -126,6 +126,8 @@ def _server_work(server: ParameterServerStatus) -> str:
     words.append(f"{amount(server.staged.used)} staged")
     waits = (wait for wait in server.waits if wait.waiting)
     words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
+    if server.incumbent.program:
+        words.append(f"{server.incumbent.name} coordinates, as number {server.incumbent.number}")
     checkpoint = server.checkpoint
     if checkpoint.HasField("age_seconds"):
         words.append(f"checkpoint {span(checkpoint.age_seconds)} old")

@@ -11,6 +11,7 @@ import google.protobuf.message
 import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.replication_pb2
 import stratagem_proto.v1.session_pb2
+import stratagem_proto.v1.succession_pb2
 import stratagem_proto.v1.variable_pb2
 import stratagem_proto.v1.waits_pb2
 import typing
@@ -352,6 +353,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
     WAITERS_FIELD_NUMBER: builtins.int
     LOG_FIELD_NUMBER: builtins.int
     REPLICATION_FIELD_NUMBER: builtins.int
+    INCUMBENT_FIELD_NUMBER: builtins.int
     recorded_closures: builtins.int
     """Mutations recorded of scheduled functions that have not ended."""
     recorded_closure_bytes: builtins.int
@@ -396,6 +398,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
     def replication(self) -> stratagem_proto.v1.replication_pb2.ReplicationStatus:
         """Its part among the replicas of its task; absent without --replicas."""
 
+    @property
+    def incumbent(self) -> stratagem_proto.v1.succession_pb2.Incumbent:
+        """The program that coordinates, where others may stand by; absent if none ever has."""
+
     def __init__(
         self,
         *,
@@ -411,9 +417,10 @@ class ParameterServerStatus(google.protobuf.message.Message):
         waiters: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
         log: global___LogStatus | None = ...,
         replication: stratagem_proto.v1.replication_pb2.ReplicationStatus | None = ...,
+        incumbent: stratagem_proto.v1.succession_pb2.Incumbent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "log", b"log", "replication", b"replication", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "log", b"log", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "replication", b"replication", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "incumbent", b"incumbent", "log", b"log", "replication", b"replication", "room", b"room", "staged", b"staged"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "groups", b"groups", "incumbent", b"incumbent", "log", b"log", "recorded_closure_bytes", b"recorded_closure_bytes", "recorded_closures", b"recorded_closures", "replication", b"replication", "room", b"room", "staged", b"staged", "totals", b"totals", "variables", b"variables", "waiters", b"waiters", "waits", b"waits"]) -> None: ...
 
 global___ParameterServerStatus = ParameterServerStatus
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from stratagem_proto.errors import (
@@ -26,6 +25,7 @@ from stratagem_proto.v1.replication_pb2 import (
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup_link import BackupLink, reason_of
 from stratagem_psserver.replication.channel import Channel
+from stratagem_psserver.replication.leadership import Leadership
 from stratagem_psserver.replication.outgoing_image import send_image
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.replication.verification import Verification
@@ -44,16 +44,11 @@ _ALONE_AFTER = 1.5
 # Looks at the backup within a lease.
 _LOOKS = 8
 
-_RETRY_SECONDS = 0.1
-
 # A backup that lacks no more records than this is waited for; then answers wait for it, too.
 _MOST_BEHIND = 1000
 
 # For so long a replica that is stopped asks an arbiter that does not answer.
 _LEAVE_SECONDS = 3.0
-
-# How often a primary asks whether it still is the one, which only a wrong deployment can change.
-_CONFIRM_SECONDS = 5.0
 
 
 class Primary:
@@ -68,7 +63,6 @@ class Primary:
         obstacle: Returns why the task must not move at the moment; "" if nothing is against it.
 
     Attributes:
-        view: The present view.
         trouble: Why there is no backup; "" if there is one.
     """
 
@@ -81,26 +75,29 @@ class Primary:
         arbiter: Arbiter,
         obstacle: Callable[[], str],
     ) -> None:
-        self.view, self.trouble = view, "no backup has come yet"
-        self._me, self._state, self._log, self._arbiter = me, state, log, arbiter
-        self._obstacle = obstacle
+        self.trouble = "no backup has come yet"
+        self._me, self._state, self._log, self._obstacle = me, state, log, obstacle
         self._clock = state.clock
+        self._leadership = Leadership(me, view, arbiter, self._label, self._clock)
         self._patience = state.settings.failover_seconds
         self._link: BackupLink | None = None
         # The one that has to have all that answers tell of.
         self._required: BackupLink | None = None
         # A backup that the view names may still come back until then.
         self._awaited_until = self._clock() + self._patience
-        self._confirm_at = self._clock() + _CONFIRM_SECONDS
         self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
         # Whether something waits for what the backup acknowledges, besides answers.
         self._counts_progress = False
         self._is_leaving = self._is_fenced = self._is_over = False
-        self._leave_by = 0.0
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
         log.on_leap = self._leapt
         self._log_if_needed()
+
+    @property
+    def view(self) -> View:
+        """The present view."""
+        return self._leadership.view
 
     def _log_if_needed(self) -> None:
         """Record changes while somebody needs the records: to copy large updates takes long.
@@ -109,7 +106,7 @@ class Primary:
         """
         changes, log = self._state.changes, self._log
         # The arbiter may have granted a backup that was asked for, and that has left since.
-        has_backup = self._required is not None or self.view.HasField("backup")
+        has_backup = self._required is not None or self._leadership.has_backup
         is_followed = self._link is not None or has_backup
         # Of a primary whose time is over, whoever has not been answered yet is told so by its log.
         is_needed = is_followed or self._is_over or log.disk is not None
@@ -126,7 +123,7 @@ class Primary:
             return False
         if required is None:
             # Nobody else can become the primary of a view without a backup.
-            return not self.view.HasField("backup")
+            return not self._leadership.has_backup
         return required.acknowledged >= position and required.lease.is_valid(self._clock())
 
     @property
@@ -183,22 +180,20 @@ class Primary:
         """Bring the view in line with whether the backup follows; return whether to go on."""
         if self._is_leaving:
             return await self._hand_over()
-        if self.view.HasField("backup") and self._has_lost_backup():
+        if self._leadership.has_backup and self._has_lost_backup():
             return await self._go_on_alone()
         if self._moves:
             return await self._hand_over()
         link = self._link
         if link is not None and self._required is None and self._may_take_on(link):
             return await self._take_on(link)
-        if self._clock() >= self._confirm_at:
-            return await self._confirm()
         self._verification.tend(self._required)
-        return True
+        return await self._leadership.confirm()
 
     async def leave(self) -> None:
         """Leave the task to the backup, if there is one that has everything; `run` then ends."""
         self._is_leaving = True
-        self._leave_by = self._clock() + _LEAVE_SECONDS
+        self._leadership.end_within(_LEAVE_SECONDS)
         self._changed.set()
         await self._has_ended.wait()
 
@@ -218,7 +213,7 @@ class Primary:
         # From the next view on the other one answers.
         self._is_fenced = True
         LOG.info("hands over", task=self._label, to=required.replica.address)
-        if await self._propose(handed_over(self.view), partial(self._follows, required)):
+        if await self._leadership.propose(handed_over(self.view), partial(self._follows, required)):
             await required.hand_over(self.view)
             return False
         return not self._follows(required) and await self._keep()
@@ -265,7 +260,7 @@ class Primary:
         LOG.warning(
             "goes on without a backup", task=self._label, why=self.trouble or "it is silent"
         )
-        if not await self._propose(alone(self.view, self._me)):
+        if not await self._leadership.propose(alone(self.view, self._me)):
             return False
         self._required = None
         self._log.progressed()
@@ -281,7 +276,7 @@ class Primary:
             self._log.progressed()
             self._log_if_needed()
             return True
-        if not await self._propose(with_backup(self.view, link.replica)):
+        if not await self._leadership.propose(with_backup(self.view, link.replica)):
             return False
         # The arbiter may have taken longer than the lease lasts.
         self._awaited_until = self._clock() + self._patience * _ALONE_AFTER
@@ -296,35 +291,6 @@ class Primary:
             await self._look()
         self._counts_progress = False
         return link is self._link and link.acknowledged >= position
-
-    async def _confirm(self) -> bool:
-        self._confirm_at = self._clock() + _CONFIRM_SECONDS
-        with suppress(UnavailableError):
-            present = await self._arbiter.read()
-            return present is not None and is_primary(present, self._me)
-        return True
-
-    async def _propose(self, following: View, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Ask for a view until there is an answer; return whether it is known to be granted.
-
-        A replica that leaves answers nothing any more, and need not know for ever. A view that is
-        not wanted any more is not asked for again, and may have been granted.
-        """
-        while True:
-            try:
-                granted = await self._arbiter.replace(self.view, following)
-                # An earlier attempt may have been granted, and only the answer was lost.
-                if granted or await self._arbiter.read() == following:
-                    self.view = following
-                    return True
-                return False
-            except UnavailableError as error:
-                LOG.warning("the arbiter does not answer", task=self._label, why=error.message)
-                if self._is_leaving and self._clock() >= self._leave_by:
-                    return False
-                await asyncio.sleep(_RETRY_SECONDS)
-                if not is_wanted():
-                    return False
 
     @property
     def _label(self) -> str:
@@ -391,7 +357,7 @@ class Primary:
 
     async def _send_all(self, link: BackupLink) -> None:
         # The backup drops what it has for the image, so nobody may rely on that any more.
-        while self.view.HasField("backup"):
+        while self._leadership.has_backup:
             await asyncio.sleep(self._patience / _LOOKS)
         await send_image(self._state, self._log, link)
         await link.send_records()

@@ -39,6 +39,8 @@ class ParameterServerFacts:
             mine.checkpoint.restored_from = state.settings.restore
         if (log := state.changes.log) and (report := log.report()):
             mine.log.CopyFrom(report)
+        if state.succession.incumbent.number:
+            mine.incumbent.CopyFrom(state.succession.incumbent)
         mine.recorded_closures = state.closures.count
         mine.recorded_closure_bytes = state.closures.nbytes
         await self._fill_variables(mine, with_variables)

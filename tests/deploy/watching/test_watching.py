@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import stratagem
+from stratagem._coordinator.candidate import Candidate
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.group import ServerGroup
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -23,6 +27,7 @@ from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.live import show
 from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.serving.figures import Distribution
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -80,6 +85,23 @@ def test_the_status_of_a_server_is_told_in_words(trained: ParameterServer, token
     assert code == 0
     assert "4 variables, 76 B" in output
     assert "worker:0" in output
+
+
+def test_the_program_that_coordinates_is_named(trained: ParameterServer, token_file: str) -> None:
+    servers = ServerGroup([trained.address], Identity(ROLE_CLIENT, token=TOKEN))
+    candidate = Candidate(servers, os.urandom(16), "process 7 of elsewhere")
+    candidate.await_turn()
+    _, output = told(token_file, "status", trained.address, "--json")
+    (server,) = json.loads(output)["servers"]
+    incumbent = server["parameter_server"]["incumbent"]
+    assert (incumbent["number"], incumbent["name"]) == (1, "process 7 of elsewhere")
+    _, output = told(token_file, "status", trained.address)
+    assert "coordinates" in output
+    candidate.leave(finished=True)
+    _, output = told(token_file, "status", trained.address)
+    assert "coordinates" not in output
+    candidate.close()
+    servers.close()
 
 
 def test_variables_are_listed_with_their_places_and_slots(
