@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import hypothesis
@@ -41,6 +42,15 @@ def collect_little() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Servers log to nothing that a test before has set up, and that may be closed."""
+    log = logging.getLogger("stratagem_server")
+    before = log.handlers[:]
+    yield
+    log.handlers[:] = before
 
 
 @pytest.fixture(autouse=True)
