@@ -35,6 +35,11 @@ def patient(both: Pair) -> tuple[ParameterServer, ParameterServer]:
     return both.await_backup()
 
 
+def await_equal(primary: ParameterServer, backup: ParameterServer) -> None:
+    """Wait until a backup has applied what its primary has."""
+    eventually(lambda: state_of_backup(backup) == state_of_primary(primary))
+
+
 @pytest.mark.parametrize("comes_later", [False, True])
 def test_who_was_told_that_a_worker_is_lost_is_told_so_by_the_next_primary(
     tmp_path: Path, comes_later: bool
@@ -45,7 +50,7 @@ def test_who_was_told_that_a_worker_is_lost_is_told_so_by_the_next_primary(
         eventually(lambda: not first.waits(primary, 2))
         if comes_later:
             primary, backup = patient(both)
-        assert state_of_backup(backup) == state_of_primary(primary)
+        await_equal(primary, backup)
         both.crash(primary)
         await_primary(backup)
         assert not first.waits(backup, 2)
@@ -60,7 +65,7 @@ def test_a_worker_that_may_come_back_is_waited_for_by_the_next_primary(
         first, second = losing(primary)
         if comes_later:
             primary, backup = patient(both)
-        assert state_of_backup(backup) == state_of_primary(primary)
+        await_equal(primary, backup)
         both.crash(primary)
         await_primary(backup)
         assert first.waits(backup, 2)
