@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stratagem_deploy.watching.options import AsJson, Cluster, TokenFile
 from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
@@ -23,13 +24,6 @@ Known = Annotated[
     list[str] | None,
     typer.Option("--at", metavar="HOST:PORT", help="A server of the cluster; may be repeated."),
 ]
-Cluster = Annotated[
-    Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
-]
-TokenFile = Annotated[
-    Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds that a task has to move.")]
 Server = Annotated[str, typer.Argument(help="Number of the server, or its HOST:PORT.")]
 Address = Annotated[

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stratagem_deploy.watching.options import AsJson, Cluster, TokenFile
 from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
@@ -25,17 +26,10 @@ if TYPE_CHECKING:
 Servers = Annotated[
     list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
 ]
-Cluster = Annotated[
-    Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
-]
-TokenFile = Annotated[
-    Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
-]
 Run = Annotated[
     int | None,
     typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")]
 Interval = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]
 

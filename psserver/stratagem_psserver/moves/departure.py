@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.server_log import LOG
@@ -17,6 +19,21 @@ from stratagem_psserver.moves.served_tasks import ServedTasks
 # Clients that make no requests find out by their heartbeats, every 3 s, where a task is.
 _FOLLOWING_SECONDS = 4.0
 _POLL_SECONDS = 0.1
+
+
+@dataclass
+class _Taker:
+    """A server that may be given tasks, and the bytes of those that it has."""
+
+    address: str
+    bytes: int
+
+
+class _Given(NamedTuple):
+    """A task that was given away, and the view in which another server has it."""
+
+    task: int
+    view: View
 
 
 class Departure:
@@ -83,17 +100,3 @@ class Departure:
             answer = await self._others.describe(given.view.primary.address)
             return any(each.unheard for each in answer.tasks if each.task == given.task)
         return False
-
-
-class _Taker:
-    """A server that may be given tasks, and the bytes of those that it has."""
-
-    def __init__(self, address: str, nbytes: int) -> None:
-        self.address, self.bytes = address, nbytes
-
-
-class _Given:
-    """A task that was given away, and the view in which another server has it."""
-
-    def __init__(self, task: int, view: View) -> None:
-        self.task, self.view = task, view

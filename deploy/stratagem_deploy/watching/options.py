@@ -1,0 +1,18 @@
+"""Options of all commands that ask the servers of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from stratagem_proto.configuration import token_file as secrets
+
+Cluster: TypeAlias = Annotated[
+    Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
+]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
