@@ -11,8 +11,8 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
-from stratagem_proto.wire.channel import CHANNEL_OPTIONS
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_psserver.replication.calls import asked
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 
@@ -53,18 +53,9 @@ class OtherServers:
 
 
 async def _call(
-    address: str,
-    method: str,
-    request: Message,
-    response_type: type[_Response],
-    seconds: float,
+    address: str, method: str, request: Message, response_type: type[_Response], seconds: float
 ) -> _Response:
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        call = channel.unary_unary(f"/{SERVICE}/{method}")
-        try:
-            return response_type.FromString(
-                await call(request.SerializeToString(), timeout=seconds)
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, f"the server at {address}", method) from error
+    try:
+        return await asked(address, f"/{SERVICE}/{method}", request, response_type, seconds)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, f"the server at {address}", method) from error

@@ -31,6 +31,19 @@ Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
 
 
+async def asked(
+    address: str, path: str, request: Message, response_type: type[Received], seconds: float
+) -> Received:
+    """Return what a server answers to one request, on a connection of its own.
+
+    Raises:
+        grpc.RpcError: It refuses, or does not answer in so many seconds.
+    """
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+        return response_type.FromString(await call(request.SerializeToString(), timeout=seconds))
+
+
 class IncomingCall(Generic[Sent, Received]):
     """The end of whoever was called.
 
@@ -82,14 +95,11 @@ class GrpcPeers:
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
-        request = GetStatusRequest(asking=self._asking).SerializeToString()
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-            method = channel.unary_unary(f"/{STATUS_SERVICE}/GetStatus")
-            try:
-                status = GetStatusResponse.FromString(await method(request, timeout=_ASK_SECONDS))
-            except grpc.RpcError:
-                return b""
+        request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
+        try:
+            status = await asked(address, path, request, GetStatusResponse, _ASK_SECONDS)
+        except grpc.RpcError:
+            return b""
         return status.parameter_server.replication.replica.instance
 
 
