@@ -6,4 +6,5 @@ process.tune()
 
 from stratagem_psserver.cli import main  # noqa: E402  # it imports torch
 
-main()
+if __name__ == "__main__":
+    main()

@@ -105,8 +105,9 @@ class Outcome:
         return Outcome(error=InvalidTypeError(message))
 
 
-def main(call_file: str, outcome_file: str) -> None:
+def main() -> None:
     """Make the call in one file and write its outcome to another."""
+    call_file, outcome_file = sys.argv[1:]
     call: WorkerCall = cloudpickle.loads(Path(call_file).read_bytes())
     outcome = call.outcome()
     # A process that is killed while it writes must seem to have written nothing.
@@ -116,4 +117,4 @@ def main(call_file: str, outcome_file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratagem_deploy.clusters.servers import RestartableServer
+from stratagem_deploy.processes.child import Starter, start_program
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import DeadlineExceededError, UnavailableError
@@ -24,7 +25,7 @@ _REJOIN = "STRATAGEM_REJOIN_SECONDS"
 # Others wait for the processes to start again that this machine can start meanwhile.
 _REJOIN_SECONDS = 300.0
 
-_PROGRAMS = {"ps": "stratagem_psserver", "worker": "stratagem_worker"}
+_PROGRAMS = {"ps": "stratagem_psserver.__main__", "worker": "stratagem_worker.__main__"}
 
 
 def patience_for_restarts() -> Mapping[str, str]:
@@ -82,6 +83,7 @@ class ServerProcess(RestartableServer):
         *,
         show: Callable[[str], None] | None = None,
         on_end: Callable[[Process], None] | None = None,
+        start: Starter = start_program,
     ) -> None:
         """Start nothing yet.
 
@@ -89,11 +91,13 @@ class ServerProcess(RestartableServer):
             command: What to start.
             show: Called with every line of its log.
             on_end: Called from another thread whenever its process has ended.
+            start: Starts its process.
         """
         self._command = command
         self._ready_file = command.token_file.with_name(f"{command.name}.ready".replace(" ", "-"))
         self._show = show
         self._on_end = on_end
+        self._start = start
         self.process: Process | None = None
 
     @property
@@ -115,6 +119,7 @@ class ServerProcess(RestartableServer):
             environment={**import_path(), **self._command.environment},
             output=Transcript(self._show),
             on_end=self._on_end,
+            start=self._start,
         )
 
     def await_serving(self, timeout: float) -> str:

@@ -13,9 +13,12 @@ from typing import Protocol
 import cloudpickle
 
 from stratagem_deploy.clusters.call import Outcome, WorkerCall
+from stratagem_deploy.processes.forking.fork_server import prepare, start_forked
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import AbortedError, FailedPreconditionError, UnimplementedError
+
+_CALL = "stratagem_deploy.clusters.call"
 
 
 class Worker(Protocol):
@@ -90,6 +93,11 @@ class ProcessWorker:
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
 
+    @staticmethod
+    def prepare() -> None:
+        """Begin to load what the processes of all such workers have in common."""
+        prepare(_CALL, import_path())
+
     def make(self, call: WorkerCall) -> Outcome:
         file = self._directory / f"{self._name}-{next(self._numbers)}.call"
         file.write_bytes(call.to_bytes())
@@ -120,9 +128,11 @@ class ProcessWorker:
     def _try(self, call_file: Path) -> _Attempt:
         outcome_file = call_file.with_suffix(f".outcome-{next(self._numbers)}")
         files = [str(call_file), str(outcome_file)]
-        command = [sys.executable, "-m", "stratagem_deploy.clusters.call", *files]
+        command = [sys.executable, "-m", _CALL, *files]
         output = Transcript(self._show)
-        process = Process(self._name, command, environment=import_path(), output=output)
+        process = Process(
+            self._name, command, environment=import_path(), output=output, start=start_forked
+        )
         return _Attempt(call_file, outcome_file, process)
 
     def _is_final(self, attempt: _Attempt) -> bool:

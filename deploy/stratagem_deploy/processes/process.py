@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from stratagem_deploy.processes import tether
+from stratagem_deploy.processes.child import Start, Starter, start_program
 from stratagem_deploy.processes.transcript import Transcript
 
 _READ_BYTES = 65_536
 # Output of a process that has ended may be held open by a stranger it started.
 _OUTPUT_SECONDS = 1.0
-
-# The kernel's word "parent" means the thread that started a process. This one lives as long as the
-# interpreter, so that a short-lived thread may start a server.
-_starter = ThreadPoolExecutor(1, thread_name_prefix="stratagem-starter")
 
 
 def import_path() -> dict[str, str]:
@@ -55,7 +49,7 @@ class Process:
             apart.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent settings, most by name
         self,
         name: str,
         command: Sequence[str],
@@ -64,6 +58,7 @@ class Process:
         output: Transcript | None = None,
         errors: Transcript | None = None,
         on_end: Callable[[Process], None] | None = None,
+        start: Starter = start_program,
     ) -> None:
         """Start it.
 
@@ -74,6 +69,7 @@ class Process:
             output: Where its standard output goes.
             errors: Where its standard error goes, by default to `output` too.
             on_end: Called from another thread, once, when it has ended.
+            start: Starts it.
         """
         self.name = name
         self.output = output or Transcript()
@@ -81,16 +77,17 @@ class Process:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._on_end = on_end
+        self._exit_code: int | None = None
         pipes = {transcript: transcript.pipe() for transcript in self._transcripts}
-        environment = os.environ | (environment or {})
-        self._popen = _start(command, environment, pipes[self.output][1], pipes[self.errors][1])
-        self.pid = self._popen.pid
+        outputs = pipes[self.output][1], pipes[self.errors][1]
+        self._child = start(Start(command, os.environ | (environment or {}), *outputs))
+        self.pid = self._child.pid
         self._attend(pipes)
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs, then as `Popen.returncode`: negative for a signal."""
-        return self._popen.returncode if self._ended.is_set() else None
+        return self._exit_code if self._ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended, at most `timeout` seconds; say whether it has."""
@@ -103,7 +100,7 @@ class Process:
         reach its children too.
         """
         with self._lock, contextlib.suppress(ProcessLookupError):
-            if self._popen.returncode is None:
+            if self._exit_code is None:
                 (os.kill if signum == signal.SIGTERM else os.killpg)(self.pid, signum)
 
     def end(self, grace: float) -> None:
@@ -130,33 +127,16 @@ class Process:
 
     def _reap(self, pumps: Sequence[threading.Thread]) -> None:
         # Not reaped yet, its id still belongs to it, and so does its process group.
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._child.await_end()
         with self._lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-            self._popen.wait()
+            self._exit_code = self._child.reap()
         for pump in pumps:
             pump.join(_OUTPUT_SECONDS)
         self._ended.set()
         if self._on_end:
             self._on_end(self)
-
-
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
-) -> subprocess.Popen[bytes]:
-    tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
-    return _starter.submit(
-        subprocess.Popen,
-        [*tethered, *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        # Ctrl-C at the terminal comes to this process, which passes it on once.
-        start_new_session=True,
-    ).result()
 
 
 def _pump(reader: int, transcript: Transcript) -> None:

@@ -18,11 +18,16 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     parent, *program = sys.argv[1:]
+    if tied_to(int(parent)):
+        os.execv(program[0], program)
+
+
+def tied_to(parent: int) -> bool:
+    """Have the kernel end this process with its parent; return whether that still lives."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have died before the kernel was told to watch it.
-    if os.getppid() == int(parent):
-        os.execv(program[0], program)
+    return os.getppid() == parent
 
 
 if __name__ == "__main__":

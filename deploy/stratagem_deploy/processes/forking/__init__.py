@@ -1,0 +1,1 @@
+"""Starting processes by forking one that has loaded the modules of their program."""

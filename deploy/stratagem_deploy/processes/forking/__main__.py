@@ -1,0 +1,32 @@
+"""Loads the modules of a program, and forks a process whenever it is to run.
+
+Usage: python -m stratagem_deploy.processes.forking MODULE SOCKET
+
+MODULE has a function `main` without arguments. Orders come on the Unix socket whose descriptor is
+given.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import socket
+import sys
+
+from stratagem_deploy.processes.forking.forker import Forker
+
+
+def main() -> None:
+    """Load the modules and serve orders; in a process that was forked, run the program."""
+    module, descriptor = sys.argv[1:]
+    program = importlib.import_module(module)
+    # Where the garbage collector leaves no marks, processes go on to share the memory.
+    gc.freeze()
+    order = Forker(socket.socket(fileno=int(descriptor))).serve()
+    if order is not None:
+        sys.argv[:] = [module, *order.arguments]
+        program.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Starting a process by a fork of one that has loaded the modules of its program.
+
+To import torch takes about two seconds of a core, and a fork some milliseconds. What libraries read
+from the environment while they are loaded, they read in the process that is forked; so it is
+replaced when the environment changes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from weakref import finalize
+
+from stratagem_deploy.processes.child import Child, Start, start_program
+from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, tell
+from stratagem_deploy.processes.process import Process
+
+# Libraries do not read these while they are loaded, and they change from process to process.
+_READ_LATER = ("STRATAGEM_", "TF_CONFIG", "PYTEST_")
+_LOAD_SECONDS = 120.0
+# Elsewhere a fork is not safe once frameworks are loaded, or there is none.
+_CAN_FORK = sys.platform == "linux"
+
+
+class ForkServer:
+    """A process that forks others, all of which run one program."""
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start it; it loads the modules meanwhile.
+
+        Args:
+            module: The module of the program; it has a function `main` without arguments.
+            environment: All of its environment.
+        """
+        self._lock = threading.Lock()
+        self._orders, theirs = socket.socketpair()
+        finalize(self, self._orders.close)
+        with theirs:
+            descriptor = theirs.fileno()
+            command = [sys.executable, "-m", __package__, module, str(descriptor)]
+            start = partial(start_program, inherited=[descriptor])
+            self._process = Process(
+                f"fork server of {module}", command, environment=environment, start=start
+            )
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.exit_code is None
+
+    def fork(self, order: Order, output: int, errors: int) -> Child | None:
+        """Fork a process, once the modules are loaded; return None if the fork server has ended."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_LOAD_SECONDS)
+        try:
+            with theirs, self._lock:
+                order.send(self._orders, [output, errors, theirs.fileno()])
+            pid = heard(ours)
+        except OSError:
+            # It must not fork later what is started in another way now.
+            self._process.send(signal.SIGKILL)
+            pid = None
+        if pid is None:
+            ours.close()
+            return None
+        ours.settimeout(None)
+        return _Forked(pid, ours, self)
+
+
+class _Forked:
+    """A process that a fork server forked, and that ends with it."""
+
+    def __init__(self, pid: int, control: socket.socket, server: ForkServer) -> None:
+        self.pid = pid
+        self._control = control
+        # Without its last reference, the fork server ends.
+        self._server = server
+
+    def await_end(self) -> None:
+        with suppress(OSError):
+            heard(self._control)
+
+    def reap(self) -> int:
+        with self._control, suppress(OSError):
+            tell(self._control, ENDED)
+            code = heard(self._control)
+            if code is not None:
+                return code
+        return -signal.SIGKILL
+
+
+class _ForkServers:
+    """The fork servers of this process: for each program, that of the latest environment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._servers: dict[str, tuple[object, ForkServer]] = {}
+
+    def of(self, module: str, environment: Mapping[str, str]) -> ForkServer:
+        key = os.getpid(), _read_early(environment)
+        with self._lock:
+            known, server = self._servers.get(module, (None, None))
+            if server is None or known != key or not server.runs:
+                server = ForkServer(module, environment)
+                self._servers[module] = key, server
+            return server
+
+
+_servers = _ForkServers()
+
+
+def _read_early(environment: Mapping[str, str]) -> Mapping[str, str]:
+    return {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+
+
+def start_forked(start: Start) -> Child:
+    """Start `python -m MODULE` by a fork, or in the usual way where that cannot be.
+
+    The module has a function `main` without arguments, and calls it only if it is the program.
+    """
+    _, _, module, *arguments = start.command
+    if _CAN_FORK:
+        path = [folder or os.getcwd() for folder in sys.path]
+        order = Order(arguments, start.environment, os.getcwd(), path)
+        server = _servers.of(module, start.environment)
+        child = server.fork(order, start.output, start.errors)
+        if child:
+            return child
+    return start_program(start)
+
+
+def prepare(module: str, environment: Mapping[str, str]) -> None:
+    """Begin to load the modules of a program that `start_forked` is going to start.
+
+    Args:
+        module: The module of the program.
+        environment: What its environment has besides ours.
+    """
+    if _CAN_FORK:
+        _servers.of(module, os.environ | environment)

@@ -1,0 +1,118 @@
+"""The loop of a process that forks others."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy
+import torch
+
+from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, next_order, tell
+from stratagem_deploy.processes.tether import tied_to
+
+_IDLE_SECONDS = 60.0
+"""How long it waits for the next order when all that it forked have ended."""
+
+_SIGNALS = 4096
+
+
+class Forker:
+    """Forks a process for each order, and tells how each of them ended.
+
+    It has no threads that could hold a lock while it forks.
+    """
+
+    def __init__(self, orders: socket.socket) -> None:
+        """Serve no order yet; they come on a socket."""
+        self._orders = orders
+        self._children: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        for end in self._woken, self._waker:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._attend(orders, self._fork)
+        self._attend(self._woken, self._tell_ends)
+
+    def serve(self) -> Order | None:
+        """Fork until there are no more orders; in a process that was forked, return its order."""
+        while events := self._selector.select(None if self._children else _IDLE_SECONDS):
+            for key, _ in events:
+                order: Order | None = key.data()
+                if order is not None:
+                    return order
+        return None
+
+    def _attend(self, end: socket.socket, act: Callable[[], Order | None]) -> None:
+        self._selector.register(end, selectors.EVENT_READ, act)
+
+    def _fork(self) -> Order | None:
+        received = next_order(self._orders)
+        if received is None:
+            self._selector.unregister(self._orders)
+            return None
+        order, (output, errors, control) = received
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            self._leave()
+            os.close(control)
+            _become(order, parent, output, errors)
+            return order
+        os.close(output)
+        os.close(errors)
+        self._keep(pid, socket.socket(fileno=control))
+        return None
+
+    def _keep(self, pid: int, control: socket.socket) -> None:
+        self._children[pid] = control
+        self._attend(control, lambda: self._reap(pid))
+        with suppress(OSError):
+            tell(control, pid)
+
+    def _tell_ends(self) -> None:
+        self._woken.recv(_SIGNALS)
+        for pid, control in self._children.items():
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                with suppress(OSError):
+                    tell(control, ENDED)
+
+    def _reap(self, pid: int) -> None:
+        control = self._children.pop(pid)
+        self._selector.unregister(control)
+        with control, suppress(OSError):
+            if heard(control) is not None:
+                tell(control, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def _leave(self) -> None:
+        """Close, in a process that was forked, what it has of the one that forked it."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for end in self._orders, self._woken, self._waker, *self._children.values():
+            end.close()
+
+
+def _become(order: Order, parent: int, output: int, errors: int) -> None:
+    """Give a process that was just forked what its order says."""
+    if not tied_to(parent):
+        os._exit(1)
+    os.setsid()
+    for given, standard in (output, sys.stdout), (errors, sys.stderr):
+        os.dup2(given, standard.fileno())
+    for given in {output, errors}:
+        os.close(given)
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.path[:] = order.import_path
+    # Processes that were forked from one would draw the same numbers. Python sees to its own.
+    numpy.random.seed()
+    torch.default_generator.seed()
