@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator, RemoteValue
 from stratagem_deploy import LocalCluster
-from tests.deploy.processes.process_tree import descendants
+from tests.deploy.processes.process_tree import command, tasks
 from tests.waiting import eventually
 
 _SHAPE = (10, 10)
@@ -53,9 +52,9 @@ class Preemptions:
 
 def process_of(job: str, index: int) -> int:
     """The process of a task of the only local cluster of this process."""
-    program = {"ps": "stratagem_psserver", "worker": "stratagem_worker"}[job]
-    for pid in descendants(os.getpid()):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    program = {"ps": "stratagem_psserver.__main__", "worker": "stratagem_worker.__main__"}[job]
+    for pid in tasks(os.getpid()):
+        words = command(pid).split()
         if program in words and words[words.index("--task") + 1] == str(index):
             return pid
     raise AssertionError(f"there is no process of {job}:{index}")

@@ -28,7 +28,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
-from tests.deploy.processes.process_tree import descendants, is_alive
+from tests.deploy.processes.process_tree import is_alive, tasks
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -175,10 +175,10 @@ def test_what_a_worker_raises_comes_back_with_its_name_and_traceback(
 def test_the_first_failure_ends_the_other_worker_processes(
     processes: LocalCluster,
 ) -> None:
-    before = descendants(os.getpid())
+    before = tasks(os.getpid())
     with pytest.raises(ValueError, match="need not wait"):
         processes.run(hang_unless, 1)
-    eventually(lambda: descendants(os.getpid()) <= before)
+    eventually(lambda: tasks(os.getpid()) <= before)
 
 
 def test_a_worker_that_dies_is_named_with_its_last_words(
@@ -248,10 +248,10 @@ def test_nothing_is_left_behind(
     processes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    before = descendants(os.getpid())
+    before = tasks(os.getpid())
     with LocalCluster(ps=1, workers=1, processes=processes) as cluster:
         address = address_of(cluster, 0)
-        children = descendants(os.getpid()) - before
+        children = tasks(os.getpid()) - before
         assert len(children) == (2 if processes else 0)
         assert len(list(tmp_path.glob("stratagem-*"))) == (1 if processes else 0)
         assert cluster.run(process_id)
@@ -261,23 +261,23 @@ def test_nothing_is_left_behind(
 
 
 def test_a_block_that_fails_leaves_nothing_behind_either() -> None:
-    before = descendants(os.getpid())
+    before = tasks(os.getpid())
     with (
         pytest.raises(ZeroDivisionError),
         LocalCluster(ps=1, workers=1, processes=True),
     ):
         raise ZeroDivisionError
-    assert descendants(os.getpid()) <= before
+    assert tasks(os.getpid()) <= before
 
 
 def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:
-    before = descendants(os.getpid())
+    before = tasks(os.getpid())
     with (
         pytest.raises(UnavailableError, match=r"ps:0 at .* exit code 2(.|\n)*lease"),
         LocalCluster(ps=1, processes=True, lease_seconds=-1.0),
     ):
         pass
-    assert descendants(os.getpid()) <= before
+    assert tasks(os.getpid()) <= before
 
 
 def test_output_is_labelled_when_it_is_wanted(

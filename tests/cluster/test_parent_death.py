@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes.process_tree import descendants, is_alive, python
+from tests.deploy.processes.process_tree import descendants, is_alive, python, tasks
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -64,7 +64,8 @@ def test_no_process_and_no_file_outlives_it(
         eventually(at_work.exists)
         assert len(files_in(temporary)) == 1
         family = descendants(owner.pid)
-        assert len(family) == 3  # a server, a worker, and who removes their files
+        # A server, a worker, and who removes their files.
+        assert len(tasks(owner.pid)) == 3
         os.kill(owner.pid, signum)
     eventually(lambda: not any(map(is_alive, family)))
     eventually(lambda: not files_in(temporary))

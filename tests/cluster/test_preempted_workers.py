@@ -226,17 +226,14 @@ def test_results_outlive_the_workers(training: Training, preemptions: Preemption
 def test_servers_are_read_while_a_worker_is_away(
     training: Training, preemptions: Preemptions
 ) -> None:
-    preemption = threading.Thread(target=preemptions.restart, args=("worker",))
-    preemption.start()
-    rounds = 0
-    while preemption.is_alive():
+    preemptions.kill("worker")
+    for rounds in range(3):
         training.run_endlessly(1, workers=1)
         assert training.ended == rounds
         training.join()
-        rounds += 1
-        assert training.ended == training.begun == rounds
-    preemption.join()
-    assert rounds > 1
+        assert training.ended == training.begun == rounds + 1
+    preemptions.start("worker")
+    eventually(lambda: training.coordinator.workers == [0, 1])
 
 
 def test_a_worker_is_away_when_the_program_begins(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes.process_tree import descendants, python
+from tests.deploy.processes.process_tree import command, descendants, python
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -322,10 +322,3 @@ def everything_from(descriptor: int) -> str:
         pass
     os.close(descriptor)
     return seen.decode()
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except FileNotFoundError:
-        return ""

@@ -34,8 +34,12 @@ class LocalCluster(Cluster):
             losses = cluster.run(train)  # train(resolver), once per worker
 
     Servers listen on free ports of the loopback interface, behind a token made for this cluster.
-    Leaving the block, or the death of this process however it comes, ends all processes and removes
-    all files.
+    Leaving the block, or the death of this process however it comes, ends all tasks and removes all
+    files.
+
+    On Linux its processes are forks of processes that have loaded PyTorch before, one for servers
+    and one for workers, so that they start in a moment. These stay for a minute, for further
+    clusters. What forks share besides is the seed of `hash`.
     """
 
     def __init__(  # noqa: PLR0913 - independent settings, most by name

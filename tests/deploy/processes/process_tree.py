@@ -23,6 +23,19 @@ def descendants(pid: int) -> set[int]:
     return children.union(*map(descendants, children))
 
 
+def tasks(pid: int) -> set[int]:
+    """Those of the descendants that are no fork servers, which stay for further clusters."""
+    return {each for each in descendants(pid) if "processes.forking" not in command(each)}
+
+
+def command(pid: int) -> str:
+    """The command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def is_alive(pid: int) -> bool:
     """Whether it runs; a process that only waits to be reaped does not."""
     try:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import socket
 import sys
+
+from setproctitle import getproctitle, setproctitle
 
 from stratagem_deploy.processes.forking.forker import Forker
 
@@ -19,12 +22,15 @@ from stratagem_deploy.processes.forking.forker import Forker
 def main() -> None:
     """Load the modules and serve orders; in a process that was forked, run the program."""
     module, descriptor = sys.argv[1:]
+    # Once the environment has changed, the place for a longer title is not found any more.
+    getproctitle()
     program = importlib.import_module(module)
     # Where the garbage collector leaves no marks, processes go on to share the memory.
     gc.freeze()
     order = Forker(socket.socket(fileno=int(descriptor))).serve()
     if order is not None:
         sys.argv[:] = [module, *order.arguments]
+        setproctitle(shlex.join([sys.executable, "-m", *sys.argv]))
         program.main()
 
 
