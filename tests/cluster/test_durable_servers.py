@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 import stratagem
 from stratagem import Variable
 from tests.client.clusters import Cluster
+from tests.cluster.interventions import beside
 from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving
 
@@ -60,13 +60,11 @@ def test_a_program_goes_on_with_a_killed_server_and_is_not_warned(
 
         for _ in range(5):
             strategy.run(step)
-        killing = threading.Thread(target=servers.restart, args=(1,))
-        killing.start()
         steps = 5
-        while killing.is_alive():
-            strategy.run(step)
-            steps += 1
-        killing.join()
+        with beside(lambda: servers.restart(1)) as killing:
+            while killing.is_alive():
+                strategy.run(step)
+                steps += 1
         strategy.run(step)
         assert [float(one.numpy()) for one in counters] == [steps + 1.0] * 2
         assert "checkpoint" not in caplog.text

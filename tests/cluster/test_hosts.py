@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.client.hosts.training import (
     parameters_of_cores,
     plainly_trained,
 )
+from tests.cluster.interventions import beside
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -79,12 +79,10 @@ def test_training_goes_on_from_a_checkpoint_when_a_host_was_lost(
         eventually(begun.exists)
         cluster.kill("worker", 1)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
     endless = iter(strategy.experimental_distribute_dataset(_endless))
-    with pytest.raises(WorkerLostError, match=r"task:1.*restore the last checkpoint"):
+    lost = r"task:1.*restore the last checkpoint"
+    with beside(kill), pytest.raises(WorkerLostError, match=lost):
         run(step, endless, 10**6)
-    killer.join()
     cluster.restart("worker", 1)
     strategy.extended.connect()
     strategy.restore(tmp_path / "saved.safetensors")

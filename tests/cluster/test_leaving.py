@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 from stratagem_deploy import LocalCluster
+from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, python
 from tests.waiting import eventually
 
@@ -139,14 +139,12 @@ def test_a_worker_server_that_is_to_end_finishes_its_function_and_gives_back_the
         held = coordinator.schedule(hold, args=(str(gate),))
         eventually(Path(f"{gate}-held").exists)
         waits = coordinator.schedule(where)
-        stop = threading.Thread(target=cluster.stop, args=("worker", 0))
-        stop.start()
-        coordinator.add_worker(cluster.add_worker_server())
-        assert waits.fetch() == 1
-        assert stop.is_alive(), "the function still runs"
-        gate.touch()
-        assert held.fetch() == 0
-        stop.join()
+        with beside(lambda: cluster.stop("worker", 0)) as stop:
+            coordinator.add_worker(cluster.add_worker_server())
+            assert waits.fetch() == 1
+            assert stop.is_alive(), "the function still runs"
+            gate.touch()
+            assert held.fetch() == 0
         assert coordinator.schedule(where).fetch() == 1
         cluster.restart("worker", 0)
         eventually(lambda: coordinator.workers == [0, 1])

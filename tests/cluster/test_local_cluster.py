@@ -28,6 +28,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
+from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, tasks
 from tests.waiting import eventually
 
@@ -199,11 +200,9 @@ def test_a_killed_worker_fails_the_run(processes: LocalCluster, tmp_path: Path) 
         eventually(lambda: len(list(tmp_path.iterdir())) == 2)
         processes.kill("worker", 1)
 
-    fault = threading.Thread(target=kill)
-    fault.start()
-    with pytest.raises(AbortedError, match="worker:1 ended with signal SIGKILL"):
+    killed = "worker:1 ended with signal SIGKILL"
+    with beside(kill), pytest.raises(AbortedError, match=killed):
         processes.run(hang_the_first_time, tmp_path)
-    fault.join()
 
 
 def test_a_restarted_worker_begins_its_function_again(
@@ -214,10 +213,8 @@ def test_a_restarted_worker_begins_its_function_again(
         processes.restart("worker", 0)
         processes.restart("worker", 1)
 
-    fault = threading.Thread(target=restart)
-    fault.start()
-    assert processes.run(hang_the_first_time, tmp_path) == ["done", "done"]
-    fault.join()
+    with beside(restart):
+        assert processes.run(hang_the_first_time, tmp_path) == ["done", "done"]
 
 
 @pytest.mark.parametrize("ending", ["kill", "stop"])
@@ -321,13 +318,11 @@ def test_a_team_runs_one_function_at_a_time(threads: LocalCluster) -> None:
         inside.set()
         done.wait()
 
-    first = threading.Thread(target=threads.run, args=(wait,))
-    first.start()
-    inside.wait()
-    with pytest.raises(FailedPreconditionError, match="running a function already"):
-        threads.run(process_id)
-    done.set()
-    first.join()
+    with beside(lambda: threads.run(wait)):
+        inside.wait()
+        with pytest.raises(FailedPreconditionError, match="running a function already"):
+            threads.run(process_id)
+        done.set()
 
 
 @pytest.mark.parametrize(("ps", "workers"), [(0, 0), (-1, 2), (1, -1)])

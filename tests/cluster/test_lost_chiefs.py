@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +15,11 @@ from stratagem import DistributedOptimizer, MultiWorkerMirroredStrategy, Paramet
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import UnavailableError
+from tests.cluster.interventions import beside
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 STEPS, KILLS, WORKERS = 60, 3, 2
 
@@ -68,7 +68,7 @@ def kill_again_and_again(cluster: LocalCluster, folder: Path) -> Callable[[], No
     def kill() -> None:
         chance = random.Random(5)
         for number in range(1, KILLS + 1):
-            eventually(partial(has_taken, folder, number * STEPS // (KILLS + 2)), 400.0)
+            eventually(partial(has_taken, folder, number * STEPS // (KILLS + 2)), 100.0)
             time.sleep(chance.random() / 20)
             cluster.restart("worker", 0)
 
@@ -89,11 +89,11 @@ def test_a_chief_that_is_killed_is_replaced_by_its_restart_and_the_others_go_on(
 ) -> None:
     # It is known to be gone long before it is there again.
     monkeypatch.setenv("STRATAGEM_RECONNECT_SECONDS", "0.2")
-    with LocalCluster(ps=2, workers=WORKERS, processes=True) as cluster:
-        kills = threading.Thread(target=kill_again_and_again(cluster, tmp_path))
-        kills.start()
+    with (
+        LocalCluster(ps=2, workers=WORKERS, processes=True) as cluster,
+        beside(kill_again_and_again(cluster, tmp_path)),
+    ):
         results = cluster.run(train, tmp_path)
-        kills.join()
     assert results == [trained_alone()] * WORKERS
     assert (tmp_path / "starts-1").read_text() == "0\n", "the other worker began once"
     assert int((tmp_path / "starts-0").read_text()) >= STEPS // (KILLS + 2)
@@ -108,12 +108,10 @@ def meet(resolver: SimpleClusterResolver, folder: Path) -> None:
 
 def test_without_servers_the_others_end_and_name_the_chief(tmp_path: Path) -> None:
     def restart() -> None:
-        eventually(lambda: taken(tmp_path, 1) > 10, 400.0)
+        eventually(lambda: taken(tmp_path, 1) > 10, 100.0)
         cluster.restart("worker", 0)
 
     with LocalCluster(ps=0, workers=WORKERS, processes=True) as cluster:
-        kill = threading.Thread(target=restart)
-        kill.start()
-        with pytest.raises(UnavailableError, match="missing: /job:worker/replica:0/task:0"):
+        missing = "missing: /job:worker/replica:0/task:0"
+        with beside(restart), pytest.raises(UnavailableError, match=missing):
             cluster.run(meet, tmp_path)
-        kill.join()

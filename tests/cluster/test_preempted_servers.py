@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 from stratagem import PSUnavailableError, SessionLostError
 from stratagem_deploy import LocalCluster
+from tests.cluster.interventions import beside
 from tests.cluster.preemption import (
     Preemptions,
     Training,
@@ -115,10 +116,7 @@ def test_a_server_and_a_worker_are_lost_together(
     training: Training, preemptions: Preemptions
 ) -> None:
     training.run_endlessly(10)
-    losses = [threading.Thread(target=preemptions.restart, args=(job,)) for job in ("worker", "ps")]
-    for loss in losses:
-        loss.start()
-    with pytest.raises(SessionLostError, match=r"/job:ps/task:0.*was restarted"):
+    worker, server = (partial(preemptions.restart, job) for job in ("worker", "ps"))
+    lost = r"/job:ps/task:0.*was restarted"
+    with beside(worker), beside(server), pytest.raises(SessionLostError, match=lost):
         training.coordinator.join()
-    for loss in losses:
-        loss.join()

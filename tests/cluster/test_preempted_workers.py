@@ -17,6 +17,7 @@ from stratagem import CancelledError, ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import AbortedError, WorkerLostError
+from tests.cluster.interventions import beside
 from tests.cluster.preemption import (
     Preemptions,
     Training,
@@ -176,14 +177,12 @@ def test_a_worker_is_lost_when_a_function_has_failed(
 def test_a_worker_is_lost_while_datasets_are_made(
     training: Training, preemptions: Preemptions, use_function: bool
 ) -> None:
-    preemption = threading.Thread(target=preemptions.restart, args=("worker",))
-    preemption.start()
-    for _ in range(2):
+    with beside(lambda: preemptions.restart("worker")):
+        for _ in range(2):
+            training.schedule(3)
+            training.rebuild_iterators(use_function)
         training.schedule(3)
-        training.rebuild_iterators(use_function)
-    training.schedule(3)
-    training.join()
-    preemption.join()
+        training.join()
     assert training.ended == training.begun == 9
 
 
@@ -240,14 +239,14 @@ def test_a_worker_is_away_when_the_program_begins(
     cluster: LocalCluster, preemptions: Preemptions
 ) -> None:
     preemptions.kill("worker")
-    preemption = threading.Thread(target=preemptions.start, args=("worker",))
-    preemption.start()
-    with ParameterServerStrategy(cluster.cluster_resolver) as strategy:
+    with (
+        beside(lambda: preemptions.start("worker")),
+        ParameterServerStrategy(cluster.cluster_resolver) as strategy,
+    ):
         training = Training(strategy)
         training.schedule(4)
         training.join()
         assert training.ended == training.begun == 4
-        preemption.join()
         eventually(lambda: training.coordinator.workers == [0, 1])
 
 

@@ -7,6 +7,8 @@ other; NCCL those on GPUs. The groups are independent of the program's own
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -21,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from stratagem._core.waiting import Wait
+from stratagem._multi_worker.lifelines import Lifelines, Messages
 from stratagem._multi_worker.meeting import Meeting
 from stratagem._multi_worker.place import WorkerPlace
 from stratagem._multi_worker.presence import Presence
@@ -47,7 +50,7 @@ _SUMMABLE = {
 }
 
 
-class ProcessGroup(Protocol):
+class ProcessGroup(Messages, Protocol):
     """The methods of torch's process groups that are used."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work:
@@ -93,12 +96,17 @@ Told: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Returns a context in which people see that this worker waits for others, for a turn already."""
 
 
-def wait(work: distributed.Work, device: torch.device, told: Told) -> None:
+Look: TypeAlias = Callable[[float], None]
+"""Raises RuntimeError if what this worker has waited for, so many seconds, cannot happen."""
+
+
+def wait(work: distributed.Work, device: torch.device, told: Told, look: Look) -> None:
     """Wait for an operation; on a GPU, only until it is queued there."""
+    began = time.monotonic()
     if device.type == "cpu" and not _ends_soon(work):
         with told():
             while not _ends_soon(work):
-                pass
+                look(time.monotonic() - began)
     work.wait()
 
 
@@ -131,7 +139,13 @@ class Links:
         self._groups: dict[str, ProcessGroup] = {}
         # The groups' threads have to end before the interpreter does.
         finalize(self, self._groups.clear)
-        self._group_for(torch.device("cpu"))
+        self._lifelines = self._carried_out(self._new_lifelines)
+        # This comes before what is above.
+        finalize(self, self._lifelines.leave)
+
+    def _new_lifelines(self) -> Lifelines:
+        others = [rank for rank in range(self._place.size) if rank != self._place.rank]
+        return Lifelines(self._group_for(torch.device("cpu")), others)
 
     def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[torch.Tensor]:
         """Carry out `WorkerGroup.sums`."""
@@ -195,7 +209,21 @@ class Links:
         self, device: torch.device, start: Callable[[ProcessGroup], distributed.Work]
     ) -> None:
         group = self._group_for(device)
-        self._carried_out(lambda: wait(start(group), device, self._told))
+        self._carried_out(lambda: self._wait(group, start(group), device))
+        self._lifelines.last_operation = self._operations
+
+    def _wait(self, group: ProcessGroup, work: distributed.Work, device: torch.device) -> None:
+        try:
+            wait(work, device, self._told, self._look)
+        except BaseException:
+            # A thread of the group may wait in the operation until its time is over, and whoever
+            # removes the group would wait for that thread, at the latest when the program ends.
+            if device.type == "cpu" and not work.is_completed():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            raise
+
+    def _look(self, waited: float) -> None:
+        self._lifelines.look(self._operations, waited)
 
     def _told(self) -> AbstractContextManager[None]:
         return self._presence.waiting(self._operations, _TURN.total_seconds())
