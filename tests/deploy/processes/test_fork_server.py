@@ -91,7 +91,7 @@ def test_a_fork_server_that_was_killed_is_replaced() -> None:
     os.kill(killed, signal.SIGKILL)
     assert sleeper.wait(60)
     assert sleeper.exit_code == -signal.SIGKILL
-    assert not is_alive(sleeper.pid)
+    eventually(lambda: not is_alive(sleeper.pid))
     assert facts()["parent"] != killed
 
 

@@ -30,7 +30,8 @@ def main() -> None:
     order = Forker(socket.socket(fileno=int(descriptor))).serve()
     if order is not None:
         sys.argv[:] = [module, *order.arguments]
-        setproctitle(shlex.join([sys.executable, "-m", *sys.argv]))
+        sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]
+        setproctitle(shlex.join(sys.orig_argv))
         program.main()
 
 
