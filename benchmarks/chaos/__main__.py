@@ -44,7 +44,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = FOLDER,
 ) -> None:
-    """Train the demo on servers with backups, while processes are killed, suspended and cut off.
+    """Train the demo on servers with backups, while processes are drained, killed or cut off.
 
     Exit code: 0 when nothing was lost, repeated or left out, and the error is that of a training
     without faults; 1 when it is not so; 3 when the training did not come to its end.

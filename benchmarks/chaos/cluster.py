@@ -24,6 +24,8 @@ SERVERS = WORKERS = 2
 
 # Processes load PyTorch, on a machine that may be busy.
 START_SECONDS = 300.0
+# The longest time that a process takes to end in order, before it is killed.
+DRAIN_SECONDS = 120.0
 _VERIFY_SECONDS = 2.0
 
 
@@ -60,6 +62,10 @@ class Coordinator:
         """End it by SIGKILL."""
         self._is_down = True
         self.send(signal.SIGKILL)
+        self.await_end()
+
+    def await_end(self) -> None:
+        """Wait until its process has ended."""
         self._process.wait()
 
     def start(self) -> None:

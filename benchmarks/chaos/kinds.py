@@ -76,6 +76,17 @@ def kill(victim: Victim, chance: random.Random) -> Repair:
     return lambda is_over: victim.revive()
 
 
+def drain(victim: Victim, chance: random.Random) -> Repair:
+    """End a process by SIGTERM: what it has goes to others; it is started again afterwards."""
+    victim.send(signal.SIGTERM)
+
+    def repair(is_over: threading.Event) -> None:
+        victim.await_end()
+        victim.revive()
+
+    return repair
+
+
 def suspend(victim: Victim, chance: random.Random) -> Repair:
     """Suspend a process for a while."""
     seconds = _some_seconds(chance)
@@ -119,6 +130,8 @@ def kinds_of(cluster: Cluster, steps: Callable[[], int]) -> list[Kind]:
     roles.append(Coordinator(cluster, steps))
     ways = (("killed", kill), ("suspended", suspend))
     kinds: list[Kind] = [Hurting(role, *way) for role, way in product(roles, ways)]
+    # The coordinator has nothing that others could take over while it ends.
+    kinds += [Hurting(role, "drained", drain) for role in roles[:-1]]
     called = roles if cluster.hosts.can_cut("chief-0") else roles[:-1]
     kinds += [Hurting(role, "cut off", cutting(cluster.hosts)) for role in called]
     return kinds

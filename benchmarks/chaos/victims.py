@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.chaos.cluster import START_SECONDS, Cluster
+from benchmarks.chaos.cluster import DRAIN_SECONDS, START_SECONDS, Cluster
 from benchmarks.takeovers.replicas import Replicas
 from stratagem_deploy.clusters.server_process import ServerProcess
 
@@ -24,6 +24,7 @@ class Victim:
         host: Where it runs.
         send: Sends it a signal.
         kill: Ends it by SIGKILL.
+        await_end: Waits until it has ended.
         revive: Starts it again, and waits until it is well.
     """
 
@@ -31,6 +32,7 @@ class Victim:
     host: str
     send: Callable[[int], None]
     kill: Callable[[], None]
+    await_end: Callable[[], None]
     revive: Callable[[], None]
 
 
@@ -133,7 +135,9 @@ class Coordinator:
             while self._steps() == before and coordinator.runs and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
 
-        return Victim("coordinator", "chief-0", coordinator.send, coordinator.kill, revive)
+        name, host = "coordinator", "chief-0"
+        ends = coordinator.kill, coordinator.await_end
+        return Victim(name, host, coordinator.send, *ends, revive)
 
 
 def _victim(process: ServerProcess, host: str, revive: Callable[[], None]) -> Victim:
@@ -141,4 +145,8 @@ def _victim(process: ServerProcess, host: str, revive: Callable[[], None]) -> Vi
         if process.process is not None:
             process.process.send(signum)
 
-    return Victim(process.name, host, send, process.kill, revive)
+    def await_end() -> None:
+        if process.process is not None and not process.process.wait(DRAIN_SECONDS):
+            process.kill()
+
+    return Victim(process.name, host, send, process.kill, await_end, revive)
