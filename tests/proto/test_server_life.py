@@ -78,6 +78,18 @@ def health_of(server: ParameterServer) -> int:
         return status
 
 
+def test_a_proxy_for_the_web_does_not_lead_to_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+        ParameterServer(ServerSettings()) as server,
+    ):
+        for name in "http_proxy", "https_proxy", "grpc_proxy":
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("no_grpc_proxy", raising=False)
+        assert health_of(server) == SERVING
+
+
 @pytest.mark.cluster
 def test_a_server_whose_loop_is_stuck_does_not_say_that_it_serves() -> None:
     going_on = threading.Event()

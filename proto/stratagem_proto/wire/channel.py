@@ -45,6 +45,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
     # Responses are read in the calling thread, and not handed over by another one.
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+    # A proxy for the web does not lead to the cluster, and would see all that is sent.
+    ("grpc.enable_http_proxy", 0),
     # Channels of one process to one server have connections of their own, so that closing one does
     # not close the others.
     ("grpc.use_local_subchannel_pool", 1),
