@@ -204,7 +204,8 @@ class ParameterServer(RpcServer):
         await self._service.saves.close()
         if self._persistence is not None:
             await self._persistence.close()
-        self._state.compute.close()
+        # A thread may still load an image, and others of the process need the loop.
+        await asyncio.get_running_loop().run_in_executor(None, self._state.compute.close)
 
 
 def persistence_of(state: ServerState) -> Persistence | Snapshots | None:

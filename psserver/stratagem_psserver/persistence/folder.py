@@ -94,6 +94,15 @@ class StateFolder:
         """The folder of images."""
         return self.path / _IMAGES
 
+    def sync_image(self) -> None:
+        """Bring to disk the files of an image that were only written, with their names."""
+        for path in (self.images, *self.images.rglob("*")):
+            if path.is_dir():
+                sync_folder(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+
     def segments(self, needed: int = 1) -> list[Path]:
         """Return the segments that have records from a position on, in their order.
 

@@ -113,18 +113,32 @@ class Image:
         needed: int = min([self.position + 1, *self.exact["records"]])
         return needed
 
-    def restore(self, state: ServerState) -> None:
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its files."""
+        return sum(file.nbytes for file in self.checkpoint.index.files.values())
+
+    async def restore(self, state: ServerState) -> None:
         """Restore the state of an empty server, but for the steps that are not complete.
+
+        Nobody may use the state before this returns. If it is cancelled, the state is of no use.
 
         Raises:
             DataLossError: The image is damaged.
         """
+        # Servers of other tasks may be on the event loop.
+        await state.compute.run(partial(self._restore_variables, state), self.nbytes)
+        self._restore_facts(state)
+
+    def _restore_variables(self, state: ServerState) -> None:
         part = part_name(state.settings.task)
         resume_variables(state, self.checkpoint, part, has_all=False)
         for entry in self.checkpoint.index.tensors.values():
             if variable := state.store.find(entry.name):
                 variable.version = entry.version
         state.store.first_version = self.exact["first_version"]
+
+    def _restore_facts(self, state: ServerState) -> None:
         resume_facts(state, self.facts)
         for session_id in map(bytes.fromhex, self.exact["open"]):
             session = state.ledger.known(session_id)

@@ -143,6 +143,14 @@ class Persistence:
         """
         return self._log_behind(self._needed - 1)
 
+    async def sync_copy(self, image: Image) -> None:
+        """Return once an image that another server has sent is on disk.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        await self._state.compute.run(self._folder.sync_image, image.nbytes)
+
     def _log_behind(self, position: int) -> Log:
         log = self._log = Log(self._writer, self._disk, self._label, position)
         log.on_leap = self._begin_image

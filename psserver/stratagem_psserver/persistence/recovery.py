@@ -33,7 +33,7 @@ class Recovery:
 
     async def __aenter__(self) -> Self:
         if self._image is not None:
-            self._image.restore(self._state)
+            await self._image.restore(self._state)
             self._state.changes.replayed = self._image.position
         await self._replay.__aenter__()
         if not self._needed:

@@ -68,7 +68,7 @@ class Snapshots:
         """
         if self._image is not None:
             if self._is_exact:
-                self._image.restore(self._state)
+                await self._image.restore(self._state)
                 self._state.ledger.renew_all(self._state.clock())
             else:
                 resume_as_another_run(self._state, self._image.checkpoint, has_all=False)

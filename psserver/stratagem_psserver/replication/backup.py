@@ -26,7 +26,6 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.environment import Clock
-from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.replication.backup_link import reason_of
 from stratagem_psserver.replication.batches import BatchAssembler
 from stratagem_psserver.replication.channel import Dialled, Peers
@@ -108,14 +107,15 @@ class Backup:
         """Follow the primary of a view until it is silent or one of the two ends it."""
         call = self._peers.call(view.primary.address)
         self._has_image = self.may_lead = False
+        self._assembler = BatchAssembler()
         try:
             await self._parts.run(self._converse(call, view), self._watch())
         except (StratagemError, OSError) as error:
             self.note(reason_of(error))
             self.is_refused = isinstance(error, _REFUSALS)
         finally:
+            self._drop_unloaded()
             await call.close()
-            self._drop_incoming()
 
     async def _converse(self, call: Call, view: View) -> None:
         # Until a host that is gone, or a name, is found to lead nowhere, this may take long.
@@ -132,7 +132,7 @@ class Backup:
                 case "image":
                     self._begin_image()
                 case "piece":
-                    await self._add_piece(message.piece)
+                    self._add_piece(message.piece)
                 case "batch":
                     self._add_batch(message.batch)
                 case "handed_over":
@@ -140,30 +140,32 @@ class Backup:
                     return
 
     async def _tell(self, call: Call) -> None:
-        """Acknowledge records as soon as they are where they have to be."""
+        """Acknowledge records as soon as they are where they have to be, behind a loaded image."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             standby = self.standby
             if standby is None:
                 continue
-            try:
-                await standby.kept(standby.position)
-            except UnavailableError:
-                if standby is self.standby:
-                    raise
-            else:
-                await self._acknowledge(call)
+            await standby.ready()
+            if standby is self.standby:
+                standby.require_sound()
+                self._drop_incoming()
+                await self._acknowledge_kept(call, standby)
+
+    async def _acknowledge_kept(self, call: Call, standby: Standby) -> None:
+        try:
+            await standby.kept(standby.position)
+        except UnavailableError:
+            if standby is self.standby:
+                raise
+        else:
+            await self._acknowledge(call)
 
     async def _watch(self) -> None:
         began, patience = self._clock(), self._settings.failover_seconds
         while (left := max(self.heard, began) + patience - self._clock()) > 0:
-            until = self._clock() + left
             await asyncio.sleep(left)
-            # If this process stood still itself, what the primary has sent meanwhile is not read
-            # yet: an image of a large table takes it seconds.
-            if self._clock() >= until + patience / 8:
-                began = self._clock()
         raise UnavailableError("the primary is silent")
 
     def note(self, trouble: str) -> None:
@@ -184,21 +186,20 @@ class Backup:
         self.discard()
         self._incoming = IncomingImage(self._disk.clear() if self._disk else None)
 
-    async def _add_piece(self, piece: ImagePiece) -> None:
+    def _add_piece(self, piece: ImagePiece) -> None:
         incoming = self._incoming
         if incoming is None:
             return
         incoming.add(piece)
         if piece.is_last:
-            await self._begin_standby(incoming.read(self._settings.task))
-            self._drop_incoming()
+            self._begin_standby(incoming)
             self._has_image, self._is_noted = True, False
             self._arrived.set()
 
-    async def _begin_standby(self, image: Image) -> None:
-        state = self._fresh_state()
+    def _begin_standby(self, incoming: IncomingImage) -> None:
+        """Load an image all of which has come; records behind it come meanwhile."""
+        image, state = incoming.read(self._settings.task), self._fresh_state()
         self.standby = Standby(state, image, self._disk.begin(state) if self._disk else None)
-        await self.standby.begin()
 
     def _add_batch(self, piece: BatchPiece) -> None:
         arrivals = self._assembler.add(piece)
@@ -228,10 +229,19 @@ class Backup:
             self._disk.belong(self._introduction.replica)
         self._is_noted = True
 
+    def _drop_unloaded(self) -> None:
+        """Drop what has come of an image, if it is not loaded."""
+        if self.standby is not None and not self.standby.is_loaded:
+            # Nothing was acknowledged of it.
+            self.discard()
+            if self._disk is not None:
+                self._disk.give_up()
+        self._drop_incoming()
+
     def _drop_incoming(self) -> None:
         if self._incoming is not None:
             self._incoming.close()
-        self._incoming, self._assembler = None, BatchAssembler()
+        self._incoming = None
 
     def withdraw(self) -> None:
         """Follow no more; keep the state, for the primary may have asked for a view with it."""

@@ -25,6 +25,7 @@ from stratagem_psserver.replication.batches import batch_messages, image_message
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.lease import Lease
 from stratagem_psserver.replication.together import Together
+from stratagem_psserver.replication.window import Window
 
 # No more records are applied while so many bytes wait to be sent.
 _MOST_BYTES = 256 << 20
@@ -73,7 +74,7 @@ class BackupLink:
         self._seconds, self._clock = seconds, clock
         self._on_progress = on_progress
         self._queue: deque[tuple[int, Entry]] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes, self._window = 0, Window()
         self._filled = asyncio.Event()
         # Beacons go between the pieces of what takes long.
         self._sending = asyncio.Lock()
@@ -123,12 +124,15 @@ class BackupLink:
             await self._send(FollowResponse(handed_over=view))
 
     async def send_records(self) -> None:
-        """Send records as they come, for ever."""
+        """Send records as they come and the backup has room for them, for ever."""
         while True:
             await self._filled.wait()
             self._filled.clear()
-            while self._queue:
-                await self._send_batch(*self._next_batch())
+            while self._queue and self._window.is_open:
+                first, entries = self._next_batch()
+                nbytes = sum(entry.nbytes for entry in entries)
+                self._window.send(first + len(entries) - 1, nbytes)
+                await self._send_batch(first, entries)
                 self._on_progress()
 
     def _next_batch(self) -> tuple[int, list[Entry]]:
@@ -165,12 +169,18 @@ class BackupLink:
         while True:
             told = (await self._channel.receive()).acknowledgement
             if told.HasField("position"):
-                self.acknowledged = max(self.acknowledged, told.position)
+                self._acknowledge(told.position)
             self.lease.acknowledge(told.beacon)
             if told.HasField("digest"):
                 self._digest = told.digest
                 self._digested.set()
             self._on_progress()
+
+    def _acknowledge(self, position: int) -> None:
+        self.acknowledged = max(self.acknowledged, position)
+        self._window.acknowledge(position)
+        if self._queue:
+            self._filled.set()
 
     async def digests_at(self, position: int) -> Mapping[str, bytes] | None:
         """Wait for the digests of the backup's state at a mark; None if the call ends before."""

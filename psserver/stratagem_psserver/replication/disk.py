@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from stratagem_proto.checkpoint.blocks import sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.folder import StateFolder
@@ -53,10 +51,14 @@ class ReplicaDisk:
         self.log = self._persistence.log
         return self._persistence.log.position
 
-    def clear(self) -> Path:
-        """Remove the state, and return the folder for the files of an image."""
+    def give_up(self) -> None:
+        """Write nothing more of the state, which nobody relies on."""
         self._persistence.stop()
         self.log = self.retained = None
+
+    def clear(self) -> Path:
+        """Remove the state, and return the folder for the files of an image."""
+        self.give_up()
         self._folder.clear()
         return self._folder.images
 
@@ -65,7 +67,6 @@ class ReplicaDisk:
 
         First come those that the image lacks, with marks in the places of others.
         """
-        _sync(self._folder.images)
         self._persistence = Persistence(state, self._folder)
         self.log = self._persistence.begin_copy()
         return self._persistence
@@ -88,13 +89,3 @@ class ReplicaDisk:
     def release(self) -> None:
         """Release the folder as it is; a repetition does nothing."""
         self._persistence.release()
-
-
-def _sync(folder: Path) -> None:
-    """Bring files to disk that were written, with their names."""
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

@@ -81,6 +81,7 @@ class Standby:
         applied: The position of the last one that is applied.
         digest: The digest of the state at the last mark; None before there is one.
         retained: The records that an image of the state may lack.
+        is_loaded: Whether the state is that of the image, and of records behind it.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
@@ -92,29 +93,26 @@ class Standby:
         state.incarnation = bytes.fromhex(image.exact["incarnation"])
         self._records: deque[Arrival | None] = deque()
         self._nbytes = 0
-        self._filled = asyncio.Event()
+        self._filled, self._progressed = asyncio.Event(), asyncio.Event()
         self.digest: StateDigest | None = None
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()
+        self.is_loaded = False
         self._applying = asyncio.ensure_future(self._apply(image))
+        self._applying.add_done_callback(lambda _: self._progressed.set())
 
-    async def begin(self) -> None:
-        """Wait until the image is applied.
-
-        Raises:
-            DataLossError: It is damaged.
-        """
-        begun = asyncio.ensure_future(self._begun.wait())
-        await asyncio.wait([begun, self._applying], return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        self.require_sound()
+    async def ready(self) -> None:
+        """Wait until the image is loaded and there is room, or nothing is applied any more."""
+        while not ((self.is_loaded and self.has_room) or self._applying.done()):
+            self._progressed.clear()
+            await self._progressed.wait()
 
     def require_sound(self) -> None:
-        """Check that all records so far had the effect that they had on the primary.
+        """Check that the image could be loaded, and what records so far had for an effect.
 
         Raises:
-            DataLossError: One had not.
+            DataLossError: The image is damaged, or a record had not the effect that it had on the
+                primary.
         """
         if self._applying.done():
             self._applying.result()
@@ -158,8 +156,9 @@ class Standby:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all has come that the image lacks, and is on disk if it is to be."""
-        return not self._lacking and self.kept_position >= self._image_position
+        """Whether the image is loaded, and what it lacks has come, to disk if it is to be there."""
+        has_come = not self._lacking and self.kept_position >= self._image_position
+        return self.is_loaded and has_come
 
     async def finish(self) -> None:
         """Apply all records that have come; then the state may be used.
@@ -177,7 +176,10 @@ class Standby:
 
     async def _apply(self, image: Image) -> None:
         async with Recovery(self.state, image, self.retained) as recovery:
-            self._begun.set()
+            if self._disk is not None:
+                await self._disk.sync_copy(image)
+            self.is_loaded = True
+            self._progressed.set()
             while True:
                 await self._filled.wait()
                 self._filled.clear()
@@ -187,6 +189,7 @@ class Standby:
                         return
                     await recovery.add(arrival.record)
                     self._nbytes -= arrival.entry.nbytes
+                    self._progressed.set()
                     self.applied = max(self.applied, arrival.record.position)
                     if arrival.record.message.mark:
                         await self._begin_digest(arrival.record.position)

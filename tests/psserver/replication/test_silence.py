@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
@@ -15,12 +14,10 @@ import torch
 from google.protobuf.message import Message
 
 from stratagem_deploy.processes.addresses import ReservedAddress
-from stratagem_proto.errors import UnavailableError
-from stratagem_proto.v1.replication_pb2 import Introduction, Standing
+from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.lease import Lease
 from stratagem_psserver.replication.primary import Primary
-from stratagem_psserver.settings import ServerSettings
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import Pair, pair, report_of, standing_of
 from tests.relays import Relay
@@ -46,23 +43,6 @@ def test_it_goes_on_once_all_beacons_have_come_back_late() -> None:
     lease.acknowledge(late)
     assert not lease.is_valid(5.0)
     assert lease.may_send(5.0)
-
-
-def test_a_backup_that_stood_still_itself_listens_before_it_takes_its_primary_for_silent() -> None:
-    settings = ServerSettings(failover_seconds=0.4)
-    backup = Backup(Introduction(), settings, NotImplemented, NotImplemented, None, time.monotonic)
-
-    async def stand_still() -> None:
-        watching = asyncio.ensure_future(backup._watch())
-        await asyncio.sleep(0)
-        time.sleep(2 * settings.failover_seconds)
-        for _ in range(5):  # turns of the loop, in which it wakes up
-            await asyncio.sleep(0)
-        assert not watching.done()
-        with pytest.raises(UnavailableError, match="the primary is silent"):
-            await watching
-
-    asyncio.run(stand_still())
 
 
 @pytest.fixture
