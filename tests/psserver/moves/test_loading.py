@@ -34,6 +34,16 @@ def moving(
         yield held, move
 
 
+@contextmanager
+def served(folder: Path, durability: str) -> Iterator[tuple[MovableServers, RawClient]]:
+    """Starts two servers, and opens a session at the first one."""
+    with (
+        movable(folder, durability=durability) as cluster,
+        client_at(cluster.servers[0].address) as client,
+    ):
+        yield cluster, client
+
+
 def stepped(client: RawClient) -> list[float]:
     """Take a step, and return the values after it."""
     client.update(sgd(), {"w": torch.full((5,), -1.0)})
@@ -44,12 +54,13 @@ def stepped(client: RawClient) -> list[float]:
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_it_answers_clients_of_its_own_task(tmp_path: Path, durability: str) -> None:
     with movable(tmp_path, durability=durability) as cluster:
-        with client_at(cluster.servers[1].address) as other:
-            other.create(w=torch.zeros(5))
-            with client_at(cluster.servers[0].address) as client, moving(cluster, client) as (_, move):
+        home, other = (cluster.servers[number].address for number in range(2))
+        with client_at(home) as client, client_at(other) as its:
+            its.create(w=torch.zeros(5))
+            with moving(cluster, client) as (_, move):
                 for step in range(1, 4):
-                    assert stepped(other) == [step] * 5
-                other.heartbeat()
+                    assert stepped(its) == [step] * 5
+                its.heartbeat()
                 assert cluster.tasks(1) == [1]
                 assert not move.done()
         assert move.result().primary.index == 1
@@ -57,43 +68,40 @@ def test_it_answers_clients_of_its_own_task(tmp_path: Path, durability: str) -> 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_steps_that_are_taken_meanwhile_come_along(tmp_path: Path, durability: str) -> None:
-    with movable(tmp_path, durability=durability) as cluster:
-        with client_at(cluster.servers[0].address) as client:
-            with moving(cluster, client) as (_, move):
-                for step in range(1, 4):
-                    assert stepped(client) == [step] * 5
-                assert cluster.tasks(0) == [0]
-            with client_at(move.result().primary.address, client) as again:
-                assert stepped(again) == [4.0] * 5
+    with served(tmp_path, durability) as (cluster, client):
+        with moving(cluster, client) as (_, move):
+            for step in range(1, 4):
+                assert stepped(client) == [step] * 5
+            assert cluster.tasks(0) == [0]
+        with client_at(move.result().primary.address, client) as again:
+            assert stepped(again) == [4.0] * 5
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_move_that_takes_too_long_is_given_up_meanwhile(tmp_path: Path, durability: str) -> None:
-    with movable(tmp_path, durability=durability) as cluster:
-        with client_at(cluster.servers[0].address) as client:
-            with moving(cluster, client, seconds=0.5) as (_, move):
-                with pytest.raises(DeadlineExceededError):
-                    move.result()
-                assert stepped(client) == [1.0] * 5
-            view = cluster.move(0, 1)
-            with client_at(view.primary.address, client) as again:
-                assert stepped(again) == [2.0] * 5
+    with served(tmp_path, durability) as (cluster, client):
+        with moving(cluster, client, seconds=0.5) as (_, move):
+            with pytest.raises(DeadlineExceededError):
+                move.result()
+            assert stepped(client) == [1.0] * 5
+        view = cluster.move(0, 1)
+        with client_at(view.primary.address, client) as again:
+            assert stepped(again) == [2.0] * 5
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_server_that_is_stopped_meanwhile_leaves_the_task(
     tmp_path: Path, durability: str
 ) -> None:
-    with movable(tmp_path, durability=durability) as cluster:
-        with client_at(cluster.servers[0].address) as client:
-            with moving(cluster, client) as (held, _), ThreadPoolExecutor(1) as threads:
-                stopping = threads.submit(cluster.servers[1].stop, 0)
-                eventually(lambda: not has_follower(cluster))
-                held.release()
-                stopping.result()
-            assert stepped(client) == [1.0] * 5
-            cluster.start(1)
-            assert cluster.move(0, 1).primary.index == 1
+    with served(tmp_path, durability) as (cluster, client):
+        with moving(cluster, client) as (held, _), ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(cluster.servers[1].stop, 0)
+            eventually(lambda: not has_follower(cluster))
+            held.release()
+            stopping.result()
+        assert stepped(client) == [1.0] * 5
+        cluster.start(1)
+        assert cluster.move(0, 1).primary.index == 1
 
 
 def has_follower(cluster: MovableServers) -> bool:

@@ -9,8 +9,8 @@ import torch
 
 from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_psserver.replication.standby import Standby
-from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.replication.window import Window
+from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.held_images import held_images
 from tests.psserver.replication.pairs import (
@@ -51,12 +51,9 @@ def loading(backup: ParameterServer) -> Standby:
     return standby
 
 
-@pytest.mark.parametrize("durability", ["none", "log"])
-def test_records_that_come_meanwhile_wait_in_bounded_memory(
-    tmp_path: Path, durability: str
-) -> None:
+def test_records_that_come_meanwhile_wait_in_bounded_memory(tmp_path: Path) -> None:
     elements = 4 * MIB // 4
-    with pair(tmp_path, durability=durability) as both:
+    with pair(tmp_path) as both:
         primary, backup = both.await_backup()
         with client_of(primary) as client:
             client.create(w=torch.zeros(elements))
