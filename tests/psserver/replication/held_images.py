@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from stratagem_psserver.persistence import images
 
-_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS = 20.0
 
 
 class HeldImages:
@@ -18,16 +18,18 @@ class HeldImages:
 
     Attributes:
         are_loading: Set once somebody loads one.
+        is_overdue: Whether it was not released before others had to wait for too long.
     """
 
     def __init__(self) -> None:
         self.are_loading, self._released = threading.Event(), threading.Event()
+        self.is_overdue = False
         self._resume = images.resume_variables
 
     def resume(self, *arguments: Any, **others: Any) -> None:
         """Load the variables of an image once this is released."""
         self.are_loading.set()
-        assert self._released.wait(_LONGEST_SECONDS)
+        self.is_overdue |= not self._released.wait(_LONGEST_SECONDS)
         self._resume(*arguments, **others)
 
     def await_loading(self) -> None:
@@ -48,3 +50,4 @@ def held_images() -> Iterator[HeldImages]:
             yield held
         finally:
             held.release()
+        assert not held.is_overdue, "nothing went on while an image was being loaded"
