@@ -28,12 +28,13 @@ class FileEntry:
     blocks: tuple[int, ...] | None
 
 
-def write_file(path: Path, data: Iterable[memoryview]) -> FileEntry:
+def write_file(path: Path, data: Iterable[memoryview], syncs: bool = True) -> FileEntry:
     """Write a new file, and return once it is on disk.
 
     Args:
         path: The file, which must not exist yet.
         data: Its bytes in consecutive runs.
+        syncs: Whether to wait for the disk; not for a file that need not outlive the machine.
 
     Raises:
         FileExistsError: The file exists.
@@ -46,7 +47,8 @@ def write_file(path: Path, data: Iterable[memoryview]) -> FileEntry:
             blocks.append(zlib.crc32(block))
             nbytes += len(block)
             _write_all(descriptor, block)
-        os.fsync(descriptor)
+        if syncs:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileEntry(nbytes, tuple(blocks))
@@ -132,13 +134,20 @@ def _require_intact(path: Path, entry: FileEntry, position: int, block: bytes) -
         )
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a small file atomically: readers see all of the old file or all of the new one."""
+def replace_file(path: Path, data: bytes, syncs: bool = True) -> None:
+    """Replace a small file atomically: readers see all of the old file or all of the new one.
+
+    Args:
+        path: The file.
+        data: Its new bytes.
+        syncs: As of `write_file`.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    write_file(partial, [memoryview(data)])
+    write_file(partial, [memoryview(data)], syncs)
     os.replace(partial, path)
-    sync_folder(path.parent)
+    if syncs:
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -145,17 +145,18 @@ def _read(folder: Path, data: bytes) -> Checkpoint:
 class NewCheckpoint:
     """A checkpoint that is being written; readers do not see it before `commit`."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], syncs: bool = True) -> None:
         """Make a folder for the files.
 
         Args:
             root: The folder of checkpoints; it is made if its parent folder exists.
+            syncs: Whether it has to outlive the machine.
 
         Raises:
             InvalidArgumentError: `root` is a file.
             NotFoundError: The parent folder of `root` does not exist.
         """
-        self.root = Path(os.path.abspath(root))
+        self.root, self._syncs = Path(os.path.abspath(root)), syncs
         _make_root(self.root)
         self._name = f"checkpoint-{_highest(self.root) + 1}"
         self.folder = self.root / f".{self._name}.partial"
@@ -172,14 +173,19 @@ class NewCheckpoint:
             The folder of the checkpoint.
         """
         data = index.to_bytes()
-        write_file(self.folder / INDEX, [memoryview(data)])
-        sync_folder(self.folder)
+        write_file(self.folder / INDEX, [memoryview(data)], self._syncs)
+        self._sync(self.folder)
         final = self.root / self._name
         os.rename(self.folder, final)
-        sync_folder(self.root)
-        replace_file(self.root / LATEST, f"{self._name} {zlib.crc32(data)}\n".encode())
+        self._sync(self.root)
+        latest = f"{self._name} {zlib.crc32(data)}\n".encode()
+        replace_file(self.root / LATEST, latest, self._syncs)
         self._prune(keep)
         return final
+
+    def _sync(self, folder: Path) -> None:
+        if self._syncs:
+            sync_folder(folder)
 
     def abandon(self) -> None:
         """Remove the folder."""

@@ -62,7 +62,11 @@ class Content:
 
 
 def write_part(
-    path: Path, contents: Sequence[Content], values: Iterable[torch.Tensor], has_index: bool = True
+    path: Path,
+    contents: Sequence[Content],
+    values: Iterable[torch.Tensor],
+    has_index: bool = True,
+    syncs: bool = True,
 ) -> TensorFile:
     """Write tensors to a new file.
 
@@ -73,13 +77,14 @@ def write_part(
             by one.
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
+        syncs: Whether to return once the file is on disk.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(path, _runs(header, values))
+    file = write_file(path, _runs(header, values), syncs)
     tensors = [
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)

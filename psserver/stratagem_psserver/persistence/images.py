@@ -66,17 +66,24 @@ async def moment_of(state: ServerState) -> Moment | None:
         return Moment(position, min([position + 1, *records]), snapshot, facts)
 
 
-def write_image(root: Path, moment: Moment, task: int) -> None:
+def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> None:
     """Write an image, which replaces the one before once it is on disk.
+
+    Args:
+        root: The folder of images.
+        moment: What the image is made of.
+        task: The index of the server's task.
+        syncs: Whether the image has to outlive the machine.
 
     Raises:
         OSError: The disk does not take it.
         InvalidArgumentError: Checkpoints cannot contain a variable.
     """
-    new = NewCheckpoint(root)
+    new = NewCheckpoint(root, syncs)
     try:
         name, snapshot = part_name(task), moment.snapshot
-        part = write_part(new.folder / name, snapshot.contents, snapshot.values())
+        path = new.folder / name
+        part = write_part(path, snapshot.contents, snapshot.values(), syncs=syncs)
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:
         new.abandon()

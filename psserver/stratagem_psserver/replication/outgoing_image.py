@@ -49,7 +49,8 @@ async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, S
 
 
 async def _write(state: ServerState, moment: Moment, folder: Path) -> None:
-    write = partial(write_image, folder, moment, state.settings.task)
+    # Whoever gets it brings it to disk, if it is to be there.
+    write = partial(write_image, folder, moment, state.settings.task, syncs=False)
     writing = asyncio.get_running_loop().run_in_executor(None, write)
     try:
         await asyncio.shield(writing)
