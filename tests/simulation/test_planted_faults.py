@@ -28,7 +28,7 @@ RARE = {
     "a segment keeps what was behind its end": (40,),
     "a server answers although the task has moved away": (501,),
     "a server that gives a move up forgets what it has": (192,),
-    "a session is with any run": (1559,),
+    "a session is with any run": (7356,),
     "an answer leaves before its record": (220,),
     "dropped contributions are forgotten": (3911,),
     "memory is taken for the disk": (935,),
