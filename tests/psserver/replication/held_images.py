@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from stratagem_psserver.checkpoints.continuation import resume_variables
 from stratagem_psserver.persistence import images
 
 _LONGEST_SECONDS = 20.0
@@ -24,13 +25,12 @@ class HeldImages:
     def __init__(self) -> None:
         self.are_loading, self._released = threading.Event(), threading.Event()
         self.is_overdue = False
-        self._resume = images.resume_variables
 
     def resume(self, *arguments: Any, **others: Any) -> None:
         """Load the variables of an image once this is released."""
         self.are_loading.set()
         self.is_overdue |= not self._released.wait(_LONGEST_SECONDS)
-        self._resume(*arguments, **others)
+        resume_variables(*arguments, **others)
 
     def await_loading(self) -> None:
         """Wait until somebody loads an image."""
