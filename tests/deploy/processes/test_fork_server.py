@@ -101,3 +101,23 @@ def test_a_program_that_cannot_be_loaded_says_so_itself() -> None:
     assert process.wait(60)
     assert process.exit_code == 1
     assert "no_such_program" in process.tail()
+
+
+# CUDA does not work in a fork of a process that has asked for devices.
+LOADING = """
+import importlib, sys, torch
+def touched(*_): sys.exit("a GPU was asked for")
+for name in ("device_count", "init", "is_available", "_lazy_init"):
+    setattr(torch.cuda, name, touched)
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["stratagem_psserver.__main__", "stratagem_worker.__main__", "stratagem_deploy.clusters.call"],
+)
+def test_what_is_loaded_before_a_fork_asks_for_no_gpu(module: str) -> None:
+    process = Process("loading", [sys.executable, "-c", LOADING, module], environment=import_path())
+    assert process.wait(60)
+    assert process.exit_code == 0, process.tail()
