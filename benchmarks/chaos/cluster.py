@@ -18,6 +18,7 @@ from stratagem_deploy.clusters.replicated_server import ReplicatedServer
 from stratagem_deploy.clusters.replication import replica_options
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
 from stratagem_deploy.clusters.servers import serving
+from stratagem_deploy.processes.child import start_program
 from stratagem_deploy.processes.process import Process, describe_exit, share_of_cores
 
 SERVERS = WORKERS = 2
@@ -179,7 +180,7 @@ class Cluster:
         command = _CommandThere(
             job, index, host.bind, self._token_file, given, environment, number, host.door
         )
-        return ServerProcess(command, show=self._on_line)
+        return ServerProcess(command, show=self._on_line, start=start_program)
 
     @property
     def missing(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_found_runs import COMMAND, told
-from tests.deploy.processes.process_tree import descendants, python
+from tests.deploy.processes.process_tree import python, tasks
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
@@ -69,7 +69,7 @@ class Run:
         os.kill(process, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        for process in descendants(self.process.pid):
+        for process in tasks(self.process.pid):
             if "stratagem_psserver" in Path(f"/proc/{process}/cmdline").read_text():
                 os.kill(process, signal.SIGKILL)
 

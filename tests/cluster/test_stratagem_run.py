@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes.process_tree import command, descendants, python
+from tests.deploy.processes.process_tree import command, python, tasks
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -207,7 +207,7 @@ def test_a_server_with_a_log_that_dies_is_started_again(
     options = "--durability", "log", "--durability-folder", str(tmp_path / "state")
     with start(script(COUNT), *options, "--max-restarts", "1") as run:
         eventually((tmp_path / "counted").exists)
-        (server,) = (pid for pid in descendants(run.pid) if "psserver" in command(pid))
+        (server,) = (pid for pid in tasks(run.pid) if "psserver" in command(pid))
         os.kill(server, signal.SIGKILL)
         (tmp_path / "killed").touch()
         output, errors = run.communicate()
@@ -218,7 +218,7 @@ def test_a_server_with_a_log_that_dies_is_started_again(
 def test_a_server_that_dies_ends_the_run(script: Callable[[str], Path], tmp_path: Path) -> None:
     with start(script(STUBBORN)) as run:
         eventually((tmp_path / "ready-0").exists)
-        (server,) = (pid for pid in descendants(run.pid) if "psserver" in command(pid))
+        (server,) = (pid for pid in tasks(run.pid) if "psserver" in command(pid))
         os.kill(server, signal.SIGKILL)
         _, errors = run.communicate()
     assert run.returncode == 1
@@ -262,7 +262,7 @@ def test_an_interruption_before_the_script_starts_ends_the_run(
     script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with start(script(STUBBORN)) as run:
-        eventually(lambda: any("psserver" in command(p) for p in descendants(run.pid)))
+        eventually(lambda: any("psserver" in command(p) for p in tasks(run.pid)))
         os.kill(run.pid, signal.SIGINT)
         output, errors = run.communicate()
     assert (run.returncode, output) == (128 + signal.SIGINT, "")

@@ -20,8 +20,9 @@ from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
 
-def test_asking_for_help_does_not_wait_for_torch() -> None:
-    loaded = "import sys, stratagem_deploy.cli; print('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["cli", "running.cli"])
+def test_commands_that_train_nothing_themselves_do_not_wait_for_torch(module: str) -> None:
+    loaded = f"import sys, stratagem_deploy.{module}; print('torch' in sys.modules)"
     with python("-c", loaded, output=subprocess.PIPE) as process:
         output, _ = process.communicate()
     assert output == "False\n"

@@ -22,7 +22,6 @@ from stratagem_deploy.clusters.server_process import (
 from stratagem_deploy.clusters.servers import RestartableServer, ServerThread
 from stratagem_deploy.clusters.workers import LocalWorker, ProcessWorker, ThreadWorker
 from stratagem_deploy.processes.addresses import ReservedAddresses
-from stratagem_deploy.processes.forking.fork_server import start_forked
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import share_of_cores
 
@@ -109,7 +108,7 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
         given = *options[job], *replica_options(count, number, arbiter, movable)
         replica = number if count > 1 else None
         command = ServerCommand(job, index, address, token_file, given, own, replica)
-        return ServerProcess(command, show=show(command.name, index), start=start_forked)
+        return ServerProcess(command, show=show(command.name, index))
 
     if plan.workers:
         ProcessWorker.prepare()

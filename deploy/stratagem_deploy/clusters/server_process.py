@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratagem_deploy.clusters.servers import RestartableServer
-from stratagem_deploy.processes.child import Starter, start_program
+from stratagem_deploy.processes.child import Starter
+from stratagem_deploy.processes.forking.fork_server import start_forked
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import DeadlineExceededError, UnavailableError
@@ -83,7 +84,7 @@ class ServerProcess(RestartableServer):
         *,
         show: Callable[[str], None] | None = None,
         on_end: Callable[[Process], None] | None = None,
-        start: Starter = start_program,
+        start: Starter = start_forked,
     ) -> None:
         """Start nothing yet.
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.processes.process import Process, import_path, share_of_cores
-from stratagem_deploy.running import standing_by
+
+# By its name, because it would load PyTorch, for which the command need not wait.
+_STANDING_BY = "stratagem_deploy.running.standing_by"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ScriptWorkers:
         """
         name = f"coordinator:{index}" if self.coordinators else f"worker:{index}"
         output, errors = display.of_worker(name, 0 if self.coordinators else index)
-        waits = ("-m", standing_by.__name__) if self.coordinators > 1 else ()
+        waits = ("-m", _STANDING_BY) if self.coordinators > 1 else ()
         return Process(
             name,
             [sys.executable, *waits, *self.command],
