@@ -29,6 +29,8 @@ def beside(act: Callable[[], object]) -> Iterator[threading.Thread]:
 
     thread = threading.Thread(target=run, daemon=True)
     assert threading.current_thread() is threading.main_thread()
+    # Processes of pytest-xdist ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         thread.start()
         yield thread
@@ -37,3 +39,5 @@ def beside(act: Callable[[], object]) -> Iterator[threading.Thread]:
         if not failures:
             raise
         raise failures[0] from None
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -92,6 +92,8 @@ INTERRUPTED = """
 import signal, sys, torch
 from tests.cluster.test_lifelines import place
 from stratagem._multi_worker.group import WorkerGroup
+# Children of pytest-xdist's processes ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rank = int(sys.argv[2])
 group = WorkerGroup(place(rank, 2, sys.argv[1]), 3600.0, [])
 group.agree("The start", [])
