@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stratagem._ps_client.moving.plan import (
@@ -64,6 +64,7 @@ CASES = st.lists(
 
 
 @given(CASES)
+@example([(4, 5e-324)])
 def test_a_plan_never_makes_the_heaviest_server_heavier_and_is_complete(
     case: list[tuple[int, float]],
 ) -> None:

@@ -118,7 +118,8 @@ def _step(
         if host == heaviest and weights[task] > 0
     }
     best = min(after, key=lambda task: (after[task], task), default=None)
-    if best is None or after[best] > loads[heaviest] - worth:
+    # Of tiny weights, what is worth a move is rounded to nothing.
+    if best is None or after[best] >= loads[heaviest] or after[best] > loads[heaviest] - worth:
         return None
     return best, lightest
 
