@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_found_runs import COMMAND, told
-from tests.deploy.processes.process_tree import python, tasks
+from tests.deploy.processes.process_tree import command, python, tasks
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
@@ -70,7 +70,7 @@ class Run:
 
     def kill_all(self) -> None:
         for process in tasks(self.process.pid):
-            if "stratagem_psserver" in Path(f"/proc/{process}/cmdline").read_text():
+            if "stratagem_psserver" in command(process):
                 os.kill(process, signal.SIGKILL)
 
     def end(self) -> tuple[int, list[dict[str, Any]]]:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.processes.forking.fork_server import start_forked
+from stratagem_deploy.processes.child import Child
+from stratagem_deploy.processes.forking.fork_server import ForkServer, start_forked
+from stratagem_deploy.processes.forking.wire import Order
 from stratagem_deploy.processes.process import Process, import_path
 from tests.deploy.processes.process_tree import is_alive
 from tests.waiting import eventually
@@ -121,3 +123,18 @@ def test_what_is_loaded_before_a_fork_asks_for_no_gpu(module: str) -> None:
     process = Process("loading", [sys.executable, "-c", LOADING, module], environment=import_path())
     assert process.wait(60)
     assert process.exit_code == 0, process.tail()
+
+
+def test_whoever_ends_meanwhile_has_no_part_in_an_exit_code(tmp_path: Path) -> None:
+    server = ForkServer("tests.deploy.processes.run_code", {**os.environ, **import_path()})
+    with (tmp_path / "output").open("wb") as output:
+
+        def ended(code: int) -> Child:
+            order = Order([f"raise SystemExit({code})"], dict(os.environ), os.getcwd(), sys.path)
+            child = server.fork(order, output.fileno(), output.fileno())
+            assert child is not None
+            child.await_end()
+            return child
+
+        children = [ended(code) for code in (3, 4, 5)]
+    assert [child.reap() for child in children] == [3, 4, 5]

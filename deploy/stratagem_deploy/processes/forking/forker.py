@@ -32,6 +32,8 @@ class Forker:
         """Serve no order yet; they come on a socket."""
         self._orders = orders
         self._children: dict[int, socket.socket] = {}
+        # Those of whose end nobody was told.
+        self._running: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
         for end in self._woken, self._waker:
@@ -73,19 +75,22 @@ class Forker:
 
     def _keep(self, pid: int, control: socket.socket) -> None:
         self._children[pid] = control
+        self._running.add(pid)
         self._attend(control, lambda: self._reap(pid))
         with suppress(OSError):
             tell(control, pid)
 
     def _tell_ends(self) -> None:
         self._woken.recv(_SIGNALS)
-        for pid, control in self._children.items():
+        for pid in [*self._running]:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self._running.remove(pid)
                 with suppress(OSError):
-                    tell(control, ENDED)
+                    tell(self._children[pid], ENDED)
 
     def _reap(self, pid: int) -> None:
         control = self._children.pop(pid)
+        self._running.discard(pid)
         self._selector.unregister(control)
         with control, suppress(OSError):
             if heard(control) is not None:
