@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
@@ -49,6 +50,7 @@ def stratagem(
     """Parameter servers and workers for PyTorch."""
 
 
+app.add_typer(certificates.app, name="certs")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(logs.app, name="log")
 app.add_typer(moving.app, name="servers")

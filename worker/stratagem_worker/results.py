@@ -15,7 +15,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
-from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS
+from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     """
     request = pb.CopyRequest(asking=_asking(place, settings), closure=place.closure)
     try:
-        async with grpc.aio.insecure_channel(
-            place.address, options=PATIENT_CHANNEL_OPTIONS
+        async with open_aio_channel(
+            place.address, PATIENT_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
         ) as channel:
             stub = cast("WorkerServiceAsyncStub", WorkerServiceStub(channel))
             return b"".join([piece async for piece in _pieces(stub.Copy(request))])

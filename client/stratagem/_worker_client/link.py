@@ -25,7 +25,7 @@ from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.v1.worker_pb2 import Runtime
-from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines
+from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines, Expected
 from stratagem_proto.wire.payloads import split
 from stratagem_proto.wire.transport import GRPC, transport_from_environment
 
@@ -73,7 +73,7 @@ class WorkerLink:
         self.meter = TrafficMeter()
         self.batchers = Batchers()
         self.gpus = 0
-        self._address = address
+        self._address, self._expected = address, Expected(task.job, task.index)
         self._identity = identity
         self._deadlines = deadlines or Deadlines()
         self._show = on_output or labelled(self.task)
@@ -113,7 +113,7 @@ class WorkerLink:
         """
         self.close()
         setting = transport_from_environment()
-        self._begin(partial(GrpcWire, self._address))
+        self._begin(partial(GrpcWire, self._address, expected=self._expected))
         for endpoint in endpoints(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):

@@ -21,7 +21,7 @@ from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
-from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, open_channel
+from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
 
 Instructions = Iterable[pb.Instruction]
@@ -57,10 +57,16 @@ MakeWire: TypeAlias = Callable[[pb.OpenWorkerSession, TrafficMeter], Wire]
 class GrpcWire:
     """A call of `Work`; waits for a server that is not there yet."""
 
-    def __init__(self, address: str, opening: pb.OpenWorkerSession, meter: TrafficMeter) -> None:
+    def __init__(
+        self,
+        address: str,
+        opening: pb.OpenWorkerSession,
+        meter: TrafficMeter,
+        expected: Expected = ANY_SERVER,
+    ) -> None:
         self._meter = meter
         self._outbox: SimpleQueue[Instructions | None] = SimpleQueue()
-        self._channel = open_channel(address, PATIENT_CHANNEL_OPTIONS)
+        self._channel = open_channel(address, PATIENT_CHANNEL_OPTIONS, expected)
         self._call = WorkerServiceStub(self._channel).Work(
             self._requests(opening), wait_for_ready=True
         )

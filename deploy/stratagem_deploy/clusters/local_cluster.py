@@ -12,6 +12,8 @@ from pathlib import Path
 
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem_deploy.certificates.local_authority import LocalAuthority
+from stratagem_deploy.certificates.subjects import Subject
 from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
 from stratagem_deploy.clusters.plan import planned
@@ -23,6 +25,7 @@ from stratagem_deploy.clusters.workers import LocalWorker, Worker
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_psserver.settings import Durability
 
@@ -57,6 +60,7 @@ class LocalCluster(Cluster):
         durability_folder: str | os.PathLike[str] | None = None,
         replicas: int = 1,
         movable: bool = False,
+        tls: bool = False,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -86,6 +90,8 @@ class LocalCluster(Cluster):
                 has all that the primary acknowledges, and takes over when it ends.
             movable: Whether the tasks of the job ps can move between servers, by
                 `strategy.servers` and `add_server`.
+            tls: Whether the processes of the cluster, this one among them, know each other by
+                certificates made for it, and encrypt what they send. It takes processes=True.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
@@ -94,7 +100,12 @@ class LocalCluster(Cluster):
         """
         folders = storage(restore, durability, durability_folder)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
-        super().__init__(replace(plan, movable=movable))
+        super().__init__(replace(plan, movable=movable, tls=tls))
+        if tls and not processes:
+            raise InvalidArgumentError(
+                "threads of one process cannot have certificates of their own; with tls=True, give "
+                "processes=True"
+            )
         self._processes = processes
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None
@@ -224,7 +235,15 @@ class LocalCluster(Cluster):
         if not self._processes:
             arbiter = arbiter_folder(self._plan.storage, directory.path)
             return threads(self._plan, self._addresses, arbiter)
-        return processes(self._plan, self._addresses, directory, self._show)
+        authority = self._certified(directory.path, resources) if self._plan.tls else None
+        return processes(self._plan, self._addresses, directory, self._show, authority)
+
+    @staticmethod
+    def _certified(directory: Path, resources: ExitStack) -> LocalAuthority:
+        """Return who certifies the tasks; this process is the chief as long as they run."""
+        authority = LocalAuthority(directory)
+        resources.enter_context(presenting(authority.folder(Subject("chief", "chief"))))
+        return authority
 
     def _show(self, name: str, index: int) -> Callable[[str], None] | None:
         return self._screen.labelled(name, index) if self._screen else None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from stratagem_deploy.certificates.local_authority import LocalAuthority
+from stratagem_deploy.certificates.subjects import Subject, subject
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.clusters.replicated_server import replicated
 from stratagem_deploy.clusters.replication import (
@@ -88,7 +90,13 @@ def _tasks(
     return Tasks(servers, workers, new_server)
 
 
-def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, show: Show) -> Tasks:
+def processes(
+    plan: Plan,
+    addresses: Addresses,
+    directory: PrivateDirectory,
+    show: Show,
+    authority: LocalAuthority | None,
+) -> Tasks:
     """Return tasks that are processes of their own.
 
     Args:
@@ -96,13 +104,15 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
         addresses: Where they listen, by job and index.
         directory: Where their files go.
         show: Shows their output.
+        authority: Certifies them; None for processes without certificates.
     """
     token_file = directory.write_secret("token", plan.token)
     options = _options(plan)
     arbiter = arbiter_folder(plan.storage, directory.path)
+    certified = _certified(plan, authority)
 
     def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
-        own = _environment(plan, job)
+        own = {**_environment(plan, job), **certified(job, index)}
         count = plan.replicas_of(job)
         movable = plan.movable and job == "ps"
         given = *options[job], *replica_options(count, number, arbiter, movable)
@@ -113,10 +123,30 @@ def processes(plan: Plan, addresses: Addresses, directory: PrivateDirectory, sho
     if plan.workers:
         ProcessWorker.prepare()
     workers = [
-        ProcessWorker(f"worker:{index}", directory.path, show(f"worker:{index}", index))
+        ProcessWorker(
+            f"worker:{index}",
+            directory.path,
+            show(f"worker:{index}", index),
+            certified("worker", index),
+        )
         for index in range(plan.workers)
     ]
     return _tasks(plan, addresses, new_replica, workers)
+
+
+def _certified(
+    plan: Plan, authority: LocalAuthority | None
+) -> Callable[[str, int], Mapping[str, str]]:
+    """Return what a task finds in its environment of its certificates, by job and index."""
+
+    def environment(job: str, index: int) -> Mapping[str, str]:
+        if authority is None:
+            return {}
+        is_chief = job == "worker" and index == 0 and plan.workers > 0
+        role = "chief" if is_chief else subject(f"{job}:{index}").role
+        return authority.environment(Subject(role, job, index))
+
+    return environment
 
 
 def _environment(plan: Plan, job: str) -> Mapping[str, str]:

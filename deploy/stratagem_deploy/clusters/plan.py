@@ -32,6 +32,7 @@ class Plan:
         storage: The folders of parameter servers.
         replicas: How many processes have the state of each parameter server.
         movable: Whether tasks may move between parameter servers.
+        tls: Whether processes are known by certificates, and encrypt what they send.
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
@@ -46,6 +47,7 @@ class Plan:
     storage: Storage
     replicas: int = 1
     movable: bool = False
+    tls: bool = False
 
     def __post_init__(self) -> None:
         numbers = self.ps, self.workers, self.worker_servers

@@ -6,7 +6,7 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -78,15 +78,23 @@ class ThreadWorker:
 class ProcessWorker:
     """A worker whose every call is made by a new process."""
 
-    def __init__(self, name: str, directory: Path, show: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        show: Callable[[str], None] | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             name: What messages call it, for instance "worker:1".
             directory: Where calls and their outcomes are written.
             show: Called with every line that its processes write.
+            environment: What they find in their environment, besides what we found in ours.
         """
         self._name = name
+        self._environment = {**import_path(), **(environment or {})}
         self._directory = directory
         self._show = show
         self._numbers = itertools.count()
@@ -131,7 +139,7 @@ class ProcessWorker:
         command = [sys.executable, "-m", _CALL, *files]
         output = Transcript(self._show)
         process = Process(
-            self._name, command, environment=import_path(), output=output, start=start_forked
+            self._name, command, environment=self._environment, output=output, start=start_forked
         )
         return _Attempt(call_file, outcome_file, process)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from stratagem_deploy.processes.process import Process
 from stratagem_deploy.processes.transcript import Transcript
@@ -22,12 +21,12 @@ class Display(ABC):
         """Return what shows a line of a server's log."""
 
     @abstractmethod
-    def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
+    def started(self, cluster: Mapping[str, Sequence[str]], credentials: Mapping[str, str]) -> None:
         """Show how `stratagem status` and its like reach the servers.
 
         Args:
             cluster: The addresses of the tasks by job.
-            token_file: File with the cluster's secret, while the run lasts.
+            credentials: The settings by which they may, by name, while the run lasts.
         """
 
     @abstractmethod

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TextIO
 
 from stratagem_deploy.output.display import Display
@@ -36,8 +35,8 @@ class JsonLines(Display):
     def of_server(self, name: str, index: int) -> Callable[[str], None]:
         return partial(self._line, name, "stderr")
 
-    def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
-        self._write(cluster=cluster, token_file=str(token_file))
+    def started(self, cluster: Mapping[str, Sequence[str]], credentials: Mapping[str, str]) -> None:
+        self._write(cluster=cluster, **credentials)
 
     def restarts(self, process: Process, restart: int, most: int) -> None:
         ended = describe_exit(process.exit_code or 0)

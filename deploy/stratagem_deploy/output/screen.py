@@ -11,7 +11,6 @@ import threading
 import tty
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.text import Text
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.processes.process import Process, describe_exit
 from stratagem_deploy.processes.transcript import Transcript
+from stratagem_proto.configuration.model import variable
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 _ERASE_LINE = b"\r\x1b[K"
@@ -62,10 +62,13 @@ class Screen(Display):
     def of_server(self, name: str, index: int) -> Callable[[str], None]:
         return self.labelled(name, index)
 
-    def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
+    def started(self, cluster: Mapping[str, Sequence[str]], credentials: Mapping[str, str]) -> None:
         if self._verbose and cluster["ps"]:
             servers = " ".join(cluster["ps"]).replace(",", " ")
-            watch = f"STRATAGEM_TOKEN_FILE={token_file} stratagem top {servers}"
+            environment = " ".join(
+                f"{variable(name)}={value}" for name, value in credentials.items()
+            )
+            watch = f"{environment} stratagem top {servers}"
             self.say(f"stratagem: to watch the servers: {watch}")
 
     def restarts(self, process: Process, restart: int, most: int) -> None:

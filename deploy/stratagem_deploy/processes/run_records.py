@@ -33,6 +33,7 @@ class RunRecord(BaseModel):
         script: Path of the script, as it was given.
         cluster: Addresses of the tasks by job, as in TF_CONFIG.
         token_file: File with the cluster's secret.
+        tls: Folder with the certificates of those who look at the servers; None if there are none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +42,13 @@ class RunRecord(BaseModel):
     script: str
     cluster: dict[str, list[str]]
     token_file: Path
+    tls: Path | None = None
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The settings by which other commands reach the servers, by name."""
+        certificates = {} if self.tls is None else {"tls": str(self.tls)}
+        return {"token_file": str(self.token_file), **certificates}
 
 
 @contextmanager

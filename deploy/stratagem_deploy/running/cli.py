@@ -29,6 +29,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 Script = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")]
+Tls = Annotated[
+    bool,
+    typer.Option(help="Know processes by certificates made for the run, and encrypt all."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print each line of all processes as JSON.")]
 
 
@@ -88,7 +92,11 @@ class RunCommandOptions(ProcessSettings):
 
 
 def run(
-    options: RunCommandOptions, script: Script, arguments: Arguments = None, as_json: AsJson = False
+    options: RunCommandOptions,
+    script: Script,
+    arguments: Arguments = None,
+    as_json: AsJson = False,
+    tls: Tls = False,
 ) -> None:
     """Run a script on local parameter servers and workers.
 
@@ -130,6 +138,9 @@ def run(
     SIGTERM, or the notice that --notice names, is passed on to the script, which has --grace
     seconds to end. A script that asks for it (stratagem.Notice) finishes its step before.
 
+    With --tls, each process gets a certificate, by which servers know who calls and clients know
+    whom they reach.
+
     If a script that imports stratagem ends with a traceback, frames of Stratagem, PyTorch and gRPC
     are folded into one line, unless --full-tracebacks is given.
 
@@ -166,6 +177,7 @@ def run(
         replicas=options.replicas,
         coordinators=options.coordinators,
         notice=notice,
+        tls=tls,
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:

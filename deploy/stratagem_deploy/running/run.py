@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
@@ -33,7 +31,9 @@ from stratagem_deploy.processes.process import Process, share_of_cores
 from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Restarts, Supervision
+from stratagem_deploy.running.credentials import RunCredentials
 from stratagem_deploy.running.workers import ScriptWorkers
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.notices.notice import Notice
 from stratagem_proto.notices.watch import watched
 
@@ -70,6 +70,7 @@ class ScriptSettings:
         coordinators: How many processes run the script to coordinate the workers, which then are
             servers: one does, and the others stand by. 0 if each worker runs it.
         notice: What says that the run is to end, as SIGTERM does.
+        tls: Whether the processes know each other by certificates, and encrypt what they send.
     """
 
     command: tuple[str, ...]
@@ -83,6 +84,7 @@ class ScriptSettings:
     replicas: int = 1
     coordinators: int = 0
     notice: Notice | None = None
+    tls: bool = False
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -139,36 +141,40 @@ class ScriptRun:
         cluster = {job: [*map(str, tasks)] for job, tasks in addresses.items()}
         directory = PrivateDirectory()
         resources.callback(directory.close)
-        token = secrets.token_urlsafe(32)
-        token_file = directory.write_secret("token", token)
+        credentials = RunCredentials(directory, self._settings.tls)
+        if credentials.of_observer is not None:
+            resources.enter_context(presenting(credentials.of_observer))
         servers = [
-            self._new_server(index, where, token, token_file)
+            self._new_server(index, where, credentials)
             for index, where in enumerate(addresses["ps"])
         ]
         if self._settings.coordinators:
-            servers += self._new_worker_servers(addresses["worker"], token_file)
+            servers += self._new_worker_servers(addresses["worker"], credentials)
         resources.enter_context(serving(servers, _SERVER_START_SECONDS))
-        self._display.started(cluster, token_file)
+        record = self._record(cluster, credentials)
+        self._display.started(cluster, record.credentials)
         if cluster["ps"]:
-            record = self._record(cluster, token_file)
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
         settings = self._settings
         starter = ScriptWorkers(
-            settings.command, cluster, token_file, settings.full_tracebacks, settings.coordinators
+            settings.command, cluster, credentials, settings.full_tracebacks, settings.coordinators
         )
         for index in range(starter.count):
             worker = starter.start(index, self._display, self._events.put)
             self._workers.append(worker)
         return starter
 
-    def _record(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> RunRecord:
+    def _record(
+        self, cluster: Mapping[str, Sequence[str]], credentials: RunCredentials
+    ) -> RunRecord:
         """Return the record by which `stratagem status` and similar commands find this run."""
         return RunRecord(
             pid=os.getpid(),
             script=self._settings.command[0],
             cluster={job: list(tasks) for job, tasks in cluster.items()},
-            token_file=token_file,
+            token_file=credentials.token_file,
+            tls=credentials.of_observer,
         )
 
     @property
@@ -181,12 +187,16 @@ class ScriptRun:
         return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
 
     def _new_server(
-        self, index: int, where: ReservedAddresses, token: str, token_file: Path
+        self, index: int, where: ReservedAddresses, credentials: RunCredentials
     ) -> RestartableServer:
         """Return the server of a task, whose processes are those of the run."""
         storage, replicas = self._settings.storage, self._settings.replicas
+        token_file = credentials.token_file
         arbiter = arbiter_folder(storage, token_file.parent)
-        own = patience_for_restarts() if self._settings.max_restarts else {}
+        own = {
+            **(patience_for_restarts() if self._settings.max_restarts else {}),
+            **credentials.certificates("server", "ps", index),
+        }
 
         def new_replica(address: str, number: int) -> RestartableServer:
             options = (*storage.options, *replica_options(replicas, number, arbiter))
@@ -199,15 +209,21 @@ class ScriptRun:
             self._tasks[command.name] = f"ps:{index}"
             return process
 
-        return replicated(f"ps:{index}", where.replicas, token, new_replica)
+        return replicated(f"ps:{index}", where.replicas, credentials.token, new_replica)
 
     def _new_worker_servers(
-        self, addresses: Sequence[ReservedAddresses], token_file: Path
+        self, addresses: Sequence[ReservedAddresses], credentials: RunCredentials
     ) -> Sequence[RestartableServer]:
         """Return the workers that run functions of a coordinator."""
-        own = share_of_cores(len(addresses))
+        own, token_file = share_of_cores(len(addresses)), credentials.token_file
         commands = [
-            ServerCommand("worker", index, str(where), token_file, environment=own)
+            ServerCommand(
+                "worker",
+                index,
+                str(where),
+                token_file,
+                environment={**own, **credentials.certificates("worker", "worker", index)},
+            )
             for index, where in enumerate(addresses)
         ]
         servers = [

@@ -6,10 +6,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.processes.process import Process, import_path, share_of_cores
+from stratagem_deploy.running.credentials import RunCredentials
 
 # By its name, because it would load PyTorch, for which the command need not wait.
 _STANDING_BY = "stratagem_deploy.running.standing_by"
@@ -22,7 +22,7 @@ class ScriptWorkers:
     Attributes:
         command: The script and its arguments.
         cluster: The addresses of the tasks by job, as in TF_CONFIG.
-        token_file: File with the cluster's secret.
+        credentials: What they show the servers.
         full_tracebacks: Whether our own frames are printed, too.
         coordinators: How many processes run the script, of which one coordinates and the others
             stand by; 0 if each worker runs it.
@@ -30,7 +30,7 @@ class ScriptWorkers:
 
     command: Sequence[str]
     cluster: Mapping[str, Sequence[str]]
-    token_file: Path
+    credentials: RunCredentials
     full_tracebacks: bool = False
     coordinators: int = 0
 
@@ -62,11 +62,16 @@ class ScriptWorkers:
     def environment(self, index: int) -> dict[str, str]:
         """Return what the environment of a process has that ours has not."""
         task: dict[str, str | int] = {"type": "worker", "index": index}
+        certificates = self.credentials.certificates(
+            "worker" if index else "chief", "worker", index
+        )
         if self.coordinators:
             task = {"type": "chief", "index": 0}
+            certificates = self.credentials.certificates("chief", "chief")
         return {
             "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
-            "STRATAGEM_TOKEN_FILE": str(self.token_file),
+            "STRATAGEM_TOKEN_FILE": str(self.credentials.token_file),
+            **certificates,
             # Read when `stratagem` is imported, and by nobody before.
             "STRATAGEM_FOLD_TRACEBACKS": "" if self.full_tracebacks else "1",
             # Through a pipe, Python would keep its words back until it ends.

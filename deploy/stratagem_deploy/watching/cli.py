@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stratagem_deploy.watching.options import AsJson, Cluster, TokenFile
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
@@ -187,7 +188,15 @@ def _look(
 
     with _nobody_to_ask():
         token = secrets.read_token(found.run.token_file if found.run else token_file)
-    return partial(ask, found.places, token, timeout, with_variables)
+    asking = partial(ask, found.places, token, timeout, with_variables)
+    certificates = found.run.tls if found.run else None
+    return partial(_shown, certificates, asking) if certificates else asking
+
+
+def _shown(certificates: Path, asking: Look) -> list[ServerAnswer]:
+    """Ask the servers of a run that knows us by these certificates."""
+    with presenting(certificates):
+        return asking()
 
 
 @contextmanager

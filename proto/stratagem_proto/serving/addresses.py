@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import TYPE_CHECKING
 
 import grpc
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.sockets.server.listening import cannot_listen
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
 
 LAST_PORT = 65_535
 
@@ -37,14 +41,27 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
+def bound(
+    server: grpc.Server | grpc.aio.Server,
+    address: str,
+    certificates: CertificateFolder | None = None,
+) -> str:
     """Bind a server, and return its address with the actual port.
+
+    Args:
+        server: The server.
+        address: The "host:port" to listen on.
+        certificates: What the server shows, and by which it knows its clients; None for a port
+            that anybody can connect to unencrypted.
 
     Raises:
         UnavailableError: The port is taken, or the host is not this machine's.
     """
     try:
-        port = server.add_insecure_port(address)
+        if certificates is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, certificates.of_servers())
     except RuntimeError as error:
         raise cannot_listen(address) from error
     return f"{address.rpartition(':')[0]}:{port}"

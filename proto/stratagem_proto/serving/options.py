@@ -49,6 +49,9 @@ class ServingOptions(ProcessSettings):
     job: Job = Field("", description="Job name of this task.")
     task: int = Field(0, ge=0, description="Index within the job.")
     token_file: Path | None = Field(None, description="File with the cluster's secret.")
+    tls: Path | None = Field(
+        None, description="Folder with tls.crt, tls.key and ca.crt, by which clients are known."
+    )
     insecure: bool = Field(False, description="Serve other machines unencrypted.")
     lease_seconds: float = Field(
         30.0, ge=0.1, description="Seconds of silence after which a client is considered dead."

@@ -20,7 +20,7 @@ from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.sockets.server.listener import SocketListener
-from stratagem_proto.sockets.server.listening import listen
+from stratagem_proto.sockets.server.listening import NO_PORT, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -58,7 +58,10 @@ class RpcServer(ABC):
         self._label = settings.label
         self._bind, self._health_bind = settings.bind, settings.health_bind
         self._metrics_bind = settings.metrics_bind
-        self._transport, self._data_port = settings.transport, settings.data_port
+        self._certificates = settings.certificates
+        self._transport = settings.transport
+        # Nothing is encrypted there.
+        self._data_port = NO_PORT if self._certificates else settings.data_port
         self._sockets: SocketListener | None = None
         self._drain_seconds, self._lease_seconds = settings.drain_seconds, settings.lease_seconds
         self._log = LOG.bind(task=settings.label)
@@ -135,7 +138,7 @@ class RpcServer(ABC):
         await self._prepare()
         self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
-        self.address = bound(self._server, self._bind)
+        self.address = bound(self._server, self._bind, self._certificates)
         try:
             self._sockets = self._listener(handlers)
             await self._server.start()

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from stratagem_proto.certificates.presented import certificates_in
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
+from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import check_address, is_loopback
 from stratagem_proto.wire.transport import check_transport, transport_from_environment
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
+    from stratagem_proto.certificates.identity import CertifiedIdentity
+
+
+def _warn(message: str) -> None:
+    LOG.warning(message)
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,9 @@ class ServingSettings:
         job: The job name of this task.
         task: The index of this task within its job.
         token: The secret that clients must send when they open a session.
+        tls: The folder with the certificate of the server, its key, and the authority of the
+            cluster. Only clients that this authority has certified can connect then, and all is
+            encrypted that leaves the machine. None for a server that takes the token.
         insecure: Whether other machines may connect although nothing is encrypted.
         lease_seconds: The session of a client ends after so many seconds of silence.
         drain_seconds: Seconds that running calls get to end when the server stops.
@@ -30,8 +45,9 @@ class ServingSettings:
         data_port: The TCP port for frames, at the host of `bind`; 0 takes a free one, -1 is none.
 
     Raises:
-        InvalidArgumentError: An address or the transport is not valid, or other machines could
-            reach the server without `insecure` or without a token.
+        ImportError: There are certificates, and the package cryptography is not installed.
+        InvalidArgumentError: An address, the transport or a certificate is not valid; or other
+            machines could reach the server unencrypted without `insecure`, or without a token.
     """
 
     bind: str = "127.0.0.1:0"
@@ -40,6 +56,7 @@ class ServingSettings:
     job: str = ""
     task: int = 0
     token: str = field(default="", repr=False)
+    tls: Path | None = None
     insecure: bool = False
     lease_seconds: float = 30.0
     drain_seconds: float = 10.0
@@ -47,22 +64,53 @@ class ServingSettings:
     data_port: int = 0
 
     def __post_init__(self) -> None:
-        metrics = [self.metrics_bind] if self.metrics_bind else []
-        for address in (self.bind, self.health_bind, *metrics):
+        for address in self._addresses:
             check_address(address)
         check_name(self.job, "job")
         check_transport(self.transport)
-        if is_loopback(self.bind):
-            return
+        if self.certificates is not None:
+            self._check_certificate(self.certificates.current().identity)
+        for address in filter(None, self._unencrypted):
+            if not is_loopback(address):
+                self._check_trust(address)
+
+    @property
+    def _addresses(self) -> list[str]:
+        return [self.bind, self.health_bind, *([self.metrics_bind] if self.metrics_bind else [])]
+
+    @property
+    def _unencrypted(self) -> list[str]:
+        """Where others may read what passes, except for whether a server is there."""
+        others = [] if self.tls else [self.bind, self.health_bind]
+        return [*others, self.metrics_bind]
+
+    @property
+    def certificates(self) -> CertificateFolder | None:
+        """The certificates of the server; None if it has none."""
+        return certificates_in(self.tls, _warn) if self.tls else None
+
+    def _check_certificate(self, identity: CertifiedIdentity) -> None:
+        if (identity.job, identity.task) != (self.job, self.task):
+            raise InvalidArgumentError(
+                f"the certificate in {self.tls} is that of {identity.label}, and this server is "
+                f"{self.label}; give the folder of this task, or its --job and --task"
+            )
+        if self.data_port > 0:
+            raise InvalidArgumentError(
+                "the data port is not encrypted; with certificates leave --data-port out, and "
+                "other machines use gRPC"
+            )
+
+    def _check_trust(self, address: str) -> None:
         if not self.insecure:
             raise InvalidArgumentError(
-                f"{self.bind} can be reached from other machines and the traffic is "
-                "not encrypted; bind to 127.0.0.1, or give --insecure if the network "
-                "is trusted"
+                f"{address} can be reached from other machines and the traffic is "
+                "not encrypted; give --tls with a folder of certificates, bind to 127.0.0.1, or "
+                "give --insecure if the network is trusted"
             )
-        if not self.token:
+        if not (self.token or self.tls):
             raise InvalidArgumentError(
-                f"{self.bind} can be reached from other machines and there is no "
+                f"{address} can be reached from other machines and there is no "
                 "cluster token; give --token-file or set STRATAGEM_TOKEN_FILE to a "
                 "file with a secret, or pass the secret itself as token="
             )

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import grpc
 import grpc.experimental
 
+from stratagem_proto.certificates.identity import server_name
+from stratagem_proto.certificates.presented import presented
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES, PING_SECONDS
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
+
+Options: TypeAlias = Sequence[tuple[str, int | str]]
+"""Options of gRPC, by their names."""
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = int(PING_SECONDS * 1000)
@@ -101,8 +110,64 @@ class Deadlines:
         return self.call + wait + nbytes / self.slowest_bytes_per_second
 
 
+class Expected(NamedTuple):
+    """Which servers a client means; with certificates, no other can answer in their place.
+
+    Attributes:
+        job: Their job; "" for any server of the cluster.
+        task: The index within the job; None for any of the job.
+    """
+
+    job: str = ""
+    task: int | None = None
+
+
+ANY_SERVER = Expected()
+
+ANY_PARAMETER_SERVER = Expected("ps")
+
+
 def open_channel(
-    address: str, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS
+    address: str,
+    options: Options = CHANNEL_OPTIONS,
+    expected: Expected = ANY_SERVER,
+    certificates: CertificateFolder | None = None,
 ) -> grpc.Channel:
-    """Return a channel to "host:port" with the options that the servers expect."""
-    return grpc.insecure_channel(address, options=options)
+    """Return a channel to "host:port" with the options that the servers expect.
+
+    Args:
+        address: Where the server is.
+        options: The options of gRPC.
+        expected: Who has to be there.
+        certificates: What to show there; by default what this process shows. Without any, nothing
+            is encrypted.
+    """
+    shown = certificates or presented()
+    if shown is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, shown.of_clients(), _meant(options, expected, shown))
+
+
+def open_aio_channel(
+    address: str,
+    options: Options,
+    expected: Expected,
+    certificates: CertificateFolder | None,
+) -> grpc.aio.Channel:
+    """Return a channel of a server to another one.
+
+    Args:
+        address: Where that is.
+        options: The options of gRPC.
+        expected: Who has to be there.
+        certificates: What the server shows; None if nothing is encrypted.
+    """
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    meant = _meant(options, expected, certificates)
+    return grpc.aio.secure_channel(address, certificates.of_clients(), meant)
+
+
+def _meant(options: Options, expected: Expected, shown: CertificateFolder) -> Options:
+    cluster = shown.current().identity.cluster
+    return [*options, ("grpc.ssl_target_name_override", server_name(cluster, *expected))]

@@ -16,6 +16,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
+from stratagem_proto.wire.failed_handshakes import failed_handshake, hinted
 from stratagem_proto.wire.status_codes import CLASSES_BY_CODE, CLASSES_BY_NAME, STATUS_CODES
 
 DETAIL_KEY = "stratagem-error-bin"
@@ -100,9 +101,11 @@ def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemErr
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = detail_of(call.trailing_metadata() or ())
     message = call.details() or "no details"
-    if not detail.error:
-        message = f"{method} on {peer}: {message}"
     code = call.code() or grpc.StatusCode.UNKNOWN
+    if not detail.error:
+        if refusal := failed_handshake(message):
+            code = grpc.StatusCode.UNAUTHENTICATED
+        message = f"{method} on {peer}: {refusal or hinted(message)}"
     return from_record(RecordedStatus(code=code.value[0], message=message, detail=detail))
 
 
@@ -127,7 +130,7 @@ def is_transient(error: grpc.RpcError) -> bool:
     detail = detail_of(call.trailing_metadata() or ())
     if detail.error:
         return detail.error in _TRANSIENT_ERRORS
-    return call.code() in _TRANSIENT_CODES
+    return call.code() in _TRANSIENT_CODES and not failed_handshake(call.details() or "")
 
 
 @contextmanager

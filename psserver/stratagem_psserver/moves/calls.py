@@ -8,9 +8,11 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replication.calls import asked
 
@@ -25,11 +27,14 @@ class OtherServers:
     """Calls servers by their addresses.
 
     Args:
-        token: The secret of the cluster.
+        settings: The settings of this server.
     """
 
-    def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+    def __init__(self, settings: ServingSettings) -> None:
+        self._asking = OpenSessionRequest(
+            protocol_version=PROTOCOL_VERSION, cluster_token=settings.token
+        )
+        self._expected, self._certificates = Expected(settings.job), settings.certificates
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
         """Return what a server says of itself.
@@ -39,7 +44,7 @@ class OtherServers:
         """
         request = pb.DescribeServerRequest(asking=self._asking)
         response_type = pb.DescribeServerResponse
-        return await _call(address, "DescribeServer", request, response_type, _ASK_SECONDS)
+        return await self._call(address, "DescribeServer", request, response_type, _ASK_SECONDS)
 
     async def take(self, address: str, task: int, seconds: float) -> View:
         """Have a server take a task, and return the view in which it serves it.
@@ -49,13 +54,18 @@ class OtherServers:
         """
         request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
         deadline = seconds + _ASK_SECONDS
-        return (await _call(address, "TakeTask", request, pb.TakeTaskResponse, deadline)).view
+        return (await self._call(address, "TakeTask", request, pb.TakeTaskResponse, deadline)).view
 
-
-async def _call(
-    address: str, method: str, request: Message, response_type: type[_Response], seconds: float
-) -> _Response:
-    try:
-        return await asked(address, f"/{SERVICE}/{method}", request, response_type, seconds)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, f"the server at {address}", method) from error
+    async def _call(
+        self,
+        address: str,
+        method: str,
+        request: Message,
+        response_type: type[_Response],
+        seconds: float,
+    ) -> _Response:
+        channel = open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
+        try:
+            return await asked(channel, f"/{SERVICE}/{method}", request, response_type, seconds)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, f"the server at {address}", method) from error

@@ -10,11 +10,12 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import DESCRIPTOR, FollowRequest, FollowResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.channel import CHANNEL_OPTIONS
+from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -32,14 +33,18 @@ Received = TypeVar("Received", bound=Message)
 
 
 async def asked(
-    address: str, path: str, request: Message, response_type: type[Received], seconds: float
+    channel: grpc.aio.Channel,
+    path: str,
+    request: Message,
+    response_type: type[Received],
+    seconds: float,
 ) -> Received:
-    """Return what a server answers to one request, on a connection of its own.
+    """Return what a server answers to one request, and close the channel to it.
 
     Raises:
         grpc.RpcError: It refuses, or does not answer in so many seconds.
     """
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    async with channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
         return response_type.FromString(await call(request.SerializeToString(), timeout=seconds))
 
@@ -83,21 +88,31 @@ class GrpcPeers:
     """Reaches other replicas by gRPC.
 
     Args:
-        token: The secret of the cluster.
+        settings: The settings of this replica.
     """
 
-    def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+    def __init__(self, settings: ServingSettings) -> None:
+        self._asking = OpenSessionRequest(
+            protocol_version=PROTOCOL_VERSION, cluster_token=settings.token
+        )
+        # Replicas are the same task.
+        self._expected = Expected(settings.job, settings.task)
+        self._certificates = settings.certificates
 
     def call(self, address: str) -> OutgoingCall:
         """Call the primary at an address."""
-        return OutgoingCall(address)
+        return OutgoingCall(address, self._channel(address))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        return open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
         request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
         try:
-            status = await asked(address, path, request, GetStatusResponse, _ASK_SECONDS)
+            status = await asked(
+                self._channel(address), path, request, GetStatusResponse, _ASK_SECONDS
+            )
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance
@@ -108,11 +123,12 @@ class OutgoingCall:
 
     Args:
         address: The "host:port" of the primary.
+        channel: A channel to it, which the end of the call closes.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self._peer = f"the primary at {address}"
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = channel
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
         method = self._channel.stream_stream(f"/{FOLLOWING}/{FOLLOW}")
         self._call = method()

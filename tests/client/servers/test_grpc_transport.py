@@ -7,10 +7,10 @@ import threading
 import grpc
 import pytest
 
-from stratagem._ps_client.transports import grpc_transport
 from stratagem._ps_client.transports.call import Call
 from stratagem._ps_client.transports.grpc_transport import GrpcTransport
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire import lasting_channel
+from stratagem_proto.wire.channel import Expected, open_channel
 
 
 def test_a_closed_transport_opens_no_channel() -> None:
@@ -26,14 +26,14 @@ def test_threads_that_call_at_once_open_one_channel(
     transport, opened = GrpcTransport("127.0.0.1:1"), list[grpc.Channel]()
     other = threading.Thread(target=transport._open)
 
-    def opening(address: str) -> grpc.Channel:
-        opened.append(open_channel(address))
+    def opening(address: str, expected: Expected) -> grpc.Channel:
+        opened.append(open_channel(address, expected=expected))
         if len(opened) == 1:
             other.start()
             other.join(0.05)
         return opened[0]
 
-    monkeypatch.setattr(grpc_transport, "open_channel", opening)
+    monkeypatch.setattr(lasting_channel, "open_channel", opening)
     transport._open()
     other.join()
     transport.close()

@@ -15,7 +15,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import FollowRequest, Replica, Standing, View
 from stratagem_psserver.persistence.kernels import present_kernels
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
-from stratagem_psserver.replication.calls import OutgoingCall
+from stratagem_psserver.replication.calls import GrpcPeers
 from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
@@ -284,7 +284,7 @@ def test_replicas_that_do_not_fit_are_refused(
         introduction = introduction_of(settings, replica, present_kernels())
 
         async def follow() -> None:
-            call = OutgoingCall(primary.address)
+            call = GrpcPeers(primary.settings).call(primary.address)
             try:
                 await call.send(FollowRequest(introduction=introduction))
                 while True:

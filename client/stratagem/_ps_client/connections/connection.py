@@ -279,7 +279,7 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return True
-        return self._attendance.begin(self.route.address, session.identifier)
+        return self._attendance.begin(self.route.address, self.route.expected, session.identifier)
 
     @property
     def is_replicated(self) -> bool:

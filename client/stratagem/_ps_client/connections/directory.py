@@ -12,7 +12,7 @@ from stratagem._ps_client.connections.primary_search import Primary
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 _PATH = f"/{_SERVICE}/LocateTasks"
@@ -48,10 +48,11 @@ class TaskDirectory:
             epoch: What is older is not believed.
         """
         with ExitStack() as channels:
-            calls = [
-                _asked(channels.enter_context(open_channel(address)), self._token, self._task)
+            opened = [
+                channels.enter_context(open_channel(address, expected=ANY_PARAMETER_SERVER))
                 for address in sorted({*self._servers()})
             ]
+            calls = [_asked(channel, self._token, self._task) for channel in opened]
             try:
                 found = [*filter(None, map(_primary, calls))]
             finally:

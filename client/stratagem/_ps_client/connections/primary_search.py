@@ -13,7 +13,8 @@ import grpc
 from stratagem._core.interruption import uninterrupted
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import Expected
+from stratagem_proto.wire.lasting_channel import LastingChannel
 from stratagem_proto.wire.server_status import begin_status
 
 # A replica that does not say so sooner is busy, stopped or cut off, and asked again.
@@ -44,15 +45,16 @@ class PrimarySearch:
     It keeps a channel to each, since it asks again and again while one takes over.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str) -> None:
+    def __init__(self, addresses: Sequence[str], token: str, expected: Expected) -> None:
         """Ask nothing yet.
 
         Args:
             addresses: Where the replicas are.
             token: The secret of the cluster.
+            expected: The task that they are replicas of.
         """
-        self._addresses, self._token = addresses, token
-        self._channels: dict[str, grpc.Channel] = {}
+        self._addresses, self._token, self._expected = addresses, token, expected
+        self._channels: dict[str, LastingChannel] = {}
         self._closed = False
         self._opening = threading.Lock()
 
@@ -89,8 +91,8 @@ class PrimarySearch:
             if self._closed:
                 raise ValueError("the search is closed")
             if address not in self._channels:
-                self._channels[address] = open_channel(address)
-            return self._channels[address]
+                self._channels[address] = LastingChannel(address, self._expected)
+            return self._channels[address].get()
 
     def close(self) -> None:
         """Ask no more; `find` then raises ValueError."""

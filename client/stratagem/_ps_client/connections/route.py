@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.channel import Deadlines, Expected
 from stratagem_proto.wire.segment import Segment
 
 _LOG = logging.getLogger("stratagem")
@@ -61,6 +61,7 @@ class ServerRoute:
             it.
         meter: Counts the bytes that pass.
         closed: Set once nothing can be sent any more.
+        expected: Who has to be at the address.
         awaited: What threads wait for at present.
         reigns: How often another replica was found to serve.
         has_backup: Whether the server may end without a loss of what it has, as far as is known.
@@ -81,7 +82,7 @@ class ServerRoute:
             directory: Says where it is now; by default nobody can.
             token: The secret by which replicas are asked which one serves.
         """
-        self._task = f"/job:ps/task:{task}"
+        self._index, self._task = task, f"/job:ps/task:{task}"
         self.peer = f"{self._task} at {address}"
         self.meter = TrafficMeter()
         self.closed = threading.Event()
@@ -99,8 +100,9 @@ class ServerRoute:
     def _settle(self, address: str) -> None:
         self.listed = address
         self._replicas = replica_addresses(self._task, address)
-        self._search = PrimarySearch(self._replicas, self._token)
-        self.transport = ServerTransport(self._replicas[0])
+        self.expected = Expected("ps", self._index)
+        self._search = PrimarySearch(self._replicas, self._token, self.expected)
+        self.transport = ServerTransport(self._replicas[0], self.expected)
 
     @property
     def address(self) -> str:
@@ -248,7 +250,10 @@ class ServerRoute:
             if is_new:
                 who = "by the replica " if self.is_replicated else ""
                 _LOG.warning("%s is served %sat %s now", self._task, who, primary.address)
-                self.transport = ServerTransport(primary.address)
+                if not self.is_replicated:
+                    # A task that has moved is with the server of another one.
+                    self.expected = Expected("ps")
+                self.transport = ServerTransport(primary.address, self.expected)
         if is_new:
             left.close()
         return True

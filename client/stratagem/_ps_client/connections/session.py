@@ -31,7 +31,7 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.waits_pb2 import Waiter
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import ANY_SERVER, Expected, open_channel
 
 
 @dataclass(frozen=True)
@@ -259,15 +259,15 @@ class SessionAttendance:
     def __init__(self) -> None:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Future[bytes] | None = None
-        self._place = "", b""
+        self._place = "", ANY_SERVER, b""
         self._again_at = 0.0
         self._closed = False
         self._changing = threading.Lock()
 
-    def begin(self, address: str, session_id: bytes) -> bool:
+    def begin(self, address: str, expected: Expected, session_id: bytes) -> bool:
         """Call the server unless a call is under way; do not wait. Return whether one was."""
         with uninterrupted(), self._changing:
-            place = address, session_id
+            place = address, expected, session_id
             goes_on = self._call is not None and not self._call.done()
             if self._closed or (goes_on and place == self._place):
                 return True
@@ -277,10 +277,10 @@ class SessionAttendance:
             self._renew(*place)
             return False
 
-    def _renew(self, address: str, session_id: bytes) -> None:
+    def _renew(self, address: str, expected: Expected, session_id: bytes) -> None:
         if self._channel is not None:
             self._channel.close()
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, expected=expected)
         method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         method = self._channel.unary_unary(_PATH)
         request = AttendSessionRequest(session_id=session_id)

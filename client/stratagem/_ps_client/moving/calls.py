@@ -14,7 +14,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_proto.wire.status import from_rpc_error
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
@@ -93,7 +93,8 @@ class ServerCalls:
         with ExitStack() as channels:
             calls = {}
             for address in addresses:
-                channel = channels.enter_context(open_channel(address))
+                opened = open_channel(address, expected=ANY_PARAMETER_SERVER)
+                channel = channels.enter_context(opened)
                 call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
                 call = channel.unary_unary(f"/{_SERVICE}/{method}")
                 calls[address] = call.future(data, timeout=seconds)

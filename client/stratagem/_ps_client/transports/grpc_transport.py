@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -11,7 +10,8 @@ import grpc
 from stratagem._core.interruption import abandonable, is_interruptible, uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call, Cancellable, Responses, Style, once
 from stratagem_proto.memory import keep_freed_memory
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import ANY_SERVER, Expected
+from stratagem_proto.wire.lasting_channel import LastingChannel
 
 
 class _Unsent:
@@ -34,11 +34,9 @@ class _CallUnderWay:
 class GrpcTransport:
     """Calls a server by gRPC. Connects at the first call. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._channel: grpc.Channel | None = None
-        self._closed = False
-        self._opening = threading.Lock()
+    def __init__(self, address: str, expected: Expected = ANY_SERVER) -> None:
+        self._channel = LastingChannel(address, expected)
+        self._used = False
 
     def send(self, call: Call) -> Attempt:
         """Begin a call; a closed transport raises ValueError here or for responses."""
@@ -81,24 +79,15 @@ class GrpcTransport:
         return _attempt(sent, once(sent.result))
 
     def _open(self) -> grpc.Channel:
-        return self._channel or self._first_opened()
-
-    def _first_opened(self) -> grpc.Channel:
-        with self._opening:
-            if self._closed:
-                raise ValueError("the transport is closed")
-            if self._channel is None:
-                # Large pulls are faster where their memory need not be cleared first.
-                keep_freed_memory()
-                self._channel = open_channel(self._address)
-            return self._channel
+        if not self._used:
+            # Large pulls are faster where their memory need not be cleared first.
+            keep_freed_memory()
+            self._used = True
+        return self._channel.get()
 
     def close(self) -> None:
         """End all calls; none can be begun any more."""
-        with self._opening:
-            self._closed = True
-            if self._channel is not None:
-                self._channel.close()
+        self._channel.close()
 
 
 def _attempt(call: Cancellable, messages: Iterator[bytes]) -> Attempt:

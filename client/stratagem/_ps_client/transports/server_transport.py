@@ -12,6 +12,7 @@ from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.channel import ANY_SERVER, Expected
 from stratagem_proto.wire.transport import AUTO, GRPC, transport_from_environment
 
 _LOG = logging.getLogger("stratagem")
@@ -32,10 +33,10 @@ class ServerTransport:
         is_closed: Whether all calls were ended from here.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, expected: Expected = ANY_SERVER) -> None:
         self.address = address
         self.is_told = self.is_closed = False
-        self._grpc = GrpcTransport(address)
+        self._grpc = GrpcTransport(address, expected)
         self._sockets: SocketTransport | None = None
         # Remembered, so that what was tried in vain is not tried again.
         self._told = FrameSockets()

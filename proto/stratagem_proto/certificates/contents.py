@@ -1,0 +1,194 @@
+"""What is in a folder of certificates, once it is checked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from stratagem_proto.certificates.identity import CertifiedIdentity
+from stratagem_proto.errors import InvalidArgumentError
+
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+"""The files, named as cert-manager and the helpers of SPIFFE write them."""
+
+# The folder of container engines for secrets, which all users of the container may read.
+_MOUNTED_SECRETS = Path("/run/secrets")
+
+_SPIFFE = "spiffe://"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What a process shows, and whom it trusts.
+
+    Attributes:
+        identity: Who the certificate says that it is.
+        chain: The certificate, and those between it and the authority, in PEM.
+        key: Its private key, in PEM.
+        authorities: The certificates of the authorities that it trusts, in PEM.
+        leaf: The certificate.
+    """
+
+    identity: CertifiedIdentity
+    chain: bytes
+    key: bytes = field(repr=False)
+    authorities: bytes
+    leaf: x509.Certificate
+
+
+def read_certificates(folder: Path) -> Certificates:
+    """Return what is in a folder.
+
+    Raises:
+        InvalidArgumentError: A file is missing, others can read the key, the certificate does not
+            say whose it is, it is not valid now, or the authority has not signed it.
+    """
+    chain, key = _content(folder / CERTIFICATE), _content(folder / KEY)
+    authorities = _content(folder / AUTHORITY)
+    _require_private(folder / KEY)
+    leaf, *between = _certificates(folder / CERTIFICATE, chain)
+    _require_key(folder, leaf, key)
+    _require_valid(folder / CERTIFICATE, leaf)
+    _require_signed(folder, leaf, [*between, *_certificates(folder / AUTHORITY, authorities)])
+    identity = identified(folder / CERTIFICATE, leaf)
+    return Certificates(identity, chain, key, authorities, leaf)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{path} cannot be read: {error.strerror}; a folder of certificates has {CERTIFICATE}, "
+            f"{KEY} and {AUTHORITY}, as `stratagem certs issue` writes them"
+        ) from error
+
+
+def _require_private(path: Path) -> None:
+    if _MOUNTED_SECRETS in path.absolute().parents or os.name != "posix":
+        return
+    if path.stat().st_mode & stat.S_IROTH:
+        raise InvalidArgumentError(
+            f"other users of this machine can read the key {path}; chmod 600 it, and issue another "
+            "one if somebody may have read it (on Kubernetes, give the volume defaultMode: 0440)"
+        )
+
+
+def parsed(path: Path) -> list[x509.Certificate]:
+    """Return the certificates in a file, of which the first one counts.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    return _certificates(path, _content(path))
+
+
+def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path} has no certificates in PEM: {error}") from error
+
+
+def _require_key(folder: Path, leaf: x509.Certificate, pem: bytes) -> None:
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"{folder / KEY} has no private key in PEM without a password: {error}"
+        ) from error
+    if _encoded(key.public_key()) != _encoded(leaf.public_key()):
+        raise InvalidArgumentError(
+            f"{folder / KEY} is not the key of {folder / CERTIFICATE}; issue both together"
+        )
+
+
+def _encoded(key: object) -> bytes:
+    public: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
+    return public
+
+
+def _require_valid(path: Path, leaf: x509.Certificate) -> None:
+    now = datetime.now(timezone.utc)
+    begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if now < begins:
+        raise InvalidArgumentError(
+            f"{path} is valid from {begins:%F %T} UTC, and the clock of this machine says "
+            f"{now:%F %T}; set the clocks, or issue it again"
+        )
+    if now >= ends:
+        raise InvalidArgumentError(
+            f"{path} has expired at {ends:%F %T} UTC, and the clock of this machine says "
+            f"{now:%F %T}; renew it, for instance by `stratagem certs renew`"
+        )
+
+
+def _require_signed(
+    folder: Path, leaf: x509.Certificate, others: Sequence[x509.Certificate]
+) -> None:
+    """Check that one of the others, which handshakes judge themselves, has signed a certificate."""
+    if not any(_signed(leaf, other) for other in others):
+        raise InvalidArgumentError(
+            f"no authority in {folder / AUTHORITY} has signed {folder / CERTIFICATE}; give the "
+            "authority of this cluster, which its servers and clients share"
+        )
+
+
+def _signed(one: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        one.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def identified(path: Path, certificate: x509.Certificate) -> CertifiedIdentity:
+    """Return whose a certificate is.
+
+    Raises:
+        InvalidArgumentError: It does not say so, or lacks the names that go with it.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        uris, hosts = [], []
+    else:
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        hosts = names.get_values_for_type(x509.DNSName)
+    ids = [uri for uri in uris if uri.startswith(_SPIFFE)]
+    if len(ids) != 1:
+        raise InvalidArgumentError(
+            f"{path} names {len(ids)} SPIFFE IDs and has to name one, which says what the process "
+            "is, for instance spiffe://prod/job/worker/task/0/role/worker"
+        )
+    identity = _named(path, ids[0])
+    _require_names(path, identity, {host.lower() for host in hosts})
+    return identity
+
+
+def _named(path: Path, uri: str) -> CertifiedIdentity:
+    try:
+        return CertifiedIdentity.from_uri(uri)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.message}") from error
+
+
+def _require_names(path: Path, identity: CertifiedIdentity, hosts: set[str]) -> None:
+    missing = [name for name in identity.names if name not in hosts]
+    if missing:
+        raise InvalidArgumentError(
+            f"{path} lacks the DNS names by which clients know {identity.label}: "
+            f"{', '.join(missing)}; issue it with them"
+        )
