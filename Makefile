@@ -30,7 +30,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate test-cluster chaos-test compose-test netns-test ray-test \
-	check lint types falsify answers coverage-table bench bench-quick peers wheels images format protos clean
+	check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -110,7 +110,7 @@ format: $(INSTALLED) ## Format code and pages; fix what the linter can.
 	$(BIN)/mdformat $(PAGES)
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
-	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes]"
+	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes,tls]"
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) --no-deps recbole
 
 images: wheels deploy/compose/token ## Build the images of servers and workers.
@@ -123,6 +123,16 @@ images: wheels deploy/compose/token ## Build the images of servers and workers.
 deploy/compose/token:
 	python3 -c "import secrets; print(secrets.token_hex())" > $@
 	chmod 444 $@
+
+certs: $(INSTALLED) deploy/compose/certs ## Make certificates for the containers.
+
+# As the token: only the folder hides the keys.
+deploy/compose/certs:
+	$(BIN)/stratagem certs init compose --authority $@
+	$(BIN)/stratagem certs issue ps:0 ps:1 worker:0=chief worker:1 chief:0 --authority $@
+	$(BIN)/stratagem certs issue worker:0 worker:1 --authority $@ --out $@/worker-servers
+	chmod 755 $@/*/ $@/worker-servers/*/
+	chmod 444 $@/*/tls.key $@/worker-servers/*/tls.key
 
 protos: $(INSTALLED) ## Compile the .proto files.
 	$(BIN)/python proto/compile.py

@@ -53,6 +53,14 @@ def durable_project(engine: Mapping[str, str], images: None) -> Iterator[Project
         yield project
 
 
+@pytest.fixture
+def encrypted_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
+    """As `project`, with tasks that know each other by certificates."""
+    subprocess.run(["make", "--no-print-directory", "certs"], cwd=ROOT, check=True)
+    with _removed(engine, "tls") as project:
+        yield project
+
+
 @pytest.fixture(params=["replicas", "replicas durability replicas.durability"])
 def replicated_project(
     engine: Mapping[str, str], images: None, request: pytest.FixtureRequest

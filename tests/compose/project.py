@@ -63,6 +63,12 @@ class Project:
         """Starts a container again that was killed."""
         self._docker("start", service)
 
+    @property
+    def bridge(self) -> str:
+        """The device of this machine that connects the containers."""
+        command = [self.environment["DOCKER"], "network", "inspect", "--format", "{{.Id}}", NETWORK]
+        return f"br-{self._run(*command).stdout[:12]}"
+
     def cut(self, service: str) -> None:
         """Takes a container from the network; what it has mounted stays."""
         self._docker("network", "disconnect", NETWORK, service)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.compose.conftest import ROOT
+from tests.compose.eavesdropping import Eavesdropper
 from tests.compose.project import Project
 from tests.compose.training import checkpoints
 from tests.demo import BY_TURNS, CLOSE, DEMO_RMSE, demo_error
@@ -13,14 +15,34 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
 
+# Fewer bytes would mean that most of the training was not overheard.
+MUCH = 50_000_000
+
+
+# Names of variables and methods, of which every session has some.
+WORDS = b"user_bias.weight", b"ParameterServerService"
+
+
+def trained_in_public(project: Project, *words: bytes) -> Eavesdropper:
+    """Train the demo while somebody listens who looks for words."""
+    created = project.compose("create", "--no-build", "--pull", "never")
+    assert created.returncode == 0, created.stderr
+    eavesdropper = Eavesdropper(project.bridge, words)
+    with eavesdropper.listening():
+        ended = project.up("--exit-code-from", "worker-0")
+    assert ended.returncode == 0, ended.stderr
+    print(f"\nin containers: test RMSE {demo_error(ended.stdout)}")
+    assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
+    return eavesdropper
+
 
 def test_the_demo_trains_and_its_exit_code_is_that_of_the_command(
     project: Project,
 ) -> None:
-    ended = project.up("--exit-code-from", "worker-0")
-    assert ended.returncode == 0, ended.stderr
-    print(f"\nin containers: test RMSE {demo_error(ended.stdout)}")
-    assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
+    eavesdropper = trained_in_public(project, *WORDS)
+    # What the test of certificates shows that nobody hears.
+    assert eavesdropper.nbytes > MUCH
+    assert set(eavesdropper.heard) == set(WORDS)
     for server in ("ps-0", "ps-1"):
         assert '"event": "stopped"' in project.logs(server)
         assert project.inspect(server, "{{.State.ExitCode}}") == "0"
@@ -57,6 +79,18 @@ def test_servers_with_a_log_that_crash_lose_nothing(durable_project: Project) ->
         assert '"event": "restored"' not in project.logs(server)
     assert "restarted" not in project.logs("worker-0")
     assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < CLOSE
+
+
+def test_nothing_that_tasks_with_certificates_send_can_be_read(
+    encrypted_project: Project,
+) -> None:
+    token = (ROOT / "deploy/compose/token").read_bytes().strip()
+    eavesdropper = trained_in_public(encrypted_project, token, *WORDS)
+    print(f"\n{eavesdropper.nbytes:,} bytes were overheard")
+    assert eavesdropper.nbytes > MUCH
+    assert not eavesdropper.heard
+    for server in ("ps-0", "ps-1"):
+        assert encrypted_project.inspect(server, "{{.State.ExitCode}}") == "0"
 
 
 def test_containers_are_closed_off(project: Project) -> None:
