@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.protocol import check_name
+from stratagem_proto.protocol import check_name, check_token
 from stratagem_proto.serving.addresses import check_address, is_loopback
 from stratagem_proto.wire.transport import check_transport, transport_from_environment
 
@@ -31,7 +31,7 @@ class ServingSettings:
 
     Raises:
         InvalidArgumentError: An address or the transport is not valid, or other machines could
-            reach the server without `insecure` or without a token.
+            reach the server without `insecure` or without a token, or the token is too short.
     """
 
     bind: str = "127.0.0.1:0"
@@ -52,6 +52,7 @@ class ServingSettings:
             check_address(address)
         check_name(self.job, "job")
         check_transport(self.transport)
+        check_token(self.token)
         if is_loopback(self.bind):
             return
         if not self.insecure:

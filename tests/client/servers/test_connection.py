@@ -187,7 +187,7 @@ def test_nothing_is_sent_if_one_of_the_servers_was_never_there() -> None:
 
 def test_a_wrong_token_is_refused(server: ParameterServer) -> None:
     with (
-        connected(server.address, Identity(ROLE_CHIEF, token="guess")) as connection,
+        connected(server.address, Identity(ROLE_CHIEF, token="a guess by somebody")) as connection,
         pytest.raises(UnauthenticatedError, match="STRATAGEM_TOKEN_FILE"),
     ):
         connection.open()
