@@ -6,8 +6,8 @@ import re
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, ProtocolVersionError
 
-PROTOCOL_VERSION = 1
-OLDEST_PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+OLDEST_PROTOCOL_VERSION = 2
 
 # Tensors of a stream are sent in chunks of this many bytes. Smaller chunks are slower, and larger
 # ones hardly faster.

@@ -7,10 +7,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.wire.asking import Question, asking
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replication.calls import asked
 
@@ -29,7 +28,7 @@ class OtherServers:
     """
 
     def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+        self._token = token
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
         """Return what a server says of itself.
@@ -37,9 +36,9 @@ class OtherServers:
         Raises:
             StratagemError: It does not answer.
         """
-        request = pb.DescribeServerRequest(asking=self._asking)
-        response_type = pb.DescribeServerResponse
-        return await _call(address, "DescribeServer", request, response_type, _ASK_SECONDS)
+        request = pb.DescribeServerRequest(asking=asking())
+        question = _question("DescribeServer", request, pb.DescribeServerResponse)
+        return await self._call(address, question, _ASK_SECONDS)
 
     async def take(self, address: str, task: int, seconds: float) -> View:
         """Have a server take a task, and return the view in which it serves it.
@@ -47,15 +46,16 @@ class OtherServers:
         Raises:
             StratagemError: It refuses, or does not get the task in so many seconds.
         """
-        request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
-        deadline = seconds + _ASK_SECONDS
-        return (await _call(address, "TakeTask", request, pb.TakeTaskResponse, deadline)).view
+        request = pb.TakeTaskRequest(asking=asking(), task=task, seconds=seconds)
+        question = _question("TakeTask", request, pb.TakeTaskResponse)
+        return (await self._call(address, question, seconds + _ASK_SECONDS)).view
+
+    async def _call(self, address: str, question: Question[_Response], seconds: float) -> _Response:
+        try:
+            return await asked(address, self._token, question, seconds)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, f"the server at {address}", question.method) from error
 
 
-async def _call(
-    address: str, method: str, request: Message, response_type: type[_Response], seconds: float
-) -> _Response:
-    try:
-        return await asked(address, f"/{SERVICE}/{method}", request, response_type, seconds)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, f"the server at {address}", method) from error
+def _question(method: str, request: Message, response_type: type[_Response]) -> Question[_Response]:
+    return Question(f"/{SERVICE}/{method}", request, response_type)

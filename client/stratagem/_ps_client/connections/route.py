@@ -100,7 +100,7 @@ class ServerRoute:
         self.listed = address
         self._replicas = replica_addresses(self._task, address)
         self._search = PrimarySearch(self._replicas, self._token)
-        self.transport = ServerTransport(self._replicas[0])
+        self.transport = ServerTransport(self._replicas[0], self._token)
 
     @property
     def address(self) -> str:
@@ -248,7 +248,7 @@ class ServerRoute:
             if is_new:
                 who = "by the replica " if self.is_replicated else ""
                 _LOG.warning("%s is served %sat %s now", self._task, who, primary.address)
-                self.transport = ServerTransport(primary.address)
+                self.transport = ServerTransport(primary.address, self._token)
         if is_new:
             left.close()
         return True
@@ -290,6 +290,7 @@ class ServerRoute:
             downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,
+            handshake=request.handshake,
         )
         transport = self.transport
         try:

@@ -209,7 +209,6 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
     """Return what opens the session of that identifier, with a server of any kind."""
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=identity.token,
         session_id=identifier,
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),
