@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.proofs import proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving import handshake
+from stratagem_proto.serving.callers import arrived
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest
@@ -102,6 +103,40 @@ def test_there_is_a_limit_of_handshakes(
     assert caught.value.retry_seconds > 0
     clock.now += 31.0
     check(handshakes, answered(handshakes.challenge(ASKED, b"").challenge))
+
+
+class Call:
+    """A call from an address."""
+
+    def __init__(self, address: str) -> None:
+        self._peer = f"ipv4:{address}:2222"
+
+    def peer(self) -> str:
+        return self._peer
+
+
+def test_all_proofs_wait_from_where_wrong_ones_came(clock: Clock) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now += seconds
+
+    handshakes = Handshakes(SETTINGS, clock, sleep=sleep)
+
+    async def proved_from(address: str, token: str = TOKEN) -> None:
+        arrived(Call(address))
+        made = handshakes.challenge(ASKED, b"").challenge
+        await handshakes.check(answered(made, token), "OpenSession")
+
+    for _ in range(8):
+        with pytest.raises(UnauthenticatedError, match="a wrong proof"):
+            asyncio.run(proved_from("10.0.0.1", "a guess by somebody"))
+    assert waited == [0.1, 0.2, 0.4, 0.8, 1.6]
+    asyncio.run(proved_from("10.0.0.2"))
+    assert len(waited) == 5
+    asyncio.run(proved_from("10.0.0.1"))
+    assert waited[5:] == [2.0]
 
 
 def test_what_a_server_proves_is_no_proof_of_a_client(handshakes: Handshakes) -> None:

@@ -117,6 +117,15 @@ def test_a_challenge_that_somebody_else_has_made_is_none(client: RawClient) -> N
             opened(client, request)
 
 
+def test_a_client_is_let_in_although_others_of_its_address_guess(client: RawClient) -> None:
+    for _ in range(5):
+        guess = proved(client)
+        guess.proof.mac = bytes(32)
+        with pytest.raises(UnauthenticatedError, match="a wrong proof"):
+            opened(client, guess)
+    client.open()
+
+
 def test_a_nonce_has_a_size(client: RawClient) -> None:
     with pytest.raises(InvalidArgumentError, match="a nonce of 8 bytes, not 32"):
         challenge(client, nonce=bytes(8))

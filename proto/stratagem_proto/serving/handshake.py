@@ -7,11 +7,12 @@ so that no proof is taken twice. Only who knows the secret makes it keep anythin
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -24,6 +25,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.proofs import NONCE_BYTES, proof_of_client, proof_of_server
 from stratagem_proto.protocol import check_version
+from stratagem_proto.serving.callers import present_address
+from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.serving.methods import unary_handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.settings import ServingSettings
@@ -55,6 +58,7 @@ class Handshakes:
         settings: The settings of the server.
         clock: Returns the time in seconds; it never goes back.
         random_bytes: Returns as many random bytes as it is asked for.
+        sleep: Waits for some seconds of the clock.
 
     Attributes:
         settings: The settings of the server.
@@ -65,10 +69,12 @@ class Handshakes:
         settings: ServingSettings,
         clock: Callable[[], float] = time.monotonic,
         random_bytes: Callable[[int], bytes] = os.urandom,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.settings = settings
-        self._clock, self._random_bytes = clock, random_bytes
+        self._clock, self._random_bytes, self._sleep = clock, random_bytes, sleep
         self._key = random_bytes(32)
+        self._failed = FailedProofs()
         # When each was made, in the order in which their proofs came.
         self._taken: dict[bytes, float] = {}
 
@@ -105,7 +111,7 @@ class Handshakes:
             ProtocolVersionError: Its version is not known.
             UnauthenticatedError: It has not proved that it knows the secret.
             UnavailableError: The challenge is too old, or of another process.
-            ResourceExhaustedError: Too many have proved themselves lately.
+            ResourceExhaustedError: Too many have proved themselves lately, or wait to do so.
         """
         check_version(asking.protocol_version)
         token, proof = self.settings.token, asking.proof
@@ -114,9 +120,21 @@ class Handshakes:
         if not token:
             return
         made = self._time_of(proof.challenge)
+        address = present_address()
+        await self._wait(address)
         if not hmac.compare_digest(proof.mac, proof_of_client(token, method, asking)):
+            self._failed.failed(address, self._clock())
             raise self._refused("was shown a wrong proof of the cluster token")
         self._take(proof.challenge, made)
+
+    async def _wait(self, address: str) -> None:
+        """Let a proof wait whose address has sent wrong ones, so that few can be tried."""
+        seconds = self._failed.begin(address, self._clock())
+        if seconds:
+            try:
+                await self._sleep(seconds)
+            finally:
+                self._failed.end(address)
 
     def _time_of(self, challenge: bytes) -> float:
         """Return when a challenge was made; raise unless it was made here, and lately."""
