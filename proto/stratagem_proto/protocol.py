@@ -6,8 +6,8 @@ import re
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, ProtocolVersionError
 
-PROTOCOL_VERSION = 1
-OLDEST_PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+OLDEST_PROTOCOL_VERSION = 2
 
 # Tensors of a stream are sent in chunks of this many bytes. Smaller chunks are slower, and larger
 # ones hardly faster.
@@ -27,6 +27,9 @@ PING_SECONDS = 5.0
 """A connection whose peer leaves a ping unanswered for this time is closed."""
 
 SESSION_ID_BYTES = 16
+
+TOKEN_BYTES = 16
+"""The shortest secret of a cluster. Nobody can guess so many random bytes, whatever he sees."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:+]+")
 
@@ -48,6 +51,24 @@ def check_name(name: str, what: str = "variable") -> None:
         raise InvalidNameError(
             f"{what} name {name!r} has characters other than letters, digits and _.-/:+; rename it",
             variable=name,
+        )
+
+
+def check_token(token: str, what: str = "the cluster token") -> None:
+    """Check that the secret of a cluster is long enough; "" is none.
+
+    Args:
+        token: The secret.
+        what: What to call it in the error, which does not show it.
+
+    Raises:
+        InvalidArgumentError: It has fewer than `TOKEN_BYTES` bytes.
+    """
+    if 0 < len(token.encode()) < TOKEN_BYTES:
+        raise InvalidArgumentError(
+            f"{what} has {len(token.encode())} bytes, and one of fewer than {TOKEN_BYTES} can be "
+            "guessed; make another by 'openssl rand -hex 32' or by "
+            "'python -c \"import secrets; print(secrets.token_hex(32))\"'"
         )
 
 

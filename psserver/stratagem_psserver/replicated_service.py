@@ -89,7 +89,7 @@ class ReplicatedService:
 
         async def serve(call: _Arbitrate) -> None:
             task = self._require_task()
-            await arbiter.serve(call, lambda: task.replica)
+            await arbiter.serve(call, lambda: task.replica, self.state.handshakes)
 
         return (_arbitrate_handler(boundary, serve),)
 
@@ -100,7 +100,8 @@ class ReplicatedService:
 
     def fresh_state(self) -> ServerState:
         """Return another state, which is empty and which no client has access to."""
-        return ServerState(self.state.settings, self.state.environment)
+        state = self.state
+        return ServerState(state.settings, state.environment, state.handshakes)
 
     def adopt(self, state: ServerState) -> None:
         """Replace the state by another one; whoever waits in the former is refused."""
@@ -141,7 +142,7 @@ class ReplicatedService:
         return error
 
     def _exchange(self, *answering: grpc.GenericRpcHandler) -> None:
-        self._present.present = (self.service.status_handler, *self._for_peers, *answering)
+        self._present.present = (*self.service.handlers_for_all, *self._for_peers, *answering)
         self._on_exchange()
 
     def begin(self, address: str) -> None:

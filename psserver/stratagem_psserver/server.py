@@ -95,14 +95,14 @@ class ParameterServer(RpcServer):
         if not (self._persistence and self._persistence.has_state):
             self._resume(state)
         self._sole = Service(state)
-        return (self._sole.status_handler, *self._sole.handlers)
+        return (*self._sole.handlers_for_all, *self._sole.handlers)
 
     def _moving(self, state: ServerState) -> Sequence[grpc.GenericRpcHandler]:
         """Return the handlers of calls by which tasks are found and moved."""
         if self._served is None:
             return ()
         boundary = RpcBoundary(self.settings.label, state.figures)
-        return (servers_handler(self._served, self.settings, boundary),)
+        return (servers_handler(self._served, state.handshakes, boundary),)
 
     @property
     def _service(self) -> Service:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stratagem_proto.serving.handshake import challenge_handler
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -31,7 +33,8 @@ class Service:
         state: The state.
         saves: The checkpoints that it writes.
         status: Describes it.
-        status_handler: The handler of calls that ask for the status.
+        handlers_for_all: The handlers of calls that are answered whether clients are served or not:
+            those that ask for the status, or for a challenge.
         handlers: The handlers of all other calls.
     """
 
@@ -41,9 +44,11 @@ class Service:
         self.state, self.saves = state, Saves(state)
         self._facts, self._replication = ParameterServerFacts(state, self.saves), replication
         self.status = StatusService(
-            state.settings, state.incarnation, state.figures, self._fill_status
+            state.handshakes, state.incarnation, state.figures, self._fill_status
         )
-        self.status_handler = self.status.handler()
+        boundary = RpcBoundary(state.settings.label, state.figures)
+        challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
+        self.handlers_for_all = (self.status.handler(), challenges)
         self.handlers = (
             service_handler(state),
             checkpoint_handler(state, self.saves),

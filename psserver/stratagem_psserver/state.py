@@ -8,6 +8,7 @@ from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
@@ -50,14 +51,26 @@ class ServerState:
 
     Only the event loop adds, removes or looks up variables and sessions. Other threads only change
     tensors, while the event loop holds the locks of their variables.
+
+    Args:
+        settings: The settings of the server.
+        environment: What it takes from its machine; by default what there is.
+        handshakes: Those of the process, where this is not the first state that it has.
     """
 
-    def __init__(self, settings: ServerSettings, environment: Environment | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        environment: Environment | None = None,
+        handshakes: Handshakes | None = None,
+    ) -> None:
         self.settings = settings
         self.environment = environment or Environment()
         self.clock, self.compute = self.environment.clock, self.environment.compute
+        random_bytes = self.environment.random_bytes
+        self.handshakes = handshakes or Handshakes(settings, self.clock, random_bytes)
         self.figures = Figures()
-        self.incarnation = self.environment.random_bytes(SESSION_ID_BYTES)
+        self.incarnation = random_bytes(SESSION_ID_BYTES)
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.succession = Succession()
         self.ledger = SessionLedger(
@@ -88,17 +101,14 @@ class ServerState:
         self.closures = ClosureLedger()
         self.changes = Changes()
         self.receiver = Receiver(self.budget, self.figures)
-        self.mutations: Mutations | ReplayedMutations = Mutations(
-            self.ledger,
-            ClosureTurns(self.closures, self.waits),
-            self.receiver,
-            self.waits,
-            self.gate,
-            self.changes,
-        )
+        self.mutations: Mutations | ReplayedMutations = self._new_mutations()
         self.resumed = False
         self.frame_sockets: FrameSockets | None = None
         self.restored = Announcements()
+
+    def _new_mutations(self) -> Mutations:
+        turns = ClosureTurns(self.closures, self.waits)
+        return Mutations(self.ledger, turns, self.receiver, self.waits, self.gate, self.changes)
 
     def _reclaim(self) -> None:
         self.receiver.uploads.clear()

@@ -154,7 +154,7 @@ def test_a_worker_server_that_is_to_end_finishes_its_function_and_gives_back_the
 @pytest.mark.parametrize("kind", ["ps", "worker"])
 def test_a_server_ends_by_a_notice(kind: str, tmp_path: Path) -> None:
     ready, token, notice = (tmp_path / name for name in ("ready", "token", "notice"))
-    token.write_text("secret")
+    token.write_text("the cluster's secret")
     environment: Mapping[str, str] = {"STRATAGEM_NOTICE": f"file:{notice}"}
     files = ("--ready-file", str(ready), "--token-file", str(token))
     server = ("-m", "stratagem_deploy.cli", kind, *files)

@@ -28,6 +28,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.proving import prove_now
 from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, tasks
 from tests.waiting import eventually
@@ -70,12 +71,12 @@ def listens(address: str) -> bool:
 def opens_session(address: str, token: str | None) -> bool:
     request = OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=token or "",
         session_id=os.urandom(16),
         role=ROLE_CLIENT,
     )
     with open_channel(address) as channel:
         try:
+            prove_now(channel, token or "", "OpenSession", request, 30)
             ParameterServerServiceStub(channel).OpenSession(request, timeout=30)
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -69,7 +69,7 @@ def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
 @pytest.mark.parametrize("kind", ["ps", "worker"])
 def test_a_server_is_started_found_healthy_and_drained(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
-    token.write_text("secret")
+    token.write_text("the cluster's secret")
     files = ("--ready-file", str(ready), "--token-file", str(token))
     metrics = ("--metrics-bind", "127.0.0.1:0")
     command = ("-m", "stratagem_deploy.cli", kind, *files, *metrics)

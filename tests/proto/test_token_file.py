@@ -16,8 +16,8 @@ from stratagem_proto.errors import InvalidArgumentError
 
 def test_a_token_is_without_the_space_around_it(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    path.write_text(" a secret\n")
-    assert read_token(path) == "a secret"
+    path.write_text(" the secret of a cluster\n")
+    assert read_token(path) == "the secret of a cluster"
 
 
 def test_no_file_is_no_token() -> None:
@@ -45,6 +45,21 @@ def test_a_file_without_a_token_is_named_with_what_to_do(
     monkeypatch.setenv(VARIABLE, str(path))
     with pytest.raises(InvalidArgumentError, match=f"the token file '{path}' {says}"):
         token_from_environment()
+
+
+def test_a_token_that_could_be_guessed_is_refused_with_how_to_make_another(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("fifteen letters\n")
+    says = f"in '{path}' has 15 bytes, .* fewer than 16 can be guessed; make another by 'openssl"
+    with pytest.raises(InvalidArgumentError, match=says) as caught:
+        read_token(path)
+    assert "letters" not in str(caught.value)
+
+
+def test_a_token_is_measured_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("ä" * 8)
+    assert read_token(path) == "ä" * 8
 
 
 def test_a_folder_is_no_token_file(tmp_path: Path) -> None:

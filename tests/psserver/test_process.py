@@ -102,12 +102,12 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
 
 def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("secret\n")
+    file.write_text("the cluster's secret\n")
     with serving(tmp_path, "--token-file", str(file)) as server:
-        with RawClient(server.address, "secret") as client:
+        with RawClient(server.address, "the cluster's secret") as client:
             client.open()
         with (
-            RawClient(server.address, "guess") as client,
+            RawClient(server.address, "a guess by somebody") as client,
             pytest.raises(UnauthenticatedError),
         ):
             client.open()
@@ -115,7 +115,7 @@ def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
 
 def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("secret\n")
+    file.write_text("the cluster's secret\n")
     file.chmod(0o644)
     with serving(tmp_path, "--token-file", str(file)) as server:
         server.popen.terminate()

@@ -149,6 +149,11 @@ def test_a_read_sees_all_of_a_request_or_nothing(client: RawClient) -> None:
 # --- Who may speak -----------------------------------------------------------
 
 
+def test_no_server_has_a_token_that_could_be_guessed() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"has 5 bytes.*make another by 'openssl rand"):
+        ServerSettings(token="short")
+
+
 @pytest.mark.parametrize("token", ["", "another secret"])
 def test_a_wrong_token_is_refused_with_where_to_look(server: ParameterServer, token: str) -> None:
     with (

@@ -36,8 +36,11 @@ def calls(status: GetStatusResponse, name: str) -> MethodStatus:
 
 
 def test_only_who_knows_the_secret_is_told(client: RawClient) -> None:
-    with pytest.raises(UnauthenticatedError, match="STRATAGEM_TOKEN_FILE"):
-        status_of(client, token="guessed")
+    with (
+        RawClient(client.address, "") as stranger,
+        pytest.raises(UnauthenticatedError, match=r"no proof.*STRATAGEM_TOKEN_FILE"),
+    ):
+        status_of(stranger)
 
 
 def test_calls_are_counted_with_their_outcome_and_the_bytes_of_tensors(

@@ -32,13 +32,14 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
+from stratagem_proto.wire.asking import asking
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.codec import Assembler, split
 from stratagem_proto.wire.frames import Header, decode_frame, encode_frame
+from stratagem_proto.wire.proving import prove_now
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
-from tests.conftest import TOKEN
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0
@@ -79,13 +80,18 @@ class RawClient:
         """Opens the session if the server is that run."""
         request = session_pb2.OpenSessionRequest(
             protocol_version=version,
-            cluster_token=self._token,
             session_id=self.session_id,
             role=session_pb2.ROLE_WORKER,
             task=self.task,
             incarnation=run,
         )
+        self.prove("OpenSession", request)
         return self.unary("OpenSession", request, session_pb2.OpenSessionResponse)
+
+    def prove(self, method: str, asking: session_pb2.OpenSessionRequest) -> None:
+        """Proves that the client knows the token, in what it asks with."""
+        with translated("the server", method):
+            prove_now(self.channel, self._token, method, asking, SECONDS)
 
     def heartbeat(self) -> None:
         request = session_pb2.HeartbeatRequest(session_id=self.session_id)
@@ -247,12 +253,10 @@ def update_header(
     )
 
 
-def status_of(
-    client: RawClient, token: str = TOKEN, with_variables: bool = False
-) -> GetStatusResponse:
+def status_of(client: RawClient, with_variables: bool = False) -> GetStatusResponse:
     """What the server of a client says of itself."""
-    asking = session_pb2.OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
-    request = GetStatusRequest(asking=asking, with_variables=with_variables)
+    request = GetStatusRequest(asking=asking(), with_variables=with_variables)
+    client.prove("GetStatus", request.asking)
     return client.unary("GetStatus", request, GetStatusResponse, service=STATUS_SERVICE)
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
-from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.call_error import CallError
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.shared_segment import SharedSegment
 from tests.simulation.world import World
@@ -85,7 +85,7 @@ class Network:
         """Return the messages of the answer.
 
         Raises:
-            SocketError: The call failed, or was not answered in time.
+            CallError: The call failed, or was not answered in time.
         """
         return await self.begin(caller, server, sent, timeout).outcome()
 
@@ -232,5 +232,5 @@ class Delivery:
         self._world.note(self._server.name, f"{self._sent} of {self._caller} {what}")
 
 
-def _failed(code: grpc.StatusCode, why: str) -> SocketError:
-    return SocketError(RecordedStatus(code=code.value[0], message=why))
+def _failed(code: grpc.StatusCode, why: str) -> CallError:
+    return CallError(RecordedStatus(code=code.value[0], message=why))

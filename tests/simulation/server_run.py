@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from stratagem_proto.sockets.client.errors import SocketError
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import detail_of
 from stratagem_psserver.checkpoints.saving import Saves
@@ -82,7 +82,7 @@ class ServedCall:
     ) -> NoReturn:
         """End the call with a status."""
         detail = detail_of(trailing_metadata)
-        raise SocketError(RecordedStatus(code=code.value[0], message=details, detail=detail))
+        raise CallError(RecordedStatus(code=code.value[0], message=details, detail=detail))
 
 
 class SimulatedCompute(Compute):

@@ -15,7 +15,8 @@ from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.channel import Deadlines, open_channel
+from stratagem_proto.wire.proving import prove_now
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
 
@@ -63,9 +64,11 @@ def refuses(address: str) -> bool:
     return False
 
 
-def opening() -> pb.WorkRequest:
-    """The handshake of a session."""
+def opening(worker: WorkerServer) -> pb.WorkRequest:
+    """The handshake of a session, with its proof."""
     session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
+    with open_channel(worker.address) as channel:
+        prove_now(channel, TOKEN, "Work", session, PATIENCE)
     return pb.WorkRequest(open=pb.OpenWorkerSession(session=session, runtime=this_runtime()))
 
 

@@ -34,7 +34,7 @@ from tests.worker.links import (
 PATH = b"/stratagem_proto.v1.WorkerService/Work"
 
 
-@pytest.mark.parametrize("token", ["", "guess"])
+@pytest.mark.parametrize("token", ["", "a guess by somebody"])
 def test_without_the_token_no_function_runs(worker: WorkerServer, token: str) -> None:
     with pytest.raises(UnauthenticatedError, match="/job:worker/task:0"):
         link_to(worker.address, token=token).connect()
@@ -88,7 +88,7 @@ def test_a_call_begins_with_a_handshake(
 
 def test_an_unknown_instruction_ends_the_session(worker: WorkerServer) -> None:
     with open_channel(worker.address) as channel, pytest.raises(InvalidArgumentError):
-        exchange(channel, opening(), pb.WorkRequest(instructions=[pb.Instruction()]))
+        exchange(channel, opening(worker), pb.WorkRequest(instructions=[pb.Instruction()]))
 
 
 def exchange(channel: Any, *requests: pb.WorkRequest) -> None:

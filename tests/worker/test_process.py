@@ -70,7 +70,7 @@ def test_functions_run_in_the_process_of_the_worker(process: ServerProcess) -> N
         assert result(link, 3, lambda: __import__("stratagem").__name__) == "stratagem"
     assert shown == [("stdout", "word")]
     with pytest.raises(UnauthenticatedError):
-        link_to(process.address, token="guess").connect()
+        link_to(process.address, token="a guess by somebody").connect()
 
 
 def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.proving import prove
 from stratagem_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -141,10 +142,12 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
             for 10 s.
     """
     request = pb.CopyRequest(asking=_asking(place, settings), closure=place.closure)
+    token, asking = settings.token, request.asking
     try:
         async with open_aio_channel(
             place.address, PATIENT_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
         ) as channel:
+            await prove(channel, token, "Copy", asking, _SILENCE_SECONDS)
             stub = cast("WorkerServiceAsyncStub", WorkerServiceStub(channel))
             return b"".join([piece async for piece in _pieces(stub.Copy(request))])
     except (grpc.RpcError, asyncio.TimeoutError) as error:
@@ -157,7 +160,6 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
 def _asking(place: pb.ResultPlace, settings: WorkerSettings) -> OpenSessionRequest:
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=settings.token,
         session_id=place.session_id,
         role=ROLE_WORKER,
         task=Task(job=settings.job, index=settings.task),

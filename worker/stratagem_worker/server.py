@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import grpc
 
+from stratagem_proto.serving.handshake import challenge_handler
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
@@ -33,8 +35,10 @@ class WorkerServer(RpcServer):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         self._state = WorkerState(self.settings)
         state = self._state
-        self._status = StatusService(self.settings, state.incarnation, state.figures, state.fill)
-        return (self._status.handler(), service_handler(state))
+        self._status = StatusService(state.handshakes, state.incarnation, state.figures, state.fill)
+        boundary = RpcBoundary(self.settings.label, state.figures)
+        challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
+        return (self._status.handler(), challenges, service_handler(state))
 
     def _status_service(self) -> StatusService:
         return self._status

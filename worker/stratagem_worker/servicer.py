@@ -43,7 +43,7 @@ class _Copy:
 
     async def handle(self, request: bytes, context: Context) -> None:
         async with self._boundary.crossing(context, pb.CopyRequest.__name__):
-            payload = self._state.result(pb.CopyRequest.FromString(request))
+            payload = await self._state.result(pb.CopyRequest.FromString(request))
             pieces, last = split(payload)
             for piece in (*pieces, last):
                 response = pb.CopyResponse(piece=piece)
@@ -60,7 +60,7 @@ class _WorkService:
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         async with self._boundary.crossing(context, pb.WorkRequest.__name__):
-            session = self._state.open(await self._handshake(messages))
+            session = await self._state.open(await self._handshake(messages))
             reading = asyncio.create_task(self._read(session, messages))
             sending = asyncio.create_task(self._send(session, context))
             watching = asyncio.create_task(self._watch(session))

@@ -14,7 +14,7 @@ from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -47,7 +47,7 @@ class WorkerState:
     """The sessions of a worker and the thread that they share; on the event loop."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self.settings = settings
+        self.settings, self.handshakes = settings, Handshakes(settings)
         self.figures = Figures()
         self.incarnation = os.urandom(SESSION_ID_BYTES)
         self._gpus = len(list_logical_devices("GPU"))
@@ -62,9 +62,9 @@ class WorkerState:
         """Start the thread."""
         self._executor.start()
 
-    def open(self, request: pb.OpenWorkerSession) -> WorkSession:
+    async def open(self, request: pb.OpenWorkerSession) -> WorkSession:
         """Begin a session; raise `StratagemError` if the client may not have one."""
-        check_handshake(request.session, self.settings)
+        await self.handshakes.check(request.session, "Work")
         check_runtime(request.runtime, self.settings.label)
         if self._draining:
             raise self._shutting_down()
@@ -100,9 +100,9 @@ class WorkerState:
         self._sessions.pop(session.results.session_id, None)
         session.end()
 
-    def result(self, request: pb.CopyRequest) -> bytes:
+    async def result(self, request: pb.CopyRequest) -> bytes:
         """Return a result that a session has left here, if the asking worker may have it."""
-        check_handshake(request.asking, self.settings)
+        await self.handshakes.check(request.asking, "Copy")
         session = self._sessions.get(request.asking.session_id)
         if session is None:
             raise NotFoundError(f"the session that left results on {self.settings.label} has ended")

@@ -113,11 +113,12 @@ class WorkerLink:
         """
         self.close()
         setting = transport_from_environment()
-        self._begin(partial(GrpcWire, self._address, expected=self._expected))
+        token = self._identity.token
+        self._begin(partial(GrpcWire, self._address, token, expected=self._expected))
         for endpoint in endpoints(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                return self._begin(partial(SocketWire, endpoint, self.batchers))
+                return self._begin(partial(SocketWire, endpoint, self.batchers, token))
 
     def _begin(self, make: MakeWire) -> None:
         """Open a session, in place of the one there is."""
@@ -237,7 +238,8 @@ def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
     """Return the task of the worker server at an address; raise as `WorkerLink.connect`."""
     peer = f"the worker at {address}"
     session = secrets.token_bytes(SESSION_ID_BYTES)
-    wire = GrpcWire(address, _opening(identity, session, address), TrafficMeter())
+    opening = _opening(identity, session, address)
+    wire = GrpcWire(address, identity.token, opening, TrafficMeter())
     stream = WorkStream(wire, peer, labelled(peer), TrafficMeter())
     try:
         return stream.open(deadlines.connect).session.task

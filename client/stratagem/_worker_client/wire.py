@@ -12,17 +12,24 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
+import grpc
+
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._worker_client.batchers import Batcher, Batchers
-from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.errors import CancelledError, MalformedStreamError
 from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.client.errors import broken, require_ok
 from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
+from stratagem_proto.wire.proving import CHALLENGE, Proving
+
+_WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
+_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
 
 Instructions = Iterable[pb.Instruction]
 
@@ -60,19 +67,39 @@ class GrpcWire:
     def __init__(
         self,
         address: str,
+        token: str,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
         expected: Expected = ANY_SERVER,
     ) -> None:
-        self._meter = meter
+        self._meter, self._token, self._opening = meter, token, opening
         self._outbox: SimpleQueue[Instructions | None] = SimpleQueue()
         self._channel = open_channel(address, PATIENT_CHANNEL_OPTIONS, expected)
-        self._call = WorkerServiceStub(self._channel).Work(
-            self._requests(opening), wait_for_ready=True
-        )
+        self._call: grpc.Future[bytes] | grpc.Call | None = None
+        self._is_over = False
 
     def __iter__(self) -> Iterator[pb.WorkResponse]:
-        return iter(self._call)
+        if self._token:
+            self._prove()
+        call = WorkerServiceStub(self._channel).Work(self._requests(), wait_for_ready=True)
+        self._wait_for(call)
+        yield from call
+
+    def _prove(self) -> None:
+        proving = Proving(self._token, _WORK.name)
+        challenge: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        challenge = self._channel.unary_unary(CHALLENGE)
+        call = challenge.future(proving.request, wait_for_ready=True)
+        self._wait_for(call)
+        try:
+            proving.prove(proving.challenged(call.result()), self._opening.session)
+        except grpc.FutureCancelledError as error:
+            raise CallError.of(CancelledError("the call was given up")) from error
+
+    def _wait_for(self, call: grpc.Future[bytes] | grpc.Call) -> None:
+        self._call = call
+        if self._is_over:
+            call.cancel()
 
     def send(self, instructions: Instructions) -> None:
         """Send instructions, in order; do not wait."""
@@ -80,16 +107,18 @@ class GrpcWire:
 
     def cancel(self) -> None:
         """End the call, from any thread. May be called again."""
+        self._is_over = True
         self._outbox.put(None)
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     def close(self) -> None:
         """Cancel, and close the channel."""
         self.cancel()
         self._channel.close()
 
-    def _requests(self, opening: pb.OpenWorkerSession) -> Iterator[pb.WorkRequest]:
-        yield pb.WorkRequest(open=opening)
+    def _requests(self) -> Iterator[pb.WorkRequest]:
+        yield pb.WorkRequest(open=self._opening)
         while (waiting := self._taken()) is not None:
             for batch in batches(waiting):
                 request = pb.WorkRequest(instructions=batch)
@@ -105,9 +134,6 @@ class GrpcWire:
         found = [instructions for instructions in waiting if instructions is not None]
         return chain.from_iterable(found) if None not in waiting else None
 
-
-_WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
-_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
 
 _NAME = "stratagem-work-writer"
 
@@ -128,6 +154,7 @@ class SocketWire:
         self,
         endpoint: Endpoint,
         batchers: Batchers,
+        token: str,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
     ) -> None:
@@ -138,13 +165,26 @@ class SocketWire:
         self._sending = threading.Lock()
         self._reading = False
         self._link = SocketLink(endpoint)
-        self._link.allow(None)
-        message = pb.WorkRequest(open=opening).SerializeToString()
         try:
+            if token:
+                self._prove(token, opening, time.monotonic() + endpoint.seconds)
+            self._link.allow(None)
+            message = pb.WorkRequest(open=opening).SerializeToString()
             self._link.send(FrameKind.CALL, message, is_last=False, path=_PATH)
         except BaseException:
             self._link.close()
             raise
+
+    def _prove(self, token: str, opening: pb.OpenWorkerSession, deadline: float) -> None:
+        proving = Proving(token, _WORK.name)
+        self._link.send(FrameKind.CALL, proving.request, is_last=True, path=CHALLENGE.encode())
+        answer = self._link.receive(deadline)
+        try:
+            if answer.kind == FrameKind.STATUS:
+                require_ok(answer)
+            proving.prove(proving.challenged(bytes(answer.message)), opening.session)
+        except grpc.RpcError as error:
+            raise ConnectionRefusedError(str(error)) from error
 
     def __iter__(self) -> Iterator[pb.WorkResponse]:
         try:

@@ -9,6 +9,7 @@ import grpc
 
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.asking import Answer
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.server_status import begin_status
 
@@ -31,7 +32,7 @@ def replica_standings(
         return [_standing(call) for call in calls]
 
 
-def _standing(call: grpc.Future[GetStatusResponse]) -> ReplicationStatus | None:
+def _standing(call: Answer[GetStatusResponse]) -> ReplicationStatus | None:
     try:
         return call.result().parameter_server.replication
     except grpc.RpcError:

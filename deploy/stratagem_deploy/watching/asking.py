@@ -12,6 +12,7 @@ import grpc
 from stratagem_deploy.watching.places import ServerPlace, replica_name
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.asking import Answer
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
@@ -110,7 +111,7 @@ def _asked(
         return [_answer(*each) for each in zip(places, calls, strict=True)]
 
 
-def _answer(place: ServerPlace, call: grpc.Future[GetStatusResponse]) -> ServerAnswer:
+def _answer(place: ServerPlace, call: Answer[GetStatusResponse]) -> ServerAnswer:
     try:
         return ServerAnswer(place, call.result())
     except grpc.RpcError as error:

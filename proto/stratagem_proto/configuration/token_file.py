@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import check_token
 
 VARIABLE = "STRATAGEM_TOKEN_FILE"
 
@@ -24,7 +25,8 @@ def read_token(path: Path | None) -> str:
     """Return the token in a file, without white space around it; "" if there is no file.
 
     Raises:
-        InvalidArgumentError: The file is missing, cannot be read, is empty, or is not UTF-8 text.
+        InvalidArgumentError: The file is missing, cannot be read, is empty, or is not UTF-8 text;
+            or the token is too short.
     """
     if path is None:
         return ""
@@ -38,6 +40,7 @@ def read_token(path: Path | None) -> str:
         raise _refusal(path, f"is not text: {error}; write a secret in UTF-8 into it") from error
     if not token:
         raise _refusal(path, "is empty; write a secret into it")
+    check_token(token, f"the cluster token in {str(path)!r}")
     return token
 
 

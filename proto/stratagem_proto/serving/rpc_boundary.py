@@ -14,6 +14,7 @@ from grpc.aio import AbortError
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.server_log import LOG
+from stratagem_proto.serving.callers import arrived
 from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
@@ -125,6 +126,7 @@ class _Crossing:
         self._context, self._request = context, request
 
     async def __aenter__(self) -> None:
+        arrived(self._context)
         self._began = self._calls.begin()
 
     async def __aexit__(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stratagem_proto.certificates.presented import certificates_in
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.protocol import check_name
+from stratagem_proto.protocol import check_name, check_token
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import check_address, is_loopback
 from stratagem_proto.wire.transport import check_transport, transport_from_environment
@@ -46,8 +46,9 @@ class ServingSettings:
 
     Raises:
         ImportError: There are certificates, and the package cryptography is not installed.
-        InvalidArgumentError: An address, the transport or a certificate is not valid; or other
-            machines could reach the server unencrypted without `insecure`, or without a token.
+        InvalidArgumentError: An address, the transport, a certificate or the token is not valid; or
+            other machines could reach the server unencrypted without `insecure`, or without a
+            token.
     """
 
     bind: str = "127.0.0.1:0"
@@ -68,6 +69,7 @@ class ServingSettings:
             check_address(address)
         check_name(self.job, "job")
         check_transport(self.transport)
+        check_token(self.token)
         if self.certificates is not None:
             self._check_certificate(self.certificates.current().identity)
         for address in filter(None, self._unencrypted):

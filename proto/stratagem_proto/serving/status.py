@@ -14,10 +14,9 @@ import grpc
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.methods import unary_handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.wire.server_status import SERVICE
@@ -40,21 +39,21 @@ class StatusService:
     """The status service of one server; runs on its event loop."""
 
     def __init__(
-        self, settings: ServingSettings, incarnation: bytes, figures: Figures, fill: Fill
+        self, handshakes: Handshakes, incarnation: bytes, figures: Figures, fill: Fill
     ) -> None:
         """Describe the server.
 
         Args:
-            settings: The settings of the server.
+            handshakes: Those of the server, which know its settings.
             incarnation: Identifies the run of the server.
             figures: The figures of its calls.
             fill: Fills in the part for its kind of server.
         """
-        self._settings = settings
+        self._handshakes, self._settings = handshakes, handshakes.settings
         self._incarnation = incarnation
         self._figures = figures
         self._fill = fill
-        self._boundary = RpcBoundary(settings.label, figures)
+        self._boundary = RpcBoundary(self._settings.label, figures)
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -63,7 +62,7 @@ class StatusService:
         return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
 
     async def _answer(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
-        check_handshake(request.asking, self._settings)
+        await self._handshakes.check(request.asking, "GetStatus")
         return await self.status(request.with_variables)
 
     async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:

@@ -77,24 +77,50 @@ class Task(google.protobuf.message.Message):
 global___Task = Task
 
 @typing.final
+class Proof(google.protobuf.message.Message):
+    """Shows that a client knows the secret of the cluster, to the process that made the challenge, for
+    one request. See HandshakeService.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: builtins.int
+    CHALLENGE_FIELD_NUMBER: builtins.int
+    MAC_FIELD_NUMBER: builtins.int
+    nonce: builtins.bytes
+    """The nonce of the client's ChallengeRequest."""
+    challenge: builtins.bytes
+    """As in ChallengeResponse."""
+    mac: builtins.bytes
+    """HMAC-SHA256 under the cluster's secret of the nonce, the challenge, the name of the RPC and all
+    other fields of the OpenSessionRequest; see `stratagem_proto.proofs`.
+    """
+    def __init__(
+        self,
+        *,
+        nonce: builtins.bytes = ...,
+        challenge: builtins.bytes = ...,
+        mac: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["challenge", b"challenge", "mac", b"mac", "nonce", b"nonce"]) -> None: ...
+
+global___Proof = Proof
+
+@typing.final
 class OpenSessionRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
-    CLUSTER_TOKEN_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
     it does not understand with a message that names both versions.
-    """
-    cluster_token: builtins.str
-    """Secret of the cluster, compared in constant time. Owned by whoever deploys
-    the cluster; empty only where the server was started without one.
     """
     session_id: builtins.bytes
     """Chosen by the client, 16 random bytes. Opening the same session again resumes it,
@@ -121,20 +147,26 @@ class OpenSessionRequest(google.protobuf.message.Message):
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
 
+    @property
+    def proof(self) -> global___Proof:
+        """That the client knows the secret of the cluster. Absent only where the server was started
+        without one.
+        """
+
     def __init__(
         self,
         *,
         protocol_version: builtins.int = ...,
-        cluster_token: builtins.str = ...,
         session_id: builtins.bytes = ...,
         role: global___Role.ValueType = ...,
         task: global___Task | None = ...,
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
         program: builtins.bytes = ...,
+        proof: global___Proof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "program", b"program", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["proof", b"proof", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "incarnation", b"incarnation", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

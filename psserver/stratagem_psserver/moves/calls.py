@@ -7,11 +7,10 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.wire.asking import Question, asking
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replication.calls import asked
@@ -31,9 +30,7 @@ class OtherServers:
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        self._asking = OpenSessionRequest(
-            protocol_version=PROTOCOL_VERSION, cluster_token=settings.token
-        )
+        self._token = settings.token
         self._expected, self._certificates = Expected(settings.job), settings.certificates
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
@@ -42,9 +39,9 @@ class OtherServers:
         Raises:
             StratagemError: It does not answer.
         """
-        request = pb.DescribeServerRequest(asking=self._asking)
-        response_type = pb.DescribeServerResponse
-        return await self._call(address, "DescribeServer", request, response_type, _ASK_SECONDS)
+        request = pb.DescribeServerRequest(asking=asking())
+        question = _question("DescribeServer", request, pb.DescribeServerResponse)
+        return await self._call(address, question, _ASK_SECONDS)
 
     async def take(self, address: str, task: int, seconds: float) -> View:
         """Have a server take a task, and return the view in which it serves it.
@@ -52,20 +49,17 @@ class OtherServers:
         Raises:
             StratagemError: It refuses, or does not get the task in so many seconds.
         """
-        request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
-        deadline = seconds + _ASK_SECONDS
-        return (await self._call(address, "TakeTask", request, pb.TakeTaskResponse, deadline)).view
+        request = pb.TakeTaskRequest(asking=asking(), task=task, seconds=seconds)
+        question = _question("TakeTask", request, pb.TakeTaskResponse)
+        return (await self._call(address, question, seconds + _ASK_SECONDS)).view
 
-    async def _call(
-        self,
-        address: str,
-        method: str,
-        request: Message,
-        response_type: type[_Response],
-        seconds: float,
-    ) -> _Response:
+    async def _call(self, address: str, question: Question[_Response], seconds: float) -> _Response:
         channel = open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
         try:
-            return await asked(channel, f"/{SERVICE}/{method}", request, response_type, seconds)
+            return await asked(channel, self._token, question, seconds)
         except grpc.RpcError as error:
-            raise from_rpc_error(error, f"the server at {address}", method) from error
+            raise from_rpc_error(error, f"the server at {address}", question.method) from error
+
+
+def _question(method: str, request: Message, response_type: type[_Response]) -> Question[_Response]:
+    return Question(f"/{SERVICE}/{method}", request, response_type)

@@ -7,39 +7,40 @@ from typing import Any
 
 import grpc
 
-from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.methods import Handler, Request, unary_handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.moves.served_tasks import ServedTasks
-from stratagem_psserver.settings import ServerSettings
 
 
 def servers_handler(
-    served: ServedTasks, settings: ServerSettings, boundary: RpcBoundary
+    served: ServedTasks, handshakes: Handshakes, boundary: RpcBoundary
 ) -> grpc.GenericRpcHandler:
     """Return the handler of the service; none of its calls needs a session.
 
     Args:
         served: What the calls are about.
-        settings: Those of the server that is called.
+        handshakes: Those of the server that is called.
         boundary: Where calls are counted and errors become statuses.
     """
     rpcs = ServersRpcs(served)
 
-    def known(request_type: type[Request], method: Callable[[Request], Awaitable[Any]]) -> Handler:
+    def known(
+        name: str, request_type: type[Request], method: Callable[[Request], Awaitable[Any]]
+    ) -> Handler:
         async def answer(request: Any) -> Any:
-            check_handshake(request.asking, settings)
+            await handshakes.check(request.asking, name)
             return await method(request)
 
         return unary_handler(boundary, request_type, answer)
 
     methods = {
-        "LocateTasks": known(pb.LocateTasksRequest, rpcs.locate),
-        "DescribeServer": known(pb.DescribeServerRequest, rpcs.describe),
-        "TakeTask": known(pb.TakeTaskRequest, rpcs.take),
-        "SetDraining": known(pb.SetDrainingRequest, rpcs.set_draining),
+        "LocateTasks": known("LocateTasks", pb.LocateTasksRequest, rpcs.locate),
+        "DescribeServer": known("DescribeServer", pb.DescribeServerRequest, rpcs.describe),
+        "TakeTask": known("TakeTask", pb.TakeTaskRequest, rpcs.take),
+        "SetDraining": known("SetDraining", pb.SetDrainingRequest, rpcs.set_draining),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 

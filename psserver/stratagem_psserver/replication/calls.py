@@ -9,17 +9,25 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import arbitration_pb2
-from stratagem_proto.v1.replication_pb2 import DESCRIPTOR, FollowRequest, FollowResponse
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.replication_pb2 import (
+    DESCRIPTOR,
+    FollowRequest,
+    FollowResponse,
+    Introduction,
+)
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.wire.asking import Question, asking
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.proving import prove
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
 
 _ASK_SECONDS = 1.0
+
+# A primary that sends no challenge in this time is called again.
+_PROVING_SECONDS = 5.0
 
 FOLLOWING = DESCRIPTOR.services_by_name["ReplicationService"].full_name
 FOLLOW = "Follow"
@@ -33,20 +41,25 @@ Received = TypeVar("Received", bound=Message)
 
 
 async def asked(
-    channel: grpc.aio.Channel,
-    path: str,
-    request: Message,
-    response_type: type[Received],
-    seconds: float,
+    channel: grpc.aio.Channel, token: str, question: Question[Received], seconds: float
 ) -> Received:
     """Return what a server answers to one request, and close the channel to it.
 
+    Args:
+        channel: A channel to it.
+        token: The secret of the cluster.
+        question: The request, into which the proof is written.
+        seconds: The longest wait, once the server has proved itself as well.
+
     Raises:
-        grpc.RpcError: It refuses, or does not answer in so many seconds.
+        grpc.RpcError: It refuses, does not prove itself, or does not answer in time.
     """
+    request = question.request
     async with channel:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
-        return response_type.FromString(await call(request.SerializeToString(), timeout=seconds))
+        await prove(channel, token, question.method, request.asking, seconds)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(question.path)
+        answer = await call(request.SerializeToString(), timeout=seconds)
+        return question.response_type.FromString(answer)
 
 
 class IncomingCall(Generic[Sent, Received]):
@@ -92,27 +105,24 @@ class GrpcPeers:
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        self._asking = OpenSessionRequest(
-            protocol_version=PROTOCOL_VERSION, cluster_token=settings.token
-        )
+        self._token = settings.token
         # Replicas are the same task.
         self._expected = Expected(settings.job, settings.task)
         self._certificates = settings.certificates
 
     def call(self, address: str) -> OutgoingCall:
         """Call the primary at an address."""
-        return OutgoingCall(address, self._channel(address))
+        return OutgoingCall(address, self._channel(address), self._token)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         return open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
-        request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
+        request, path = GetStatusRequest(asking=asking()), f"/{STATUS_SERVICE}/GetStatus"
+        question = Question(path, request, GetStatusResponse)
         try:
-            status = await asked(
-                self._channel(address), path, request, GetStatusResponse, _ASK_SECONDS
-            )
+            status = await asked(self._channel(address), self._token, question, _ASK_SECONDS)
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance
@@ -124,23 +134,30 @@ class OutgoingCall:
     Args:
         address: The "host:port" of the primary.
         channel: A channel to it, which the end of the call closes.
+        token: The secret of the cluster.
     """
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        self._peer = f"the primary at {address}"
+    def __init__(self, address: str, channel: grpc.aio.Channel, token: str) -> None:
+        self._peer, self._token = f"the primary at {address}", token
         self._channel = channel
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
         method = self._channel.stream_stream(f"/{FOLLOWING}/{FOLLOW}")
         self._call = method()
 
     async def send(self, message: FollowRequest) -> None:
-        """Send a message; raise as `Channel.send`."""
+        """Send a message; raise as `Channel.send`. An introduction is sent with a proof."""
         try:
+            if message.HasField("introduction"):
+                await self._prove(message.introduction)
             await self._call.write(message.SerializeToString())
         except grpc.RpcError as error:
             raise from_rpc_error(error, self._peer, FOLLOW) from error
         except grpc.aio.UsageError as error:
             raise UnavailableError(f"{self._peer} has ended the call") from error
+
+    async def _prove(self, introduction: Introduction) -> None:
+        asking = introduction.asking
+        await prove(self._channel, self._token, FOLLOW, asking, _PROVING_SECONDS)
 
     async def receive(self) -> FollowResponse:
         """Return the next message; raise as `Channel.receive`."""

@@ -6,7 +6,6 @@ import os
 
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.replication_pb2 import Introduction, Replica
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Task
@@ -18,7 +17,6 @@ def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels
     """Return how a replica introduces itself."""
     asking = OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=settings.token,
         task=Task(job=settings.job, index=settings.task),
     )
     return Introduction(
@@ -50,11 +48,8 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
     """Check that another replica can be the backup of this one.
 
     Raises:
-        ProtocolVersionError: It speaks another version of the contract.
-        UnauthenticatedError: It does not have the cluster's token.
         FailedPreconditionError: It is not of this task, or is started otherwise.
     """
-    check_handshake(other.asking, settings)
     where = f"the replica at {other.replica.address}"
     if other.asking.task != own.asking.task:
         task = other.asking.task

@@ -6,7 +6,6 @@ from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
-from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.state import ServerState
@@ -23,7 +22,7 @@ class SessionRpcs:
         self._state = state
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        check_handshake(request, self._state.settings)
+        await self._state.handshakes.check(request, "OpenSession")
         self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:

@@ -309,7 +309,7 @@ def test_an_index_is_one_worker_s() -> None:
 
 
 def test_a_worker_that_cannot_be_used_does_not_join() -> None:
-    settings = WorkerSettings(task=1, token="another secret")
+    settings = WorkerSettings(task=1, token="another cluster's secret")
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
         with (

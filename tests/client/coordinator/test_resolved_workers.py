@@ -107,7 +107,7 @@ def test_a_resolver_that_fails_changes_nothing(
 def test_a_late_worker_that_cannot_be_used_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stranger = WorkerServer(WorkerSettings(task=1, token="another secret"))
+    stranger = WorkerServer(WorkerSettings(task=1, token="another cluster's secret"))
     with stranger, directed(num_workers=1) as (coordination, directory):
         coordinator = coordination.coordinator
         eventually(lambda: coordinator.workers == [0])

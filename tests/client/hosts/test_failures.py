@@ -238,13 +238,13 @@ def test_nothing_is_connected_before_hosts_are_needed() -> None:
 
 def test_hosts_have_to_be_there() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 did not answer"):
-        connected([(0, "127.0.0.1:1")], "worker", "secret", Deadlines(connect=0.3))
+        connected([(0, "127.0.0.1:1")], "worker", "the cluster's secret", Deadlines(connect=0.3))
 
 
 def test_hosts_know_who_belongs_to_the_cluster(cluster: LocalCluster) -> None:
     addresses = cluster.cluster_resolver.cluster_spec().job_tasks("worker")
     resolver = TPUClusterResolver(",".join(map(str, addresses)))
-    resolver.cluster_token = "another secret"
+    resolver.cluster_token = "another cluster's secret"
     strategy = TPUStrategy(resolver, 1)
     with pytest.raises(UnauthenticatedError):
         strategy.extended.connect()

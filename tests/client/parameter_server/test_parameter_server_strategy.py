@@ -84,6 +84,11 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: st
         Cluster(["p:1"], 1).strategy(**settings)
 
 
+def test_a_program_has_no_token_that_could_be_guessed() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"has 5 bytes.*make another by 'openssl rand"):
+        Cluster(["p:1"], 1).strategy(token="short")
+
+
 def test_the_token_comes_from_a_file(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +96,7 @@ def test_the_token_comes_from_a_file(
     monkeypatch.setenv("STRATAGEM_TOKEN_FILE", str(path))
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         cluster.strategy(token=None)
-    for content in ("wrong", TOKEN):
+    for content in ("that of another cluster", TOKEN):
         path.write_text(content + "\n")
         with cluster.strategy(token=None) as strategy, strategy.scope():
             if content == TOKEN:

@@ -161,10 +161,10 @@ def test_a_server_that_does_not_answer_is_exit_code_1(
 
 
 def test_a_wrong_secret_is_told_apart(trained: ParameterServer, token_file: str) -> None:
-    Path(token_file).write_text("guessed")
+    Path(token_file).write_text("guessed by somebody")
     code, output = told(token_file, "status", trained.address)
     assert code == 1
-    assert "a wrong cluster token" in output
+    assert "another cluster token than this program, which has sent it nothing" in output
 
 
 @pytest.mark.parametrize(

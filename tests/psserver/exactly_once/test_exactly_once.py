@@ -165,7 +165,7 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         header = pb.AssignHeader(key=vanishing.key(), assignments=[item], tensors=[spec_of(value)])
         messages = encoded(header, [value * 2], chunk_bytes=1 << 16)
         upload = Upload(vanishing, messages)
-        eventually(lambda: status_of(other, "").parameter_server.staged.used > 0)
+        eventually(lambda: status_of(other).parameter_server.staged.used > 0)
         key = other.key()
         assert refused(other, key, value)
         upload.vanish()
@@ -197,7 +197,7 @@ def test_a_step_of_a_session_that_ended_while_its_data_came_is_not_begun(
     upload = Upload(client, encoded(header, [value], chunk_bytes=1 << 16))
     with RawClient(server.address, TOKEN) as other:
         other.open()
-        eventually(lambda: status_of(other, TOKEN).parameter_server.staged.used > 0)
+        eventually(lambda: status_of(other).parameter_server.staged.used > 0)
         closing = session_pb2.CloseSessionRequest(session_id=client.session_id)
         other.unary("CloseSession", closing, session_pb2.CloseSessionResponse)
         assert upload.go_on() == grpc.StatusCode.FAILED_PRECONDITION

@@ -9,18 +9,15 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.wire.asking import asking
 from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 from tests.waiting import eventually
-
-ASKING = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
 
 _Response = TypeVar("_Response", bound=Message)
 
@@ -61,20 +58,21 @@ class MovableServers:
         return [server.address for _, server in sorted(self.servers.items())]
 
     def call(
-        self, number: int, method: str, request: Message, response_type: type[_Response]
+        self, number: int, method: str, request: Any, response_type: type[_Response]
     ) -> _Response:
         """Call a server."""
         with RawClient(self.servers[number].address, TOKEN) as client:
+            client.prove(method, request.asking)
             return client.unary(method, request, response_type, service=SERVICE)
 
     def move(self, task: int, number: int, seconds: float = 20.0) -> View:
         """Move a task to a server, and return the view in which that serves it."""
-        request = pb.TakeTaskRequest(asking=ASKING, task=task, seconds=seconds)
+        request = pb.TakeTaskRequest(asking=asking(), task=task, seconds=seconds)
         return self.call(number, "TakeTask", request, pb.TakeTaskResponse).view
 
     def described(self, number: int) -> pb.DescribeServerResponse:
         """What a server says of itself."""
-        request = pb.DescribeServerRequest(asking=ASKING)
+        request = pb.DescribeServerRequest(asking=asking())
         return self.call(number, "DescribeServer", request, pb.DescribeServerResponse)
 
     def tasks(self, number: int) -> list[int]:
@@ -83,13 +81,13 @@ class MovableServers:
 
     def located(self, number: int, *tasks: int) -> dict[int, View]:
         """The views of tasks, by the word of a server."""
-        request = pb.LocateTasksRequest(asking=ASKING, tasks=tasks)
+        request = pb.LocateTasksRequest(asking=asking(), tasks=tasks)
         found = self.call(number, "LocateTasks", request, pb.LocateTasksResponse)
         return {each.task: each.view for each in found.tasks}
 
     def drain(self, number: int, draining: bool = True) -> None:
         """Have a server take no tasks."""
-        request = pb.SetDrainingRequest(asking=ASKING, draining=draining)
+        request = pb.SetDrainingRequest(asking=asking(), draining=draining)
         self.call(number, "SetDraining", request, pb.SetDrainingResponse)
 
 

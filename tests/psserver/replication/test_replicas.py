@@ -268,7 +268,7 @@ def test_a_backup_that_ended_while_an_image_came_starts_again(tmp_path: Path) ->
         ({"task": 1}, "is of /job:ps/task:1, and cannot be the backup"),
         ({"durability": "log"}, "has --durability log, but the primary none"),
         ({"arbiter": "etcd:a:1,b:2/x"}, "has --arbiter etcd:a:1,b:2/x, but the primary file:/"),
-        ({"token": "another"}, "was shown a wrong cluster token"),
+        ({"token": "another cluster's secret"}, "has no cluster token, unlike this program"),
     ],
 )
 def test_replicas_that_do_not_fit_are_refused(

@@ -23,6 +23,7 @@ from stratagem import (
 from stratagem._cluster.server import _serving
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.processes.process import import_path
+from tests.conftest import TOKEN
 
 CLUSTER = {"ps": ["127.0.0.1:0", "localhost:0"], "worker": ["w0.test:1"]}
 
@@ -33,10 +34,10 @@ def address_of(server: Server) -> str:
 
 @pytest.mark.spec("SRV-1")
 def test_a_server_keeps_the_variables_of_a_strategy() -> None:
-    servers = [stratagem.Server(CLUSTER, "ps", task, token="t") for task in range(2)]
+    servers = [stratagem.Server(CLUSTER, "ps", task, token=TOKEN) for task in range(2)]
     spec = ClusterSpec({**CLUSTER, "ps": [address_of(server) for server in servers]})
     resolver = SimpleClusterResolver(spec, task_type="worker", task_id=0)
-    with ParameterServerStrategy(resolver, token="t") as strategy, strategy.scope():
+    with ParameterServerStrategy(resolver, token=TOKEN) as strategy, strategy.scope():
         variables = [Variable(float(number)) for number in range(2)]
         variables[1].assign_add(2.0)
         assert [v.read_value().item() for v in variables] == [0.0, 3.0]
@@ -106,7 +107,7 @@ def test_joining_lasts_until_the_server_has_stopped() -> None:
 @pytest.mark.spec("SRV-1")
 def test_only_parameter_servers_and_workers_exist() -> None:
     with pytest.raises(NotImplementedError, match="no server for /job:chief/task:0"):
-        stratagem.Server({"chief": ["localhost:0"]}, token="t")
+        stratagem.Server({"chief": ["localhost:0"]}, token=TOKEN)
     with pytest.raises(NotImplementedError, match=r"'grpc\+verbs'"):
         stratagem.Server({"ps": ["localhost:0"]}, protocol="grpc+verbs")
 
@@ -132,7 +133,7 @@ def test_the_port_behind_a_forwarder_is_the_one_to_bind() -> None:
 
 def test_other_machines_reach_a_server_only_if_it_is_told_so() -> None:
     with pytest.raises(ValueError, match="not encrypted"):
-        stratagem.Server({"ps": ["0.0.0.0:0"]}, token="t")
+        stratagem.Server({"ps": ["0.0.0.0:0"]}, token=TOKEN)
 
 
 def test_a_program_ends_although_its_server_serves() -> None:

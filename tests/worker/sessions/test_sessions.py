@@ -190,7 +190,7 @@ def test_a_client_that_falls_silent_loses_its_session() -> None:
         silence = threading.Event()
 
         def requests() -> Any:
-            yield opening()
+            yield opening(worker)
             silence.wait(PATIENCE)
 
         call = WorkerServiceStub(channel).Work(requests(), timeout=PATIENCE)
@@ -210,7 +210,7 @@ def large_result() -> bytes:
 def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
     settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        first = opening().SerializeToString()
+        first = opening(worker).SerializeToString()
         link.send(FrameKind.CALL, first, is_last=False, path=PATH)
         assert next(link.frames()).kind == FrameKind.MESSAGE
         run = pb.Run(closure=1, payload=payload_of(large_result))
@@ -223,7 +223,7 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
 def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
+        link.send(FrameKind.CALL, opening(worker).SerializeToString(), is_last=False, path=PATH)
         for number in (1, 2, 3):
             link.send(FrameKind.MESSAGE, running(number), is_last=False)
         assert link.receive().kind == FrameKind.MESSAGE
@@ -242,7 +242,7 @@ def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
 def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
+        link.send(FrameKind.CALL, opening(worker).SerializeToString(), is_last=False, path=PATH)
         assert link.receive().kind == FrameKind.MESSAGE
         link.send(FrameKind.MESSAGE, data, is_last=False)
         answer = link.receive()
@@ -310,7 +310,7 @@ def test_a_worker_that_falls_silent_is_lost(
     worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a worker that is stopped: its beats are not heard."""
-    wire = GrpcWire(worker.address, opening().open, TrafficMeter())
+    wire = GrpcWire(worker.address, TOKEN, opening(worker).open, TrafficMeter())
     stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter())
     stream.open(PATIENCE)
     monkeypatch.setattr(stream, "_take", lambda response: None)

@@ -18,6 +18,7 @@ from stratagem_proto.v1.arbitration_pb2 import (
     ChiefIntroduction,
 )
 from stratagem_proto.wire.channel import Expected, open_channel
+from stratagem_proto.wire.proving import prove_now
 from stratagem_proto.wire.status import from_rpc_error, is_transient
 
 _LOG = logging.getLogger("stratagem")
@@ -28,6 +29,9 @@ _PATH = f"/{_SERVICE}/Arbitrate"
 # Between calls of a replica that is away, and of one that refuses until somebody does something.
 _PAUSE_SECONDS = 0.25
 _REFUSED_PAUSES = 20
+
+# A replica that sends no challenge in this time is called again.
+_PROVING_SECONDS = 5.0
 
 
 class Desk(Protocol):
@@ -47,18 +51,21 @@ class ReplicaCaller:
         address: The "host:port" of the replica.
     """
 
-    def __init__(self, address: str, introduction: ChiefIntroduction, desk: Desk) -> None:
+    def __init__(
+        self, address: str, introduction: ChiefIntroduction, token: str, desk: Desk
+    ) -> None:
         """Call nobody yet.
 
         Args:
             address: Where the replica is.
             introduction: Who calls.
+            token: The secret of the cluster.
             desk: Is told of what it says.
         """
-        self.address, self._desk = address, desk
+        self.address, self._token, self._desk = address, token, desk
         server = introduction.server
         self._peer = f"/job:{server.job}/task:{server.index} at {address}"
-        self._introduction = ArbitrateRequest(introduction=introduction)
+        self._introduction = introduction
         self._channel = open_channel(address, expected=Expected(server.job, server.index))
         self._messages: SimpleQueue[ArbitrateRequest | None] = SimpleQueue()
         self._stopped = threading.Event()
@@ -98,7 +105,7 @@ class ReplicaCaller:
 
     def _call(self) -> None:
         messages: SimpleQueue[ArbitrateRequest | None] = SimpleQueue()
-        messages.put(self._introduction)
+        messages.put(self._proved())
         self._messages = messages
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(_PATH)
         try:
@@ -109,6 +116,12 @@ class ReplicaCaller:
             # The thread that sends ends as well.
             messages.put(None)
             self._desk.ended(self)
+
+    def _proved(self) -> ArbitrateRequest:
+        request = ArbitrateRequest(introduction=self._introduction)
+        asking = request.introduction.asking
+        prove_now(self._channel, self._token, "Arbitrate", asking, _PROVING_SECONDS)
+        return request
 
     def _note(self, trouble: str) -> None:
         """Tell people why the replica does not let this chief decide, once."""

@@ -26,10 +26,13 @@ class TaskArbitration:
     Args:
         introduction: Who decides, and about which task.
         addresses: Those of all replicas of the task.
+        token: The secret of the cluster.
     """
 
-    def __init__(self, introduction: ChiefIntroduction, addresses: Sequence[str]) -> None:
-        self._introduction, self._addresses = introduction, addresses
+    def __init__(
+        self, introduction: ChiefIntroduction, addresses: Sequence[str], token: str
+    ) -> None:
+        self._introduction, self._addresses, self._token = introduction, addresses, token
         self._register = ViewRegister(addresses)
         self._callers: dict[str, ReplicaCaller] = {}
         self._users = 0
@@ -44,7 +47,7 @@ class TaskArbitration:
             if self._users > 1:
                 return
             for address in self._addresses:
-                caller = ReplicaCaller(address, self._introduction, self)
+                caller = ReplicaCaller(address, self._introduction, self._token, self)
                 self._callers[address] = caller
                 caller.start()
 
@@ -170,4 +173,4 @@ def new_arbitration(task: int, address: str, identity: Identity) -> TaskArbitrat
         server=Task(job="ps", index=task),
         replicas=len(addresses),
     )
-    return TaskArbitration(introduction, addresses)
+    return TaskArbitration(introduction, addresses, identity.token)

@@ -9,9 +9,8 @@ import grpc
 
 from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.connections.primary_search import Primary
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.wire.asking import Answer, Question, asking
 from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
@@ -63,22 +62,16 @@ class TaskDirectory:
         return latest if latest is not None and latest.epoch >= epoch else None
 
 
-def _asked(channel: grpc.Channel, token: str, task: int) -> grpc.Future[pb.LocateTasksResponse]:
-    asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
-    )
-    method: grpc.UnaryUnaryMultiCallable[pb.LocateTasksRequest, pb.LocateTasksResponse]
-    method = channel.unary_unary(
-        _PATH, pb.LocateTasksRequest.SerializeToString, pb.LocateTasksResponse.FromString
-    )
-    return method.future(pb.LocateTasksRequest(asking=asking, tasks=[task]), timeout=_SECONDS)
+def _asked(channel: grpc.Channel, token: str, task: int) -> Answer[pb.LocateTasksResponse]:
+    request = pb.LocateTasksRequest(asking=asking(), tasks=[task])
+    return Answer(channel, Question(_PATH, request, pb.LocateTasksResponse), token, _SECONDS)
 
 
-def _primary(call: grpc.Future[pb.LocateTasksResponse]) -> Primary | None:
+def _primary(call: Answer[pb.LocateTasksResponse]) -> Primary | None:
     """Return what a server says of the task; None if it knows of no tasks that move."""
     try:
         found = call.result().tasks
-    except (grpc.RpcError, grpc.FutureCancelledError):
+    except grpc.RpcError:
         return None
     view = found[0].view if found else None
     if view is None or not view.HasField("primary"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import grpc
 from stratagem._core.interruption import uninterrupted
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.asking import Answer
 from stratagem_proto.wire.channel import Expected
 from stratagem_proto.wire.lasting_channel import LastingChannel
 from stratagem_proto.wire.server_status import begin_status
@@ -80,7 +82,7 @@ class PrimarySearch:
 
     def _asked(
         self, address: str, answered: Callable[[_Answer], None]
-    ) -> grpc.Future[GetStatusResponse]:
+    ) -> Answer[GetStatusResponse]:
         with uninterrupted():
             call = begin_status(self._channel(address), self._token, _SECONDS)
             call.add_done_callback(partial(_tell, address, answered))
@@ -103,11 +105,11 @@ class PrimarySearch:
 
 
 def _tell(
-    address: str, answered: Callable[[_Answer], None], call: grpc.Future[GetStatusResponse]
+    address: str, answered: Callable[[_Answer], None], call: Future[GetStatusResponse]
 ) -> None:
     try:
         answered((address, call.result()))
-    except (grpc.RpcError, grpc.FutureCancelledError):
+    except grpc.RpcError:
         answered((address, None))
 
 

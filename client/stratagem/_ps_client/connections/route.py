@@ -102,7 +102,7 @@ class ServerRoute:
         self._replicas = replica_addresses(self._task, address)
         self.expected = Expected("ps", self._index)
         self._search = PrimarySearch(self._replicas, self._token, self.expected)
-        self.transport = ServerTransport(self._replicas[0], self.expected)
+        self.transport = ServerTransport(self._replicas[0], self._token, self.expected)
 
     @property
     def address(self) -> str:
@@ -253,7 +253,7 @@ class ServerRoute:
                 if not self.is_replicated:
                     # A task that has moved is with the server of another one.
                     self.expected = Expected("ps")
-                self.transport = ServerTransport(primary.address, self.expected)
+                self.transport = ServerTransport(primary.address, self._token, self.expected)
         if is_new:
             left.close()
         return True
@@ -295,6 +295,7 @@ class ServerRoute:
             downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,
+            handshake=request.handshake,
         )
         transport = self.transport
         try:

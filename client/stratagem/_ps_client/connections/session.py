@@ -14,7 +14,7 @@ from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, check_token
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import (
     AttendSessionRequest,
@@ -42,6 +42,9 @@ class Identity:
     `outlives_servers` if it goes on with a server that restarts and restores a checkpoint, without
     what was applied since. `program` is that of `this_program` where one coordinates or creates
     variables, also of workers that run its functions.
+
+    Raises:
+        InvalidArgumentError: The token is too short.
     """
 
     role: Role.ValueType
@@ -51,6 +54,9 @@ class Identity:
     client: bytes = b""
     outlives_servers: bool = False
     program: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_token(self.token)
 
     @property
     def name(self) -> str:
@@ -203,7 +209,6 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
     """Return what opens the session of that identifier, with a server of any kind."""
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=identity.token,
         session_id=identifier,
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),

@@ -10,10 +10,9 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.wire.asking import Answer, Question, asking
 from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -35,9 +34,7 @@ class ServerCalls:
     """
 
     def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(
-            protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
-        )
+        self._token, self._asking = token, asking()
 
     def describe(
         self, addresses: Iterable[str]
@@ -89,25 +86,21 @@ class ServerCalls:
         response_type: type[_Response],
         seconds: float = _ASK_SECONDS,
     ) -> dict[str, _Response | StratagemError]:
-        data = request.SerializeToString()
+        question = Question(f"/{_SERVICE}/{method}", request, response_type)
         with ExitStack() as channels:
-            calls = {}
+            answers = {}
             for address in addresses:
                 opened = open_channel(address, expected=ANY_PARAMETER_SERVER)
                 channel = channels.enter_context(opened)
-                call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-                call = channel.unary_unary(f"/{_SERVICE}/{method}")
-                calls[address] = call.future(data, timeout=seconds)
+                answers[address] = Answer(channel, question, self._token, seconds)
             return {
-                address: _answer(call, f"the server at {address}", method, response_type)
-                for address, call in calls.items()
+                address: _outcome(answer, f"the server at {address}", method)
+                for address, answer in answers.items()
             }
 
 
-def _answer(
-    call: grpc.Future[bytes], peer: str, method: str, response_type: type[_Response]
-) -> _Response | StratagemError:
+def _outcome(answer: Answer[_Response], peer: str, method: str) -> _Response | StratagemError:
     try:
-        return response_type.FromString(call.result())
+        return answer.result()
     except grpc.RpcError as error:
         return from_rpc_error(error, peer, method)

@@ -21,7 +21,7 @@ from stratagem_proto.v1 import (
     parameter_server_pb2,
     succession_pb2,
 )
-from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
@@ -125,6 +125,12 @@ class Request(Generic[Result]):
     def opens(self) -> bool:
         """Whether it is the handshake, by which client and server agree on the rest."""
         return self.method == "OpenSession"
+
+    @property
+    def handshake(self) -> OpenSessionRequest | None:
+        """The message that opens a session; None of other requests."""
+        message = self.message
+        return message if isinstance(message, OpenSessionRequest) else None
 
     @cached_property
     def _layout(self) -> SegmentLayout:

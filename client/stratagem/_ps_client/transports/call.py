@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.segment import Segment
 
 Value = TypeVar("Value")
@@ -38,6 +39,8 @@ class Call(NamedTuple):
         downloads: Whether there may be more than one response.
         style: When it is sent, and its responses are asked for.
         room: Bytes of a segment that the tensors of the call would take; 0 if they are better sent.
+        handshake: The message of a call that opens a session, into which a proof is written before
+            it is encoded; None of other calls.
     """
 
     path: str
@@ -47,6 +50,7 @@ class Call(NamedTuple):
     downloads: bool = False
     style: Style = Style.SENT
     room: int = 0
+    handshake: OpenSessionRequest | None = None
 
 
 class Cancellable(Protocol):

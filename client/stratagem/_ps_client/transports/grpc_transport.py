@@ -9,6 +9,7 @@ import grpc
 
 from stratagem._core.interruption import abandonable, is_interruptible, uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call, Cancellable, Responses, Style, once
+from stratagem._ps_client.transports.handshake import Handshake
 from stratagem_proto.memory import keep_freed_memory
 from stratagem_proto.wire.channel import ANY_SERVER, Expected
 from stratagem_proto.wire.lasting_channel import LastingChannel
@@ -32,10 +33,16 @@ class _CallUnderWay:
 
 
 class GrpcTransport:
-    """Calls a server by gRPC. Connects at the first call. Thread-safe."""
+    """Calls a server by gRPC. Connects at the first call. Thread-safe.
 
-    def __init__(self, address: str, expected: Expected = ANY_SERVER) -> None:
-        self._channel = LastingChannel(address, expected)
+    Args:
+        address: "host:port" of the server.
+        token: The secret of the cluster, or "".
+        expected: Who has to be there.
+    """
+
+    def __init__(self, address: str, token: str = "", expected: Expected = ANY_SERVER) -> None:
+        self._channel, self._token = LastingChannel(address, expected), token
         self._used = False
 
     def send(self, call: Call) -> Attempt:
@@ -46,6 +53,9 @@ class GrpcTransport:
     def _send(self, call: Call) -> Attempt:
         if call.uploads:
             return self._upload(call)
+        if call.handshake is not None and self._token:
+            handshake = Handshake(self._open(), call, self._token)
+            return Attempt(Responses(once(handshake.answer)), handshake)
         # A stream of one message is a unary call on the wire, which needs no thread to feed it.
         (message,) = call.encode(None)
         if call.style is Style.AWAITED and not is_interruptible():

@@ -76,7 +76,7 @@ class _Turn:
         self._answered = False
 
     def responses(self) -> Iterator[bytes]:
-        """Yield the one response; raise SocketError if the call failed."""
+        """Yield the one response; raise CallError if the call failed."""
         frame = self._answer()
         if frame.kind == FrameKind.STATUS:
             return require_ok(frame)

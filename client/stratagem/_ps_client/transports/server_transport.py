@@ -27,16 +27,20 @@ _REST_SECONDS = 30.0
 class ServerTransport:
     """Calls a server over sockets where that is possible, else by gRPC.
 
+    Args:
+        address: "host:port" of the server.
+        token: The secret of the cluster, or "".
+
     Attributes:
         address: "host:port" of the server.
         is_told: Whether the server has told of its sockets, if it has any.
         is_closed: Whether all calls were ended from here.
     """
 
-    def __init__(self, address: str, expected: Expected = ANY_SERVER) -> None:
+    def __init__(self, address: str, token: str = "", expected: Expected = ANY_SERVER) -> None:
         self.address = address
         self.is_told = self.is_closed = False
-        self._grpc = GrpcTransport(address, expected)
+        self._grpc = GrpcTransport(address, token, expected)
         self._sockets: SocketTransport | None = None
         # Remembered, so that what was tried in vain is not tried again.
         self._told = FrameSockets()

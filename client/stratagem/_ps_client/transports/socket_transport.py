@@ -128,7 +128,7 @@ class SocketTransport:
 class _Exchange(Iterator[bytes]):
     """One call, which is sent at once; iterating over it reads its responses.
 
-    Where a response is asked for, SocketError says that the call failed. Messages may name places
+    Where a response is asked for, CallError says that the call failed. Messages may name places
     in the `segment`, if there is one.
     """
 

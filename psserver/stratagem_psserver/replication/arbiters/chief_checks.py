@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1.arbitration_pb2 import ChiefIntroduction
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
 from stratagem_psserver.settings import ServerSettings
@@ -35,12 +34,9 @@ def require_chief(introduction: ChiefIntroduction, settings: ServerSettings) -> 
     """Check that whoever calls may decide which replica of a task serves.
 
     Raises:
-        ProtocolVersionError: It speaks another version of the contract.
-        UnauthenticatedError: It does not have the cluster's token.
         InvalidArgumentError: It does not say who it is.
         FailedPreconditionError: It is not the chief, or not of a cluster with these replicas.
     """
-    check_handshake(introduction.asking, settings)
     name = name_of(introduction)
     if len(introduction.chief) != SESSION_ID_BYTES:
         raise InvalidArgumentError(f"{name} has no number of {SESSION_ID_BYTES} bytes")

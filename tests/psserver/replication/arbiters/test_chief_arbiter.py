@@ -172,12 +172,12 @@ def test_a_chief_of_another_cluster_is_refused_by_name(both: Pair) -> None:
     other_task.server.index = 3
     few.replicas = 1
     nameless.chief = b"short"
-    stranger.asking.cluster_token = "guessed"
+    stranger.asking.proof.mac = b"guessed"
     server = both.servers[0]
     assert "takes /job:ps/task:0 for /job:ps/task:3" in call(server, other_task)
     assert "lists 1 addresses of /job:ps/task:0, which has --replicas 2" in call(server, few)
     assert "has no number of 16 bytes" in call(server, nameless)
-    assert "a wrong cluster token" in call(server, stranger)
+    assert "without a cluster token, which the client has" in call(server, stranger)
 
 
 def test_replicas_with_another_arbiter_take_no_call_of_a_chief(tmp_path: Path) -> None:

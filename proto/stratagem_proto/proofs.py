@@ -1,0 +1,68 @@
+"""Proofs that somebody knows the secret of a cluster, which is never sent.
+
+All are HMAC-SHA256 under the secret. Each kind begins with words of its own and each part with its
+length, so that what proves one thing proves nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+
+from stratagem_proto.v1.handshake_pb2 import ChallengeResponse
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+
+NONCE_BYTES = 32
+
+
+def drawn_nonce() -> bytes:
+    """Return a new nonce."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def proof_of_server(token: str, nonce: bytes, answer: ChallengeResponse) -> bytes:
+    """Return what proves to a client that the server knows the secret.
+
+    Args:
+        token: The secret.
+        nonce: The nonce of the client.
+        answer: What else the server answers.
+    """
+    task = answer.task
+    named = task.job.encode(), _number(task.index), answer.incarnation
+    return _mac(token, b"stratagem server", nonce, answer.challenge, *named)
+
+
+def proof_of_client(token: str, method: str, asking: OpenSessionRequest) -> bytes:
+    """Return what proves to a server that whoever asks knows the secret.
+
+    Args:
+        token: The secret.
+        method: The name of the RPC without its service.
+        asking: What is asked with; its nonce and its challenge are there already.
+    """
+    proof, task = asking.proof, asking.task
+    return _mac(
+        token,
+        b"stratagem client",
+        proof.nonce,
+        proof.challenge,
+        method.encode(),
+        _number(asking.protocol_version),
+        asking.session_id,
+        _number(asking.role),
+        task.job.encode(),
+        _number(task.index),
+        asking.client,
+        asking.incarnation,
+        asking.program,
+    )
+
+
+def _mac(token: str, *parts: bytes) -> bytes:
+    text = b"".join(_number(len(part)) + part for part in parts)
+    return hmac.digest(token.encode(), text, "sha256")
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
