@@ -284,7 +284,7 @@ def test_replicas_that_do_not_fit_are_refused(
         introduction = introduction_of(settings, replica, present_kernels())
 
         async def follow() -> None:
-            call = GrpcPeers(primary.settings).call(primary.address)
+            call = GrpcPeers(settings).call(primary.address)
             try:
                 await call.send(FollowRequest(introduction=introduction))
                 while True:
