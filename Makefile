@@ -129,7 +129,7 @@ certs: $(INSTALLED) deploy/compose/certs ## Make certificates for the containers
 # As the token: only the folder hides the keys.
 deploy/compose/certs:
 	$(BIN)/stratagem certs init compose --authority $@
-	$(BIN)/stratagem certs issue ps:0 ps:1 worker:0=chief worker:1 chief:0 --authority $@
+	$(BIN)/stratagem certs issue ps:0 ps:1 worker:0=chief worker:1 chief:0 observer --authority $@
 	$(BIN)/stratagem certs issue worker:0 worker:1 --authority $@ --out $@/worker-servers
 	chmod 755 $@/*/ $@/worker-servers/*/
 	chmod 444 $@/*/tls.key $@/worker-servers/*/tls.key

@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
+import json
+import select
 import socket
 import struct
-import threading
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 # From Linux's if_ether.h and if_packet.h, which Python does not name.
 _ALL_PROTOCOLS = 0x0003
 _SOL_PACKET, _ADD_MEMBERSHIP, _PROMISCUOUS = 263, 1, 1
 
-_POLL_SECONDS = 0.2
 
-
-class Eavesdropper:
-    """Reads all frames that pass a bridge.
+class Overheard:
+    """What was read of all frames that passed a bridge, once nobody listens any more.
 
     Attributes:
         nbytes: How many bytes have passed.
-        heard: How many frames had each of the words.
+        words: Those of the words that were in some frame.
     """
 
-    def __init__(self, bridge: str, words: Sequence[bytes]) -> None:
-        self.nbytes = 0
-        self.heard = Counter[bytes]()
-        self._words = words
-        self._enough = threading.Event()
-        self._socket = socket.socket(
-            socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)
-        )
-        self._socket.bind((bridge, _ALL_PROTOCOLS))
-        self._socket.settimeout(_POLL_SECONDS)
-        # Frames that go from one container to another are not for the bridge itself.
-        index = socket.if_nametoindex(bridge)
-        membership = struct.pack("IHH8s", index, _PROMISCUOUS, 0, b"")
-        self._socket.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
+    nbytes = 0
+    words = frozenset[str]()
 
-    def _listen(self) -> None:
-        while not self._enough.is_set():
-            try:
-                frame = self._socket.recv(1 << 16)
-            except TimeoutError:
-                continue
-            self.nbytes += len(frame)
-            self.heard.update(word for word in self._words if word in frame)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._listen)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._enough.set()
-            thread.join()
-            self._socket.close()
+@contextmanager
+def overheard(bridge: str, words: Sequence[str], engine: Path) -> Iterator[Overheard]:
+    """Listen to a bridge during the block.
+
+    Args:
+        bridge: The device.
+        words: What to listen for.
+        engine: The file with the process of the engine, whose network it is; where there is none,
+            the engine has that of this machine.
+    """
+    found = Overheard()
+    inside = ["nsenter", f"--net=/proc/{engine.read_text()}/ns/net"] if engine.exists() else []
+    command = [*inside, sys.executable, __file__, bridge, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listening:
+        assert listening.stdout is not None
+        assert listening.stdout.readline() == b"listening\n"
+        yield found
+        answer = json.loads(listening.communicate()[0])
+    found.nbytes, found.words = answer["nbytes"], frozenset(answer["words"])
+
+
+def _opened(bridge: str) -> socket.socket:
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
+    opened.bind((bridge, _ALL_PROTOCOLS))
+    # Frames that go from one container to another are not for the bridge itself.
+    membership = struct.pack("IHH8s", socket.if_nametoindex(bridge), _PROMISCUOUS, 0, b"")
+    opened.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
+    return opened
+
+
+def _listen(bridge: str, words: Sequence[str]) -> None:
+    """Listen until standard input ends; then print what was heard."""
+    nbytes, heard = 0, Counter[str]()
+    sought = {word: word.encode() for word in words}
+    with _opened(bridge) as frames:
+        print("listening", flush=True)
+        while frames in (ready := select.select([frames, sys.stdin], [], [])[0]):
+            frame = frames.recv(1 << 16)
+            nbytes += len(frame)
+            heard.update(word for word, text in sought.items() if text in frame)
+            if sys.stdin in ready:
+                break
+    print(json.dumps({"nbytes": nbytes, "words": [*heard]}))
+
+
+if __name__ == "__main__":
+    _listen(sys.argv[1], sys.argv[2:])

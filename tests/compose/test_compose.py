@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.compose.conftest import ROOT
-from tests.compose.eavesdropping import Eavesdropper
+from tests.compose.conftest import FOLDER, ROOT
+from tests.compose.eavesdropping import Overheard, overheard
 from tests.compose.project import Project
 from tests.compose.training import checkpoints
 from tests.demo import BY_TURNS, CLOSE, DEMO_RMSE, demo_error
@@ -19,30 +19,29 @@ pytestmark = pytest.mark.compose
 MUCH = 50_000_000
 
 
-# Names of variables and methods, of which every session has some.
-WORDS = b"user_bias.weight", b"ParameterServerService"
+# Names of a variable and of what sessions call, of which every session has some.
+WORDS = "user_bias.weight", "ParameterServerService"
 
 
-def trained_in_public(project: Project, *words: bytes) -> Eavesdropper:
+def trained_in_public(project: Project, *words: str) -> Overheard:
     """Train the demo while somebody listens who looks for words."""
     created = project.compose("create", "--no-build", "--pull", "never")
     assert created.returncode == 0, created.stderr
-    eavesdropper = Eavesdropper(project.bridge, words)
-    with eavesdropper.listening():
+    with overheard(project.bridge, words, FOLDER / "pid") as found:
         ended = project.up("--exit-code-from", "worker-0")
     assert ended.returncode == 0, ended.stderr
     print(f"\nin containers: test RMSE {demo_error(ended.stdout)}")
+    print(f"{found.nbytes:,} bytes were overheard, and {sorted(found.words)}")
     assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
-    return eavesdropper
+    assert found.nbytes > MUCH
+    return found
 
 
 def test_the_demo_trains_and_its_exit_code_is_that_of_the_command(
     project: Project,
 ) -> None:
-    eavesdropper = trained_in_public(project, *WORDS)
     # What the test of certificates shows that nobody hears.
-    assert eavesdropper.nbytes > MUCH
-    assert set(eavesdropper.heard) == set(WORDS)
+    assert trained_in_public(project, *WORDS).words == {*WORDS}
     for server in ("ps-0", "ps-1"):
         assert '"event": "stopped"' in project.logs(server)
         assert project.inspect(server, "{{.State.ExitCode}}") == "0"
@@ -84,11 +83,8 @@ def test_servers_with_a_log_that_crash_lose_nothing(durable_project: Project) ->
 def test_nothing_that_tasks_with_certificates_send_can_be_read(
     encrypted_project: Project,
 ) -> None:
-    token = (ROOT / "deploy/compose/token").read_bytes().strip()
-    eavesdropper = trained_in_public(encrypted_project, token, *WORDS)
-    print(f"\n{eavesdropper.nbytes:,} bytes were overheard")
-    assert eavesdropper.nbytes > MUCH
-    assert not eavesdropper.heard
+    token = (ROOT / "deploy/compose/token").read_text().strip()
+    assert not trained_in_public(encrypted_project, token, *WORDS).words
     for server in ("ps-0", "ps-1"):
         assert encrypted_project.inspect(server, "{{.State.ExitCode}}") == "0"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,11 +30,19 @@ class ServerProcess:
         return len(os.listdir(f"/proc/{self.popen.pid}/task"))
 
 
-def launch(*arguments: str, program: str = "stratagem_psserver") -> subprocess.Popen[str]:
-    """Starts `python -m` of a server."""
+def launch(
+    *arguments: str, program: str = "stratagem_psserver", files: int | None = None
+) -> subprocess.Popen[str]:
+    """Starts `python -m` of a server, which may open so many files."""
+
+    def limited() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     return subprocess.Popen(
         [sys.executable, "-m", program, *arguments],
         env=os.environ | import_path(),
+        preexec_fn=limited,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -41,12 +50,15 @@ def launch(*arguments: str, program: str = "stratagem_psserver") -> subprocess.P
 
 @contextmanager
 def serving(
-    directory: Path, *arguments: str, program: str = "stratagem_psserver"
+    directory: Path,
+    *arguments: str,
+    program: str = "stratagem_psserver",
+    files: int | None = None,
 ) -> Iterator[ServerProcess]:
-    """Runs a server until the end of the body."""
+    """Runs a server until the end of the body; the rest is as for `launch`."""
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    popen = launch("--ready-file", str(ready), *arguments, program=program)
+    popen = launch("--ready-file", str(ready), *arguments, program=program, files=files)
     try:
         facts = json.loads(_content(ready, popen))
         assert facts["pid"] == popen.pid

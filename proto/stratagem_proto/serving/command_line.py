@@ -21,6 +21,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.notices.notice import notice_at
 from stratagem_proto.notices.watch import watched
 from stratagem_proto.server_log import LOG, to_stderr
+from stratagem_proto.serving.descriptors import raise_limit
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import RpcServer
 
@@ -48,6 +49,7 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     _check_folder(ready_file)
     notice = notice_at(options.notice) if options.notice else None
     to_stderr(as_json)
+    raise_limit()
     _warn_of_readers(options.token_file)
     spans = exported_spans(options.label) if options.traces else nullcontext()
     with spans, _asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):

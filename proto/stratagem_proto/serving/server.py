@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
+from stratagem_proto.serving.descriptors import most_connections
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
@@ -130,13 +131,14 @@ class RpcServer(ABC):
         def ask() -> GetStatusResponse:
             return self._loop.run(self._status_service().status(), _SCRAPE_SECONDS)
 
-        endpoint = MetricsEndpoint(self._metrics_bind, ask)
+        endpoint = MetricsEndpoint(self._metrics_bind, ask, self._certificates)
         opened.callback(endpoint.stop)
         self.metrics_address = endpoint.address
 
     async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         await self._prepare()
-        self._server = grpc.aio.server(options=self.options)
+        connections = ("grpc.max_allowed_incoming_connections", most_connections())
+        self._server = grpc.aio.server(options=[*self.options, connections])
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind, self._certificates)
         try:

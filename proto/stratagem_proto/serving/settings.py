@@ -72,19 +72,12 @@ class ServingSettings:
         check_token(self.token)
         if self.certificates is not None:
             self._check_certificate(self.certificates.current().identity)
-        for address in filter(None, self._unencrypted):
-            if not is_loopback(address):
-                self._check_trust(address)
+        elif remote := [address for address in self._addresses if not is_loopback(address)]:
+            self._check_trust(remote[0])
 
     @property
     def _addresses(self) -> list[str]:
         return [self.bind, self.health_bind, *([self.metrics_bind] if self.metrics_bind else [])]
-
-    @property
-    def _unencrypted(self) -> list[str]:
-        """Where others may read what passes, except for whether a server is there."""
-        others = [] if self.tls else [self.bind, self.health_bind]
-        return [*others, self.metrics_bind]
 
     @property
     def certificates(self) -> CertificateFolder | None:
@@ -110,7 +103,7 @@ class ServingSettings:
                 "not encrypted; give --tls with a folder of certificates, bind to 127.0.0.1, or "
                 "give --insecure if the network is trusted"
             )
-        if not (self.token or self.tls):
+        if not self.token:
             raise InvalidArgumentError(
                 f"{address} can be reached from other machines and there is no "
                 "cluster token; give --token-file or set STRATAGEM_TOKEN_FILE to a "

@@ -68,6 +68,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
+    # Whoever connects and says nothing is gone by then.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Otherwise two servers could listen on one port and share its connections without notice.
     ("grpc.so_reuseport", 0),
 ]

@@ -148,9 +148,10 @@ def test_one_process_shows_one_certificate(authority: Certified, chief: Path) ->
 
 
 def test_others_reach_a_server_with_certificates_and_no_token(authority: Certified) -> None:
+    anywhere = "0.0.0.0:0"
     folder = authority.of("ps:0")
-    ServerSettings(bind="0.0.0.0:0", health_bind="0.0.0.0:0", tls=folder)
+    ServerSettings(bind=anywhere, health_bind=anywhere, metrics_bind=anywhere, tls=folder)
     with pytest.raises(InvalidArgumentError, match="can be reached from other machines"):
-        ServerSettings(bind="0.0.0.0:0", metrics_bind="0.0.0.0:0", tls=folder)
+        ServerSettings(metrics_bind=anywhere)
     with pytest.raises(InvalidArgumentError, match="give --tls with a folder"):
         ServerSettings(health_bind="0.0.0.0:0")

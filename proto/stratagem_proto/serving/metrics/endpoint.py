@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -17,9 +21,15 @@ from prometheus_client.registry import Collector
 from stratagem_proto.serving.metrics.any_server import of_any_server
 from stratagem_proto.serving.metrics.families import Families
 from stratagem_proto.serving.metrics.parameter_server import of_parameter_server
+from stratagem_proto.serving.metrics.scrape_server import ScrapeServer
 from stratagem_proto.serving.metrics.worker_server import of_worker_server
 from stratagem_proto.sockets.server.listening import cannot_listen
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
+
+_RECENT_SECONDS = 1.0
 
 Ask = Callable[[], GetStatusResponse]
 """Returns the status of the server; called in threads of the endpoint."""
@@ -32,12 +42,13 @@ class MetricsEndpoint:
         address: The "host:port" where it answers.
     """
 
-    def __init__(self, bind: str, ask: Ask) -> None:
+    def __init__(self, bind: str, ask: Ask, certificates: CertificateFolder | None = None) -> None:
         """Bind its port and answer from now on.
 
         Args:
             bind: The "host:port" to listen on.
             ask: Returns the status of the server.
+            certificates: What to show; only whoever is certified is answered then.
 
         Raises:
             UnavailableError: The port is taken, or the host is not this machine's.
@@ -47,18 +58,42 @@ class MetricsEndpoint:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
-        registry.register(_Status(ask))
+        registry.register(_Status(Recent(ask)))
         host, _, port = bind.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
+            self._server = ScrapeServer(host.strip("[]"), int(port), certificates)
         except OSError as error:
             raise cannot_listen(bind) from error
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics")
+        self._thread.daemon = True
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
 
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Recent:
+    """Asks for the status at most once a second, however many there are who ask.
+
+    Args:
+        ask: Returns the status.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self._asking = ask, threading.Lock()
+        self._asked_at, self._answer = -math.inf, GetStatusResponse()
+
+    def __call__(self) -> GetStatusResponse:
+        """Return a status that is at most a second old."""
+        with self._asking:
+            if time.monotonic() - self._asked_at >= _RECENT_SECONDS:
+                self._answer = self._ask()
+                self._asked_at = time.monotonic()
+            return self._answer
 
 
 class _Status(Collector):

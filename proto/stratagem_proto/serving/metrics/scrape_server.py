@@ -1,0 +1,92 @@
+"""The HTTP server of figures, which strangers can neither fill nor hold up."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from stratagem_proto.sockets.closing import hang_up
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
+
+# Prometheus opens one connection, or two.
+_MOST_CONNECTIONS = 16
+
+# Whoever sends nothing for so long is gone.
+_SILENCE_SECONDS = 5.0
+
+
+class ScrapeHandler(WSGIRequestHandler):
+    """Answers one request, and logs nothing."""
+
+    timeout = _SILENCE_SECONDS
+
+    def log_message(self, *args: Any) -> None:
+        """Do nothing."""
+
+
+class ScrapeServer(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread; a new one takes the place of the oldest of many."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, certificates: CertificateFolder | None) -> None:
+        """Listen.
+
+        Args:
+            host: The host to listen on.
+            port: The port; 0 takes a free one.
+            certificates: What to show, and by whose authority whoever asks has to be certified;
+                None to answer anybody, unencrypted.
+
+        Raises:
+            OSError: The port is taken, or the host is not this machine's.
+        """
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        self._certificates = certificates
+        self._open: dict[socket.socket, None] = {}
+        self._changing = threading.Lock()
+        super().__init__((host, port), ScrapeHandler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Return a connection. Its handshake is for its own thread."""
+        accepted, address = super().get_request()
+        if self._certificates is None:
+            return accepted, address
+        context = _context(self._certificates)
+        accepted.settimeout(_SILENCE_SECONDS)
+        encrypted = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        return encrypted, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
+        if oldest is not None:
+            hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Do nothing: whoever asks may leave, or speak something else."""
+
+
+def _context(certificates: CertificateFolder) -> ssl.SSLContext:
+    """Return what is in the folder now."""
+    now, folder = certificates.current(), certificates.path
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=now.authorities.decode())
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return context
