@@ -86,7 +86,7 @@ class ParameterServer(RpcServer):
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         state = ServerState(self.settings, self._environment)
         if self.settings.arbiter:
-            arbiter, peers = arbiter_of(self.settings), GrpcPeers(self.settings.token)
+            arbiter, peers = arbiter_of(self.settings), GrpcPeers(self.settings)
             self._replicated = ReplicatedService(state, arbiter, peers, self._forget_handlers)
             if not self._replicated.has_state:
                 self._resume(state)
@@ -101,7 +101,7 @@ class ParameterServer(RpcServer):
         """Return the handlers of calls by which tasks are found and moved."""
         if self._served is None:
             return ()
-        boundary = RpcBoundary(self.settings.label, state.figures)
+        boundary = RpcBoundary(self.settings, state.figures)
         return (servers_handler(self._served, self.settings, boundary),)
 
     @property
@@ -181,7 +181,7 @@ class ParameterServer(RpcServer):
     async def _to_others(self, served: ServedTasks, seconds: float) -> None:
         """Give all tasks to other servers, and stop what has served those that have moved here."""
         if seconds > 0.0:
-            await Departure(served, OtherServers(self.settings.token), seconds).give_all()
+            await Departure(served, OtherServers(self.settings), seconds).give_all()
         stop = partial(served.stop_others, seconds)
         await asyncio.get_running_loop().run_in_executor(None, stop)
 

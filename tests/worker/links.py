@@ -14,7 +14,7 @@ from stratagem._shipping.pickling import Pickler
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
@@ -32,7 +32,7 @@ def link_to(
     return WorkerLink(
         address,
         Task(job="worker", index=task),
-        Identity(ROLE_CLIENT, token=token),
+        Identity(ROLE_COORDINATOR, token=token),
         Deadlines(connect=PATIENCE),
         lambda stream, text: lines.append((stream, text)),
     )
@@ -65,7 +65,7 @@ def refuses(address: str) -> bool:
 
 def opening() -> pb.WorkRequest:
     """The handshake of a session."""
-    session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
+    session = handshake(Identity(ROLE_COORDINATOR, token=TOKEN), bytes(16))
     return pb.WorkRequest(open=pb.OpenWorkerSession(session=session, runtime=this_runtime()))
 
 

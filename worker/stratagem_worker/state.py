@@ -12,7 +12,7 @@ from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, SHOWN_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -113,7 +113,7 @@ class WorkerState:
         now, mine = time.monotonic(), status.worker_server
         for identifier, session in self._sessions.items():
             status.sessions.add(
-                session_id=identifier,
+                session_id=identifier[:SHOWN_ID_BYTES],
                 role=session.role,
                 task=session.task,
                 silent_seconds=now - session.heard,

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from grpc.aio import AbortError
 
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.server_log import LOG
+from stratagem_proto.serving.access import (
+    Access,
+    Caller,
+    Handshake,
+    Introduced,
+    first_message,
+    handshake_in,
+    session_in,
+)
+from stratagem_proto.serving.audit import facts_of
 from stratagem_proto.serving.figures import Calls, Figures
+from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import code_of, to_record, trailers
 
@@ -80,52 +94,148 @@ _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
 
+Sessions: TypeAlias = Callable[[bytes], Caller | None]
+"""Returns who has opened the session of an id; None if none is known."""
+
+
+def no_sessions(session_id: bytes) -> Caller | None:
+    """Return that the session is not known: of servers whose calls name none."""
+    return None
+
+
 class RpcBoundary:
-    """The boundary that every call of a server crosses: it counts calls and encodes errors."""
+    """The boundary that every call of a server crosses.
 
-    def __init__(self, task: str, figures: Figures) -> None:
-        self._task = task
-        self._figures = figures
-        self._log = LOG.bind(task=task)
+    It counts calls, refuses callers whose role may not call the RPC, encodes errors, and lets the
+    log tell who has called.
 
-    def crossing(self, context: Context, request: str) -> AbstractAsyncContextManager[None, None]:
-        """Return a context that ends the call with the status of an error that its block raises.
+    Args:
+        settings: The settings of the server.
+        figures: The figures of its calls.
+        sessions: Its sessions.
+    """
 
-        Args:
-            context: The call.
-            request: The name of the call's first message.
+    def __init__(
+        self, settings: ServingSettings, figures: Figures, sessions: Sessions = no_sessions
+    ) -> None:
+        self._settings = settings
+        self.task, self.figures, self.sessions = settings.label, figures, sessions
+        self.log = LOG.bind(task=settings.label)
+
+    def rpc(self, method: MethodDescriptor) -> Rpc:
+        """Return an RPC whose calls cross this.
+
+        Raises:
+            InternalError: The contract does not say who may call it.
         """
-        return _Crossing(self, self._figures.calls(request), context, request)
+        return Rpc(self, method)
+
+    def prove(self, handshake: OpenSessionRequest) -> None:
+        """Check that a caller belongs to the cluster; raise as `check_handshake`."""
+        check_handshake(handshake, self._settings)
+
+
+class Rpc:
+    """One RPC of a server, from its boundary to its handler.
+
+    Args:
+        boundary: The boundary.
+        method: The RPC.
+
+    Attributes:
+        access: Who may call it.
+        caller: Returns who has sent a request, or its header; None if its session is not known.
+    """
+
+    def __init__(self, boundary: RpcBoundary, method: MethodDescriptor) -> None:
+        self.access, self._boundary = Access(method), boundary
+        self._name, first = method.name, first_message(method)
+        self._message = first.name
+        self._handshake = handshake_in(first)
+        self.caller: Callable[[Message], Caller | None] = (
+            _by_session(first, boundary.sessions)
+            if self._handshake is None
+            else _by_handshake(self._handshake)
+        )
+
+    def crossing(self, context: Context) -> Crossing:
+        """Return a context that ends a call with the status of an error that its block raises."""
+        return Crossing(self, self._boundary.figures.calls(self._message), context)
 
     def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
         """Return the span of the answer; see `tracing.answering`."""
-        return tracing.answering(request, self._task, current)
+        return tracing.answering(request, self._boundary.task, current)
 
-    def recorded(self, request: str, error: Exception) -> RecordedStatus:
+    def refuse(self, caller: Caller, request: Message) -> NoReturn:
+        """Refuse a caller because of its role, if it belongs to the cluster at all.
+
+        Raises:
+            PermissionDeniedError: It does.
+            StratagemError: It does not.
+        """
+        if self._handshake is not None:
+            self._boundary.prove(self._handshake(request))
+        self.access.require(caller)
+        raise AssertionError("its role may call the RPC")
+
+    def tell(self, caller: Caller | None, request: Message | None) -> None:
+        """Let the log tell of a call that was carried out."""
+        facts = facts_of(caller, request, self.access.told)
+        self._boundary.log.info("carried out", rpc=self._name, **facts)
+
+    def recorded(
+        self, error: Exception, caller: Caller | None, request: Message | None
+    ) -> RecordedStatus:
         """Log the error of a failed call, and return its status."""
         if isinstance(error, DecodeError):
-            error = InvalidArgumentError(f"the request is not a {request}")
+            error = InvalidArgumentError(f"the request is not a {self._message}")
+        facts = facts_of(caller, request, self.access.told)
+        log = self._boundary.log.bind(rpc=self._name, **facts)
         if isinstance(error, StratagemError):
-            error.task = error.task or self._task
-            self._log.info(
-                "refused", request=request, error=type(error).__name__, why=error.message
-            )
+            error.task = error.task or self._boundary.task
+            log.info("refused", error=type(error).__name__, why=error.message)
         else:
-            self._log.error("failed", request=request, exc_info=error)
+            log.error("failed", exc_info=error)
         return _fitting(to_record(error))
 
 
-class _Crossing:
-    """The crossing of one call; see `RpcBoundary.crossing`."""
+def _by_session(first: Descriptor, sessions: Sessions) -> Callable[[Message], Caller | None]:
+    session_id = session_in(first)
+    return lambda request: sessions(session_id(request))
 
-    __slots__ = ("_began", "_boundary", "_calls", "_context", "_request")
 
-    def __init__(self, boundary: RpcBoundary, calls: Calls, context: Context, request: str) -> None:
-        self._boundary, self._calls = boundary, calls
-        self._context, self._request = context, request
+def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:
+    return lambda request: Introduced.by(handshake(request))
 
-    async def __aenter__(self) -> None:
+
+class Crossing:
+    """The crossing of one call; see `Rpc.crossing`."""
+
+    __slots__ = ("_began", "_caller", "_calls", "_context", "_request", "_rpc")
+
+    def __init__(self, rpc: Rpc, calls: Calls, context: Context) -> None:
+        self._rpc, self._calls, self._context = rpc, calls, context
+        self._caller: Caller | None = None
+        self._request: Message | None = None
+
+    def admit(self, request: Message) -> None:
+        """Let a call in by its request, or the header of it, if its caller may call the RPC.
+
+        A session that is not known is for the handler to refuse, whose answer says what to do.
+
+        Raises:
+            PermissionDeniedError: The caller may not.
+            StratagemError: It has a handshake that proves nothing.
+        """
+        rpc = self._rpc
+        self._request = request
+        self._caller = caller = rpc.caller(request)
+        if caller is not None and caller.role not in rpc.access.roles:
+            rpc.refuse(caller, request)
+
+    async def __aenter__(self) -> Crossing:
         self._began = self._calls.begin()
+        return self
 
     async def __aexit__(
         self,
@@ -133,10 +243,13 @@ class _Crossing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        code = "OK" if error is None else "CANCELLED"
+        rpc, code = self._rpc, "OK" if error is None else "CANCELLED"
         try:
-            if isinstance(error, Exception) and not isinstance(error, AbortError):
-                record = self._boundary.recorded(self._request, error)
+            if error is None:
+                if rpc.access.told:
+                    rpc.tell(self._caller, self._request)
+            elif isinstance(error, Exception) and not isinstance(error, AbortError):
+                record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name
                 await self._context.abort(code_of(record), record.message, trailers(record))
         finally:

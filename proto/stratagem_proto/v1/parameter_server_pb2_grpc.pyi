@@ -101,8 +101,8 @@ class ParameterServerServiceStub:
     """Reads whole variables, slices or rows."""
 
     Assign: grpc.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.AssignRequest,
-        stratagem_proto.v1.parameter_server_pb2.AssignResponse,
+        stratagem_proto.v1.variable_requests_pb2.AssignRequest,
+        stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
     """Writes, adds or subtracts values."""
 
@@ -251,8 +251,8 @@ class ParameterServerServiceAsyncStub:
     """Reads whole variables, slices or rows."""
 
     Assign: grpc.aio.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.AssignRequest,
-        stratagem_proto.v1.parameter_server_pb2.AssignResponse,
+        stratagem_proto.v1.variable_requests_pb2.AssignRequest,
+        stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
     """Writes, adds or subtracts values."""
 
@@ -423,9 +423,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Assign(
         self,
-        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.AssignRequest],
+        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.variable_requests_pb2.AssignRequest],
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.AssignResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.AssignResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.AssignResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.AssignResponse]]:
         """Writes, adds or subtracts values."""
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ import grpc
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import status_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 
 SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"].full_name
 
@@ -28,7 +28,7 @@ def begin_status(
         wait_for_ready: Whether to wait for a server that cannot be reached yet.
     """
     asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
+        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_OBSERVER
     )
     method: grpc.UnaryUnaryMultiCallable[pb.GetStatusRequest, pb.GetStatusResponse]
     method = channel.unary_unary(

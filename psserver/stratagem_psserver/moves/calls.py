@@ -7,12 +7,11 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.status import from_rpc_error
-from stratagem_psserver.replication.calls import asked
+from stratagem_psserver.replication.calls import asked, handshake_of
+from stratagem_psserver.settings import ServerSettings
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 
@@ -25,11 +24,11 @@ class OtherServers:
     """Calls servers by their addresses.
 
     Args:
-        token: The secret of the cluster.
+        settings: Those of the server that calls.
     """
 
-    def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+    def __init__(self, settings: ServerSettings) -> None:
+        self._asking = handshake_of(settings)
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
         """Return what a server says of itself.

@@ -8,12 +8,13 @@ from typing import Any
 import grpc
 
 from stratagem_proto.serving.handshake import check_handshake
-from stratagem_proto.serving.methods import Handler, Request, unary_handler
+from stratagem_proto.serving.methods import Make, Request, handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.moves.served_tasks import ServedTasks
 from stratagem_psserver.settings import ServerSettings
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"]
 
 
 def servers_handler(
@@ -28,12 +29,12 @@ def servers_handler(
     """
     rpcs = ServersRpcs(served)
 
-    def known(request_type: type[Request], method: Callable[[Request], Awaitable[Any]]) -> Handler:
+    def known(request_type: type[Request], method: Callable[[Request], Awaitable[Any]]) -> Make:
         async def answer(request: Any) -> Any:
             check_handshake(request.asking, settings)
             return await method(request)
 
-        return unary_handler(boundary, request_type, answer)
+        return unary_method(request_type, answer)
 
     methods = {
         "LocateTasks": known(pb.LocateTasksRequest, rpcs.locate),
@@ -41,7 +42,7 @@ def servers_handler(
         "TakeTask": known(pb.TakeTaskRequest, rpcs.take),
         "SetDraining": known(pb.SetDrainingRequest, rpcs.set_draining),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return handler_of(boundary, _SERVICE, methods)
 
 
 class ServersRpcs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 import grpc
@@ -12,11 +12,12 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import DESCRIPTOR, FollowRequest, FollowResponse
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_psserver.settings import ServerSettings
 
 _ASK_SECONDS = 1.0
 
@@ -29,6 +30,16 @@ ARBITRATE = "Arbitrate"
 
 Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
+
+
+def handshake_of(settings: ServerSettings) -> OpenSessionRequest:
+    """Return what proves to other servers that a server belongs to the cluster."""
+    return OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_token=settings.token,
+        role=ROLE_SERVER,
+        task=Task(job=settings.job, index=settings.task),
+    )
 
 
 async def asked(
@@ -52,6 +63,7 @@ class IncomingCall(Generic[Sent, Received]):
         context: The call.
         received: What they are.
         caller: Who has called, for messages.
+        admit: Called with the first message; raises if the caller may not call.
     """
 
     def __init__(
@@ -60,9 +72,11 @@ class IncomingCall(Generic[Sent, Received]):
         context: grpc.aio.ServicerContext[bytes, bytes],
         received: type[Received],
         caller: str,
+        admit: Callable[[Received], None],
     ) -> None:
         self._requests, self._context = aiter(requests), context
         self._received, self._caller = received, caller
+        self._admit: Callable[[Received], None] | None = admit
 
     async def send(self, message: Sent) -> None:
         """Send a message; raise as `Channel.send`."""
@@ -74,20 +88,24 @@ class IncomingCall(Generic[Sent, Received]):
     async def receive(self) -> Received:
         """Return the next message; raise as `Channel.receive`."""
         try:
-            return self._received.FromString(await anext(self._requests))
+            message = self._received.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
             raise UnavailableError(f"{self._caller} has left") from error
+        if self._admit is not None:
+            self._admit(message)
+            self._admit = None
+        return message
 
 
 class GrpcPeers:
     """Reaches other replicas by gRPC.
 
     Args:
-        token: The secret of the cluster.
+        settings: Those of the replica that calls.
     """
 
-    def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
+    def __init__(self, settings: ServerSettings) -> None:
+        self._asking = handshake_of(settings)
 
     def call(self, address: str) -> OutgoingCall:
         """Call the primary at an address."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.server_status import SERVICE
 from tests.conftest import TOKEN
@@ -12,7 +12,9 @@ from tests.psserver.wire import RawClient
 
 def calls(server: str, *methods: str) -> list[int]:
     """How often methods of a server were called."""
-    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
+    asking = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN, role=ROLE_OBSERVER
+    )
     with RawClient(server, TOKEN) as client:
         status = client.unary(
             "GetStatus",

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR, OpenSessionRequest
 from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -20,7 +20,9 @@ from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 from tests.waiting import eventually
 
-ASKING = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
+ASKING = OpenSessionRequest(
+    protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN, role=ROLE_OPERATOR
+)
 
 _Response = TypeVar("_Response", bound=Message)
 

@@ -9,9 +9,8 @@ import grpc
 
 from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.connections.primary_search import Primary
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
@@ -26,7 +25,7 @@ class TaskDirectory:
 
     Args:
         task: The index of the task in the job ps.
-        token: The secret of the cluster.
+        identity: Who asks.
         locate: Returns the address that the program knows of, "" if it knows of none.
         servers: Returns the addresses of servers that may know where the task has moved.
     """
@@ -34,11 +33,12 @@ class TaskDirectory:
     def __init__(
         self,
         task: int,
-        token: str,
+        identity: Identity,
         locate: Callable[[], str] = str,
         servers: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        self._task, self._servers, self._token = task, servers, token
+        self._task, self._servers = task, servers
+        self._asking = handshake(identity, identifier=b"")
         self.located = locate
 
     def find(self, epoch: int) -> Primary | None:
@@ -49,7 +49,7 @@ class TaskDirectory:
         """
         with ExitStack() as channels:
             calls = [
-                _asked(channels.enter_context(open_channel(address)), self._token, self._task)
+                self._asked(channels.enter_context(open_channel(address)))
                 for address in sorted({*self._servers()})
             ]
             try:
@@ -61,16 +61,13 @@ class TaskDirectory:
         latest = max(found, key=lambda each: each.epoch, default=None)
         return latest if latest is not None and latest.epoch >= epoch else None
 
-
-def _asked(channel: grpc.Channel, token: str, task: int) -> grpc.Future[pb.LocateTasksResponse]:
-    asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
-    )
-    method: grpc.UnaryUnaryMultiCallable[pb.LocateTasksRequest, pb.LocateTasksResponse]
-    method = channel.unary_unary(
-        _PATH, pb.LocateTasksRequest.SerializeToString, pb.LocateTasksResponse.FromString
-    )
-    return method.future(pb.LocateTasksRequest(asking=asking, tasks=[task]), timeout=_SECONDS)
+    def _asked(self, channel: grpc.Channel) -> grpc.Future[pb.LocateTasksResponse]:
+        method: grpc.UnaryUnaryMultiCallable[pb.LocateTasksRequest, pb.LocateTasksResponse]
+        method = channel.unary_unary(
+            _PATH, pb.LocateTasksRequest.SerializeToString, pb.LocateTasksResponse.FromString
+        )
+        request = pb.LocateTasksRequest(asking=self._asking, tasks=[self._task])
+        return method.future(request, timeout=_SECONDS)
 
 
 def _primary(call: grpc.Future[pb.LocateTasksResponse]) -> Primary | None:

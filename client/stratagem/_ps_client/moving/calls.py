@@ -9,11 +9,10 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -31,13 +30,11 @@ class ServerCalls:
     """Calls servers by their addresses.
 
     Args:
-        token: The secret of the cluster.
+        identity: Who calls.
     """
 
-    def __init__(self, token: str) -> None:
-        self._asking = OpenSessionRequest(
-            protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
-        )
+    def __init__(self, identity: Identity) -> None:
+        self._asking = handshake(identity, identifier=b"")
 
     def describe(
         self, addresses: Iterable[str]

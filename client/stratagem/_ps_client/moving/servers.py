@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.moving.calls import ServerCalls
 from stratagem._ps_client.moving.plan import (
     TaskLoad,
@@ -41,14 +42,14 @@ class Servers:
 
     __module__ = "stratagem"
 
-    def __init__(self, addresses: Callable[[], Iterable[str]], token: str) -> None:
+    def __init__(self, addresses: Callable[[], Iterable[str]], identity: Identity) -> None:
         """Ask nothing yet.
 
         Args:
             addresses: Returns where some servers are, or were, each as "host:port".
-            token: The secret of the cluster.
+            identity: Who asks.
         """
-        self._addresses, self._calls = addresses, ServerCalls(token)
+        self._addresses, self._calls = addresses, ServerCalls(identity)
         self._added: list[str] = []
 
     def report(self, seconds: float = 1.0) -> Sequence[ServerTasks]:
