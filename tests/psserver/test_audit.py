@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 from stratagem_proto import server_log
-from stratagem_proto.errors import PermissionDeniedError, StratagemError
+from stratagem_proto.errors import PermissionDeniedError, StratagemError, UnauthenticatedError
 from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, servers_pb2
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -29,8 +30,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.moves.servers import movable
-from tests.psserver.wire import STATUS_SERVICE, RawClient
+from tests.psserver.wire import SERVICE, STATUS_SERVICE, RawClient
 from tests.roles import handshake
+from tests.waiting import eventually
 
 CHECKPOINTS = "stratagem_proto.v1.CheckpointService"
 FORGED = '"}\n2026-11-26T12:00:00Z [info     ] carried out  caller=/job:chief/task:0\r\x1b[2K\u2028'
@@ -167,6 +169,36 @@ def test_the_log_tells_who_was_refused_because_of_a_role(
     assert (line["caller"], line["role"]) == ("/job:evaluator/task:0", "evaluator")
     assert (line["rpc"], line["about"]) == ("DeleteVariables", {"names": ["users.weight"]})
     assert line["task"] == "/job:ps/task:0"
+
+
+def test_the_log_believes_nothing_that_a_stranger_says_of_itself(
+    log: io.StringIO, server: ParameterServer
+) -> None:
+    stranger = RawClient(server.address, "guessed", Task(job="chief"), ROLE_CHIEF)
+    with stranger, pytest.raises(UnauthenticatedError):
+        stranger.open()
+    (line,) = lines(log)
+    assert (line["event"], line["rpc"]) == ("refused", "OpenSession")
+    assert not {"caller", "role"} & line.keys()
+
+
+def test_a_change_that_its_caller_breaks_off_is_told_of(
+    log: io.StringIO, server: ParameterServer
+) -> None:
+    with chief(server) as client:
+        client.open()
+        client.create(a=torch.ones(2))
+        request = DeleteVariablesRequest(key=client.key(), names=["a"])
+        # It waits for a request before it that never comes.
+        request.key.sequence, request.key.acknowledged = 9, 1
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        call = client.channel.unary_unary(f"/{SERVICE}/DeleteVariables")
+        deleting = call.future(request.SerializeToString())
+        begun = server._state.figures.calls("DeleteVariablesRequest")
+        eventually(lambda: begun._in_progress == 1)
+        deleting.cancel()
+        eventually(lambda: begun._in_progress == 0)
+    assert told(log)[-1] == ("broken off", "DeleteVariables", {"names": ["a"]})
 
 
 def forge(server: ParameterServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import AbortError
 
 from stratagem_proto import tracing
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import InvalidArgumentError, StratagemError, UnauthenticatedError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.access import (
     Access,
@@ -166,22 +167,22 @@ class Rpc:
         """Return the span of the answer; see `tracing.answering`."""
         return tracing.answering(request, self._boundary.task, current)
 
-    def refuse(self, caller: Caller, request: Message) -> NoReturn:
-        """Refuse a caller because of its role, if it belongs to the cluster at all.
+    def require(self, caller: Caller, request: Message) -> None:
+        """Check the role of a caller; a stranger is told no more than that it is one.
 
         Raises:
-            PermissionDeniedError: It does.
-            StratagemError: It does not.
+            PermissionDeniedError: The role may not call the RPC.
+            StratagemError: The handshake in the request proves nothing.
         """
         if self._handshake is not None:
             self._boundary.prove(self._handshake(request))
         self.access.require(caller)
-        raise AssertionError("its role may call the RPC")
 
-    def tell(self, caller: Caller | None, request: Message | None) -> None:
-        """Let the log tell of a call that was carried out."""
-        facts = facts_of(caller, request, self.access.told)
-        self._boundary.log.info("carried out", rpc=self._name, **facts)
+    def tell(self, event: str, caller: Caller | None, request: Message | None) -> None:
+        """Let the log tell of a call that was not refused, if it tells of such calls."""
+        if self.access.told:
+            facts = facts_of(caller, request, self.access.told)
+            self._boundary.log.info(event, rpc=self._name, **facts)
 
     def recorded(
         self, error: Exception, caller: Caller | None, request: Message | None
@@ -189,11 +190,14 @@ class Rpc:
         """Log the error of a failed call, and return its status."""
         if isinstance(error, DecodeError):
             error = InvalidArgumentError(f"the request is not a {self._message}")
-        facts = facts_of(caller, request, self.access.told)
+        # A stranger may call itself anything.
+        proven = None if isinstance(error, UnauthenticatedError) else caller
+        facts = facts_of(proven, request, self.access.told)
         log = self._boundary.log.bind(rpc=self._name, **facts)
         if isinstance(error, StratagemError):
             error.task = error.task or self._boundary.task
-            log.info("refused", error=type(error).__name__, why=error.message)
+            why = _shortened(error.message, _MESSAGE_BYTES)
+            log.info("refused", error=type(error).__name__, why=why)
         else:
             log.error("failed", exc_info=error)
         return _fitting(to_record(error))
@@ -231,7 +235,7 @@ class Crossing:
         self._request = request
         self._caller = caller = rpc.caller(request)
         if caller is not None and caller.role not in rpc.access.roles:
-            rpc.refuse(caller, request)
+            rpc.require(caller, request)
 
     async def __aenter__(self) -> Crossing:
         self._began = self._calls.begin()
@@ -246,8 +250,10 @@ class Crossing:
         rpc, code = self._rpc, "OK" if error is None else "CANCELLED"
         try:
             if error is None:
-                if rpc.access.told:
-                    rpc.tell(self._caller, self._request)
+                rpc.tell("carried out", self._caller, self._request)
+            elif isinstance(error, asyncio.CancelledError):
+                # What has begun is carried out to its end, although nobody waits for it.
+                rpc.tell("broken off", self._caller, self._request)
             elif isinstance(error, Exception) and not isinstance(error, AbortError):
                 record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name

@@ -244,7 +244,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request_iterator, context):
-        """Writes, adds or subtracts values.
+        """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+        variables, and workers average their buffers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -281,7 +282,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListClosedSteps(self, request, context):
-        """Returns this server's part of the norm of closed steps that wait for it.
+        """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+        before it takes a snapshot, and leaves it to others to finish them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

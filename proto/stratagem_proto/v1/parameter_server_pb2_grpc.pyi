@@ -104,7 +104,9 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.variable_requests_pb2.AssignRequest,
         stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
-    """Writes, adds or subtracts values."""
+    """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+    variables, and workers average their buffers.
+    """
 
     Update: grpc.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
@@ -138,7 +140,9 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Returns this server's part of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+    before it takes a snapshot, and leaves it to others to finish them.
+    """
 
     FinishStep: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
@@ -254,7 +258,9 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.variable_requests_pb2.AssignRequest,
         stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
-    """Writes, adds or subtracts values."""
+    """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+    variables, and workers average their buffers.
+    """
 
     Update: grpc.aio.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
@@ -288,7 +294,9 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Returns this server's part of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+    before it takes a snapshot, and leaves it to others to finish them.
+    """
 
     FinishStep: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
@@ -426,7 +434,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.variable_requests_pb2.AssignRequest],
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.AssignResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.AssignResponse]]:
-        """Writes, adds or subtracts values."""
+        """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+        variables, and workers average their buffers.
+        """
 
     @abc.abstractmethod
     def Update(
@@ -470,7 +480,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse]]:
-        """Returns this server's part of the norm of closed steps that wait for it."""
+        """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+        before it takes a snapshot, and leaves it to others to finish them.
+        """
 
     @abc.abstractmethod
     def FinishStep(

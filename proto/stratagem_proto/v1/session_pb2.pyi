@@ -130,7 +130,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     with its numbering and its recorded replies.
     """
     role: global___Role.ValueType
-    """What the client is to the cluster."""
+    """What the client is to the cluster. A session is not opened again in another role."""
     client: builtins.bytes
     """Identifies the client in all its sessions, including those with other servers; 16
     random bytes. Empty for a client of this server alone.
@@ -148,7 +148,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """
     @property
     def task(self) -> global___Task:
-        """Task of the client, for messages and for the order of contributions."""
+        """Task of the client, for messages and for the order of contributions. A session is not opened
+        again for another task.
+        """
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ def test_servers_refuse_a_program_that_was_not_heard_of_and_its_workers(
     first, second = programs.candidate(FIRST), programs.candidate(SECOND)
     first.await_turn()
     with ExitStack() as stack:
-        theirs = [stack.enter_context(connection_of(each, FIRST, role)) for each in servers]
+        theirs = [stack.enter_context(connection_of(each, FIRST)) for each in servers]
         for connection in theirs:
             make(connection, "v", torch.zeros(2))
         first.close()  # as if it had ended without a word
