@@ -27,10 +27,11 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.moves.servers import movable
-from tests.psserver.wire import SERVICE, STATUS_SERVICE, RawClient
+from tests.psserver.wire import SERVICE, RawClient
 from tests.roles import handshake
 from tests.waiting import eventually
 
@@ -203,7 +204,7 @@ def test_a_change_that_its_caller_breaks_off_is_told_of(
 
 def forge(server: ParameterServer) -> None:
     """Sends names that look like the end of a line and another one behind it; four are refused."""
-    asking = OpenSessionRequest(protocol_version=1, cluster_token=TOKEN, role=0)
+    asking = OpenSessionRequest(protocol_version=1, cluster_token=TOKEN)
     asking.task.job = FORGED
     with chief(server) as client:
         client.open()

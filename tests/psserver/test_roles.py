@@ -20,6 +20,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_EVALUATOR,
     ROLE_OBSERVER,
+    ROLE_UNSPECIFIED,
     ROLE_WORKER,
     CloseSessionRequest,
     CloseSessionResponse,
@@ -129,8 +130,8 @@ def test_who_does_not_know_the_token_is_told_no_more_than_that(servers: Servers,
     for method in methods():
         if handshake_in(first_message(method)) is None:
             continue
-        server, stranger = servers[method.containing_service.name], handshake(0, "guessed")
-        status = status_of(server, way, method, stranger)
+        server = servers[method.containing_service.name]
+        status = status_of(server, way, method, handshake(ROLE_UNSPECIFIED, "guessed"))
         if status is not grpc.StatusCode.UNAUTHENTICATED:
             wrong[method.name] = status
     assert not wrong

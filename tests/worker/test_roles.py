@@ -8,8 +8,9 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_proto.serving.access import Access, name_of
 from stratagem_proto.v1 import status_pb2, worker_pb2
-from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, FrameSockets, Role
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_UNSPECIFIED, FrameSockets, Role
 from stratagem_worker.server import WorkerServer
+from tests.conftest import TOKEN
 from tests.roles import WAYS, answer, handshake, request_of
 
 METHODS: list[MethodDescriptor] = [
@@ -22,11 +23,15 @@ WORKER_WAYS = [way for way in WAYS if way != "shared memory"]
 
 
 def status_of(
-    worker: WorkerServer, way: str, method: MethodDescriptor, role: int, token: str | None = None
+    worker: WorkerServer,
+    way: str,
+    method: MethodDescriptor,
+    role: Role.ValueType,
+    token: str = TOKEN,
 ) -> grpc.StatusCode:
     told = worker._state.frame_sockets or FrameSockets()
-    caller = handshake(role) if token is None else handshake(role, token)
-    return answer(way, worker.address, told, method, request_of(method, caller))
+    request = request_of(method, handshake(role, token))
+    return answer(way, worker.address, told, method, request)
 
 
 @pytest.mark.parametrize("way", WORKER_WAYS)
@@ -41,7 +46,7 @@ def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
 
 
 @pytest.mark.parametrize("way", WORKER_WAYS)
-@pytest.mark.parametrize("role", [0, ROLE_COORDINATOR], ids=name_of)
+@pytest.mark.parametrize("role", [ROLE_UNSPECIFIED, ROLE_COORDINATOR], ids=name_of)
 def test_who_does_not_know_the_token_is_told_no_more_than_that(
     worker: WorkerServer, way: str, role: Role.ValueType
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
@@ -69,7 +69,7 @@ class Access:
         option = method.GetOptions().Extensions[access_pb2.access]
         if not option.roles:
             raise InternalError(f"{method.full_name} does not say by `access` who may call it")
-        self._rpc = method.name
+        self._rpc, self._allowed = method.name, ", ".join(map(name_of, option.roles))
         self.roles, self.told = frozenset(option.roles), tuple(option.told)
 
     def require(self, caller: Caller) -> None:
@@ -80,11 +80,10 @@ class Access:
         """
         if caller.role in self.roles:
             return
-        allowed = ", ".join(map(name_of, sorted(self.roles)))
         raise PermissionDeniedError(
             f"{self._rpc} is not for {caller.label}, which has the role {name_of(caller.role)}; "
-            f"roles that may call it: {allowed}. Do this in a program that has such a role, or "
-            "correct the task of this one, in TF_CONFIG or its resolver"
+            f"roles that may call it: {self._allowed}. Do this in a program that has such a role, "
+            "or correct the task of this one, in TF_CONFIG or its resolver"
         )
 
 
@@ -102,7 +101,7 @@ _SESSIONS = {"key": attrgetter("key.session_id"), "session_id": attrgetter("sess
 def first_message(method: MethodDescriptor) -> Descriptor:
     """Return what a call begins with: the request, or its header."""
     header = method.input_type.fields_by_name.get("header")
-    return method.input_type if header is None else header.message_type
+    return (header and header.message_type) or method.input_type
 
 
 def handshake_in(first: Descriptor) -> Handshake | None:
@@ -124,5 +123,7 @@ def session_in(first: Descriptor) -> Callable[[Any], bytes]:
     return find
 
 
-def _found(first: Descriptor, ways: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+def _found(
+    first: Descriptor, ways: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[Any], Any] | None:
     return next((way for field, way in ways.items() if field in first.fields_by_name), None)

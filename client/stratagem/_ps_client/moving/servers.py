@@ -92,6 +92,7 @@ class Servers:
             FailedPreconditionError: It is the last one, or a task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         survey = self._quiet()
         number = survey.number_of(server)
@@ -128,6 +129,7 @@ class Servers:
                 move, or all servers have no more than one task with variables.
             UnavailableError: It, or a server that serves tasks, does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         before = self._quiet()
         found = self._newcomer(address, before)
@@ -156,6 +158,7 @@ class Servers:
             FailedPreconditionError: A task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         survey = self._quiet()
         moves = self._balanced(survey, survey.willing)
