@@ -48,9 +48,10 @@ def collect_little() -> None:
 def own_log() -> Iterator[None]:
     """Servers log to nothing that a test before has set up, and that may be closed."""
     log = logging.getLogger("stratagem_server")
-    before = log.handlers[:]
+    before, level = log.handlers[:], log.level
     yield
     log.handlers[:] = before
+    log.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

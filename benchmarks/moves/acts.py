@@ -7,7 +7,9 @@ from functools import partial
 from typing import NamedTuple
 
 from stratagem import Servers
+from stratagem._ps_client.connections.session import Identity
 from stratagem_deploy import LocalCluster
+from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 
 
 class Act(NamedTuple):
@@ -34,7 +36,9 @@ class Acts:
         self._cluster = cluster
         spec = resolver.cluster_spec()
         addresses = [spec.task_address("ps", task) for task in range(spec.num_tasks("ps"))]
-        self._servers = Servers(lambda: addresses, resolver.cluster_token or "")
+        self._servers = Servers(
+            lambda: addresses, Identity(ROLE_OPERATOR, token=resolver.cluster_token or "")
+        )
 
     def all(self) -> Iterator[Act]:
         """Leave two servers, without the first one, then four, and then one."""

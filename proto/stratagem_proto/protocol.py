@@ -27,6 +27,8 @@ PING_SECONDS = 5.0
 """A connection whose peer leaves a ping unanswered for this time is closed."""
 
 SESSION_ID_BYTES = 16
+SHOWN_ID_BYTES = 4
+"""Bytes of a session's id that others are told; whoever knows all of it could use the session."""
 
 TOKEN_BYTES = 16
 """The shortest secret of a cluster. Nobody can guess so many random bytes, whatever he sees."""

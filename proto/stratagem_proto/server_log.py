@@ -46,7 +46,23 @@ def to_stderr(as_json: bool = False) -> None:
     _PLAIN.setLevel(logging.INFO)
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes in place of line ends, control characters and the like."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _on_one_line(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Let no text that a client has sent end a line, or steer a terminal."""
+    return {key: printable(each) if isinstance(each, str) else each for key, each in event.items()}
+
+
 def _rendering(for_people: bool) -> list[structlog.typing.Processor]:
     if for_people:
-        return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+        return [_on_one_line, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
-from stratagem_proto.serving.methods import Handler
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.serving.methods import Handler, handler_of
+from stratagem_proto.serving.rpc_boundary import Rpc, RpcBoundary
+from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica, View
 from stratagem_psserver.persistence.folder import StateFolder
@@ -20,9 +21,7 @@ from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.arbiters.chief_arbiter import ChiefArbiter
 from stratagem_psserver.replication.calls import (
     ARBITRATE,
-    ARBITRATION,
     FOLLOW,
-    FOLLOWING,
     IncomingCall,
 )
 from stratagem_psserver.replication.channel import Channel, Peers
@@ -32,6 +31,9 @@ from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHa
 from stratagem_psserver.replication.replica import ReplicatedTask
 from stratagem_psserver.service import Service
 from stratagem_psserver.state import ServerState
+
+_REPLICATION = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
+_ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]
 
 _Follow: TypeAlias = IncomingCall[FollowResponse, FollowRequest]
 _Arbitrate: TypeAlias = IncomingCall[ArbitrateResponse, ArbitrateRequest]
@@ -63,7 +65,7 @@ class ReplicatedService:
         self._running: asyncio.Task[None] | None = None
         self.is_serving, self.served_since, self.address = False, 0.0, ""
         self.service = self._served(state)
-        boundary = RpcBoundary(state.settings.label, state.figures)
+        boundary = RpcBoundary(state.handshakes, state.figures)
         self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
@@ -89,7 +91,7 @@ class ReplicatedService:
 
         async def serve(call: _Arbitrate) -> None:
             task = self._require_task()
-            await arbiter.serve(call, lambda: task.replica, self.state.handshakes)
+            await arbiter.serve(call, lambda: task.replica)
 
         return (_arbitrate_handler(boundary, serve),)
 
@@ -236,20 +238,30 @@ def _clear(folder: StateFolder) -> None:
 def _follow_handler(
     boundary: RpcBoundary, answer: Callable[[_Follow], Awaitable[None]]
 ) -> grpc.GenericRpcHandler:
-    async def follow(requests: AsyncIterator[bytes], context: Any) -> None:
-        async with boundary.crossing(context, FOLLOW):
-            await answer(IncomingCall(requests, context, FollowRequest, "the backup"))
+    def make(rpc: Rpc) -> Handler:
+        async def follow(requests: AsyncIterator[bytes], context: Any) -> None:
+            async with rpc.crossing(context) as crossing:
+                admit = crossing.admit
+                await answer(IncomingCall(requests, context, FollowRequest, "the backup", admit))
 
-    handler: Handler = grpc.stream_stream_rpc_method_handler(follow)
-    return grpc.method_handlers_generic_handler(FOLLOWING, {FOLLOW: handler})
+        return grpc.stream_stream_rpc_method_handler(follow)
+
+    return handler_of(boundary, _REPLICATION, {FOLLOW: make})
 
 
 def _arbitrate_handler(
     boundary: RpcBoundary, serve: Callable[[_Arbitrate], Awaitable[None]]
 ) -> grpc.GenericRpcHandler:
-    async def arbitrate(requests: AsyncIterator[bytes], context: Any) -> None:
-        async with boundary.crossing(context, ARBITRATE):
-            await serve(IncomingCall(requests, context, ArbitrateRequest, "the chief"))
+    def make(rpc: Rpc) -> Handler:
+        async def arbitrate(requests: AsyncIterator[bytes], context: Any) -> None:
+            async with rpc.crossing(context) as crossing:
+                admit = crossing.admit
+                await serve(IncomingCall(requests, context, ArbitrateRequest, "the chief", admit))
 
-    handler: Handler = grpc.stream_stream_rpc_method_handler(arbitrate)
-    return grpc.method_handlers_generic_handler(ARBITRATION, {ARBITRATE: handler})
+        return grpc.stream_stream_rpc_method_handler(arbitrate)
+
+    return handler_of(
+        boundary,
+        arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"],
+        {ARBITRATE: make},
+    )

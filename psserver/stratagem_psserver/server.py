@@ -101,8 +101,8 @@ class ParameterServer(RpcServer):
         """Return the handlers of calls by which tasks are found and moved."""
         if self._served is None:
             return ()
-        boundary = RpcBoundary(self.settings.label, state.figures)
-        return (servers_handler(self._served, state.handshakes, boundary),)
+        boundary = RpcBoundary(state.handshakes, state.figures)
+        return (servers_handler(self._served, boundary),)
 
     @property
     def _service(self) -> Service:

@@ -46,7 +46,7 @@ class Service:
         self.status = StatusService(
             state.handshakes, state.incarnation, state.figures, self._fill_status
         )
-        boundary = RpcBoundary(state.settings.label, state.figures)
+        boundary = RpcBoundary(state.handshakes, state.figures)
         challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
         self.handlers_for_all = (self.status.handler(), challenges)
         self.handlers = (

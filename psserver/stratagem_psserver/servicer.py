@@ -12,11 +12,19 @@ from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
-from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, shared_memory
+from stratagem_proto.serving.methods import (
+    Handler,
+    Make,
+    Request,
+    Response,
+    handler_of,
+    unary_method,
+)
+from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary, shared_memory
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -30,6 +38,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
     CreateVariablesHeader,
     DeleteVariablesRequest,
     DescribeVariablesRequest,
@@ -53,15 +62,17 @@ from stratagem_psserver.rpcs.variables import KeyRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import RequestStream
 
-SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
-_CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
-_CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
-_DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"].full_name
-_SUCCESSION = succession_pb2.DESCRIPTOR.services_by_name["SuccessionService"].full_name
+_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"]
+_CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"]
+_CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"]
+_DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"]
+_SUCCESSION = succession_pb2.DESCRIPTOR.services_by_name["SuccessionService"]
+
+SERVICE = _SERVICE.full_name
 
 Answer = TypeVar("Answer")
 
-Handlers = Mapping[str, Handler]
+Handlers = Mapping[str, Make]
 
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
@@ -75,11 +86,18 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
         **_synchronous_methods(methods, state),
         **_consistency_methods(methods, ConsistencyRpcs(state)),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+    return _handler(state, _SERVICE, handlers)
 
 
 def _methods(state: ServerState) -> Methods:
-    return Methods(RpcBoundary(state.settings.label, state.figures), state.changes)
+    return Methods(state.changes)
+
+
+def _handler(
+    state: ServerState, service: ServiceDescriptor, methods: Handlers
+) -> grpc.GenericRpcHandler:
+    boundary = RpcBoundary(state.handshakes, state.figures, state.ledger.known)
+    return handler_of(boundary, service, methods)
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
@@ -97,14 +115,14 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
         "RestoreVariables": unary(messages.RestoreVariablesRequest, rpcs.restore),
         "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),
     }
-    return grpc.method_handlers_generic_handler(_CHECKPOINTS, handlers)
+    return _handler(state, _CHECKPOINTS, handlers)
 
 
 def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """Return the handler of the closure service."""
     unary, rpcs = _methods(state).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
-    return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
+    return _handler(state, _CLOSURES, handlers)
 
 
 def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
@@ -114,7 +132,7 @@ def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
         "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
         "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
     }
-    return grpc.method_handlers_generic_handler(_DATA, handlers)
+    return _handler(state, _DATA, handlers)
 
 
 def succession_handler(state: ServerState) -> grpc.GenericRpcHandler:
@@ -124,7 +142,7 @@ def succession_handler(state: ServerState) -> grpc.GenericRpcHandler:
         "AwaitVacancy": unary(succession_pb2.AwaitVacancyRequest, rpcs.await_vacancy),
         "Succeed": unary(succession_pb2.SucceedRequest, rpcs.succeed),
     }
-    return grpc.method_handlers_generic_handler(_SUCCESSION, handlers)
+    return _handler(state, _SUCCESSION, handlers)
 
 
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
@@ -149,7 +167,7 @@ def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Ha
 def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
     return {
         "Read": methods.streamed(pb.ReadRequest, rpcs.read),
-        "Assign": methods.staged(pb.AssignHeader, rpcs.assign),
+        "Assign": methods.staged(AssignHeader, rpcs.assign),
     }
 
 
@@ -182,18 +200,18 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
 
 
 class Methods:
-    """Makes handlers of the four shapes that the service has.
+    """What makes handlers of the four shapes that the service has.
 
     No answer leaves before all changes are on disk that it may tell of.
     """
 
-    def __init__(self, rpc_boundary: RpcBoundary, changes: Changes) -> None:
-        self._rpc_boundary, self._changes = rpc_boundary, changes
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
 
     def unary(
         self, request_type: type[Request], method: Callable[[Request], Awaitable[Message]]
-    ) -> Handler:
-        """Return the handler of an RPC that takes a message and returns one."""
+    ) -> Make:
+        """Return what makes the handler of an RPC that takes a message and returns one."""
 
         async def answer(request: Request) -> Message:
             return await self._durable(method(request))
@@ -202,9 +220,9 @@ class Methods:
 
     def untold(
         self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
-    ) -> Handler:
-        """Return the handler of an RPC whose answer tells of no change; otherwise as `unary`."""
-        return unary_handler(self._rpc_boundary, request_type, method)
+    ) -> Make:
+        """As `unary`, of an RPC whose answer tells of no change."""
+        return unary_method(request_type, method)
 
     async def _durable(self, answer: Awaitable[Answer]) -> Answer:
         """Return an answer, or raise its error, once all changes so far are on disk."""
@@ -221,41 +239,51 @@ class Methods:
 
     def staged(
         self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
-    ) -> Handler:
-        """Return the handler of an RPC that takes a stream of frames and returns a message."""
+    ) -> Make:
+        """As `unary`, of an RPC that takes a stream of frames."""
 
-        async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
-            async with self._rpc_boundary.crossing(context, header_type.__name__):
-                stream = RequestStream(messages, header_type, shared_memory(context))
-                header = await stream.header()
-                with self._rpc_boundary.span(header):
-                    return (await self._durable(method(header, stream))).SerializeToString()
+        def make(rpc: Rpc) -> Handler:
+            async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
+                async with rpc.crossing(context) as crossing:
+                    stream = RequestStream(messages, header_type, shared_memory(context))
+                    header = await stream.header()
+                    await crossing.admit(header)
+                    with rpc.span(header):
+                        return (await self._durable(method(header, stream))).SerializeToString()
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+            return grpc.stream_unary_rpc_method_handler(handle)
+
+        return make
 
     def exchanged(
         self,
         header_type: type[Header],
         method: Callable[[Header, Chunks, Segment | None], Awaitable[Frames]],
-    ) -> Handler:
-        """Return the handler of an RPC that takes a stream of frames and returns another one."""
+    ) -> Make:
+        """As `unary`, of an RPC that takes a stream of frames and returns another one."""
 
-        async def handle(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            async with self._rpc_boundary.crossing(context, header_type.__name__):
-                segment = shared_memory(context)
-                stream = RequestStream(messages, header_type, segment)
-                header = await stream.header()
-                with self._rpc_boundary.span(header):
-                    frames = await self._refused_durably(method(header, stream, segment))
-                if isinstance(frames, bytes):
-                    await self._changes.durable()
-                    yield frames
-                    return
-                async with aclosing(self._durable_frames(frames)) as durable:
-                    async for frame in durable:
-                        yield frame
+        def make(rpc: Rpc) -> Handler:
+            async def handle(
+                messages: AsyncIterator[bytes], context: Context
+            ) -> AsyncIterator[bytes]:
+                async with rpc.crossing(context) as crossing:
+                    segment = shared_memory(context)
+                    stream = RequestStream(messages, header_type, segment)
+                    header = await stream.header()
+                    await crossing.admit(header)
+                    with rpc.span(header):
+                        frames = await self._refused_durably(method(header, stream, segment))
+                    if isinstance(frames, bytes):
+                        await self._changes.durable()
+                        yield frames
+                        return
+                    async with aclosing(self._durable_frames(frames)) as durable:
+                        async for frame in durable:
+                            yield frame
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+            return grpc.stream_stream_rpc_method_handler(handle)
+
+        return make
 
     async def _durable_frames(
         self, frames: AsyncGenerator[bytes, None]
@@ -277,17 +305,21 @@ class Methods:
         self,
         request_type: type[Request],
         method: Callable[[Request, Segment | None], AsyncGenerator[bytes, None]],
-    ) -> Handler:
-        """Return the handler of an RPC that takes a message and returns a stream of frames."""
+    ) -> Make:
+        """As `unary`, of an RPC that returns a stream of frames."""
 
-        async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
-            async with self._rpc_boundary.crossing(context, request_type.__name__):
-                request, segment = request_type.FromString(data), shared_memory(context)
-                # The caller runs between two frames, so this must not be its current span.
-                with self._rpc_boundary.span(request, current=False):
-                    frames = self._durable_frames(method(request, segment))
-                    async with aclosing(frames):
-                        async for frame in frames:
-                            yield frame
+        def make(rpc: Rpc) -> Handler:
+            async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
+                async with rpc.crossing(context) as crossing:
+                    request, segment = request_type.FromString(data), shared_memory(context)
+                    await crossing.admit(request)
+                    # The caller runs between two frames, so this must not be its current span.
+                    with rpc.span(request, current=False):
+                        frames = self._durable_frames(method(request, segment))
+                        async with aclosing(frames):
+                            async for frame in frames:
+                                yield frame
 
-        return grpc.unary_stream_rpc_method_handler(handle)
+            return grpc.unary_stream_rpc_method_handler(handle)
+
+        return make

@@ -12,11 +12,9 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.variables import Writing, assign, create
-from stratagem_proto.v1.parameter_server_pb2 import (
-    ASSIGN_MODE_ADD,
-)
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.tensors import spec_of
 from tests.conftest import TOKEN

@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.proving import prove_now
 from tests.cluster.interventions import beside
@@ -72,7 +72,7 @@ def opens_session(address: str, token: str | None) -> bool:
     request = OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         session_id=os.urandom(16),
-        role=ROLE_CLIENT,
+        role=ROLE_CHIEF,
     )
     with open_channel(address) as channel:
         try:

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from stratagem import ParameterServerStrategy, StratagemError, TaskMove, Variable
+from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.moving.calls import ServerCalls
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.servers_pb2 import DescribeServerResponse
+from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 from tests.cluster.training import PATIENCE, STEPS, WORKERS, expected, strategies, trained
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
@@ -104,7 +106,9 @@ def described(cluster: LocalCluster, number: int) -> DescribeServerResponse:
     """What a server says of itself."""
     resolver = cluster.resolver("worker", 0)
     address = resolver.cluster_spec().task_address("ps", number)
-    found = ServerCalls(resolver.cluster_token or "").describe([address])[address]
+    found = ServerCalls(Identity(ROLE_OPERATOR, token=resolver.cluster_token or "")).describe(
+        [address]
+    )[address]
     assert isinstance(found, DescribeServerResponse)
     return found
 

@@ -18,6 +18,8 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
+    AssignRequest,
     CreateVariablesHeader,
     CreateVariablesRequest,
 )
@@ -26,7 +28,7 @@ from stratagem_proto.wire.frames import ChunkView, Frame
 
 HEADERS_AND_MESSAGES = [
     (CreateVariablesHeader, CreateVariablesRequest),
-    (pb.AssignHeader, pb.AssignRequest),
+    (AssignHeader, AssignRequest),
     (pb.UpdateHeader, pb.UpdateRequest),
     (pb.UpdateHeader, pb.UpdateNonSlotRequest),
     (pb.ReadHeader, pb.ReadResponse),

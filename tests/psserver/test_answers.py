@@ -15,7 +15,10 @@ from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.servicer import Methods
+from stratagem_psserver.settings import ServerSettings
 from tests.simulation.server_run import ServedCall
+
+READ = pb.DESCRIPTOR.services_by_name["ParameterServerService"].methods_by_name["Read"]
 
 
 class FailingDisk(Changes):
@@ -34,8 +37,8 @@ def test_an_answer_that_no_disk_lets_leave_holds_nothing() -> None:
         finally:
             held.clear()
 
-    methods = Methods(RpcBoundary("/job:ps/task:0", Figures()), FailingDisk())
-    handler: Any = methods.streamed(pb.ReadRequest, read)
+    boundary = RpcBoundary(ServerSettings(), Figures())
+    handler: Any = Methods(FailingDisk()).streamed(pb.ReadRequest, read)(boundary.rpc(READ))
 
     async def is_held_after_failure() -> bool:
         with pytest.raises(grpc.RpcError) as caught:

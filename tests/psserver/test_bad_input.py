@@ -25,6 +25,10 @@ from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_SET,
+    AssignHeader,
+    Assignment,
+    AssignResponse,
     CreateVariablesResponse,
     DeleteVariablesRequest,
     DeleteVariablesResponse,
@@ -46,7 +50,7 @@ def mutation(
     method: str, build: Callable[[session_pb2.RequestKey], list[bytes]]
 ) -> Callable[[RawClient], object]:
     response_types = {
-        "Assign": pb.AssignResponse,
+        "Assign": AssignResponse,
         "Update": pb.UpdateResponse,
         "CreateVariables": CreateVariablesResponse,
     }
@@ -57,14 +61,12 @@ def mutation(
     return send
 
 
-def assignment(
-    key: session_pb2.RequestKey, value: torch.Tensor, name: str = "big"
-) -> pb.AssignHeader:
-    item = pb.Assignment(variable=name, mode=pb.ASSIGN_MODE_SET, value=0)
-    return pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+def assignment(key: session_pb2.RequestKey, value: torch.Tensor, name: str = "big") -> AssignHeader:
+    item = Assignment(variable=name, mode=ASSIGN_MODE_SET, value=0)
+    return AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
 
 
-def chunked(header: pb.AssignHeader, *chunks: ChunkView) -> list[bytes]:
+def chunked(header: AssignHeader, *chunks: ChunkView) -> list[bytes]:
     """A stream whose chunks are what the test says."""
     return [encode_frame(Frame(header)), encode_frame(Frame(None, list(chunks)))]
 
@@ -111,7 +113,7 @@ def test_a_stream_without_a_readable_header_is_refused(
     client: RawClient, messages: list[bytes]
 ) -> None:
     with pytest.raises(MalformedStreamError):
-        client.upload("Assign", messages, pb.AssignResponse)
+        client.upload("Assign", messages, AssignResponse)
 
 
 def step(
@@ -128,7 +130,7 @@ def described(shape: list[int]) -> Callable[[RawClient], object]:
     spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=shape)
     return mutation(
         "Assign",
-        lambda key: [encode_frame(Frame(pb.AssignHeader(key=key, tensors=[spec])))],
+        lambda key: [encode_frame(Frame(AssignHeader(key=key, tensors=[spec])))],
     )
 
 
@@ -228,9 +230,9 @@ def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:
         before = client.everything()
         for size in (1 << 20, 1 << 40):
             spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[size])
-            header = pb.AssignHeader(key=client.key(), tensors=[spec])
+            header = AssignHeader(key=client.key(), tensors=[spec])
             with pytest.raises(ResourceExhaustedError, match="budget of 1048576"):
-                client.upload("Assign", [encode_frame(Frame(header))], pb.AssignResponse)
+                client.upload("Assign", [encode_frame(Frame(header))], AssignResponse)
         assert client.everything() == before
 
 

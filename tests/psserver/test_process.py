@@ -14,7 +14,12 @@ import torch
 from grpc_health.v1 import health_pb2
 
 from stratagem_proto.errors import UnauthenticatedError, UnavailableError
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_SET,
+    AssignHeader,
+    Assignment,
+    AssignResponse,
+)
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.tensors import spec_of
 from tests.psserver.process import PATIENCE, launch, serving
@@ -61,8 +66,8 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         begun, refused = threading.Event(), threading.Event()
 
         def frames() -> Iterator[bytes]:
-            item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-            header = pb.AssignHeader(key=client.key(), assignments=[item], tensors=[spec_of(value)])
+            item = Assignment(variable="w", mode=ASSIGN_MODE_SET, value=0)
+            header = AssignHeader(key=client.key(), assignments=[item], tensors=[spec_of(value)])
             *first, last = encoded(header, [value], chunk_bytes=1 << 16)
             yield from first
             begun.set()
@@ -79,7 +84,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         # Probes hear of it first, so that what comes at that moment may get in.
         eventually(lambda: _refuses_a_newcomer(server.address))
         refused.set()
-        assert list(pb.AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]
+        assert list(AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]
         assert server.popen.wait(PATIENCE) == 0
 
 

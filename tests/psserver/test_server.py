@@ -22,10 +22,12 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.methods import handler_of
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
     DeleteVariablesRequest,
     DeleteVariablesResponse,
     DescribeVariablesRequest,
@@ -104,7 +106,7 @@ def test_only_newer_versions_and_parts_are_sent(client: RawClient) -> None:
 @pytest.mark.parametrize("name", ["dense.weight", "big"])
 def test_assignments_and_steps_change_values_and_versions(client: RawClient, name: str) -> None:
     (ones,) = client.read(name)
-    assert client.assign(name, ones, pb.ASSIGN_MODE_ADD).versions == [2]
+    assert client.assign(name, ones, ASSIGN_MODE_ADD).versions == [2]
     assert client.update(sgd(lr=0.5), {name: ones}).versions == [3]
     assert torch.equal(client.read(name)[0], 1.5 * ones)
 
@@ -239,15 +241,16 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
 
     async def call() -> grpc.aio.AioRpcError:
         server = grpc.aio.server()
-        methods = Methods(RpcBoundary("ps", Figures()), Changes())
-        fail = methods.unary(session_pb2.HeartbeatRequest, failing)
-        handler = grpc.method_handlers_generic_handler("service", {"fail": fail})
+        boundary = RpcBoundary(ServerSettings(), Figures())
+        fail = Methods(Changes()).unary(session_pb2.HeartbeatRequest, failing)
+        service = pb.DESCRIPTOR.services_by_name["ParameterServerService"]
+        handler = handler_of(boundary, service, {"Heartbeat": fail})
         server.add_generic_rpc_handlers((handler,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-            method = channel.unary_unary("/service/fail")
+            method = channel.unary_unary(f"/{SERVICE}/Heartbeat")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await method(b"", timeout=SECONDS)
         await server.stop(None)

@@ -14,6 +14,7 @@ from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, AssignHeader, Assignment
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
@@ -42,9 +43,9 @@ def client(server: ParameterServer) -> Iterator[RawClient]:
 
 
 def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
-    header = pb.AssignHeader(
+    header = AssignHeader(
         key=client.key(),
-        assignments=[pb.Assignment(variable="v", mode=pb.ASSIGN_MODE_SET, value=0)],
+        assignments=[Assignment(variable="v", mode=ASSIGN_MODE_SET, value=0)],
         tensors=[spec_of(value)],
     )
     return encoded(header, [value])

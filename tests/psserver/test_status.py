@@ -72,7 +72,7 @@ def test_variables_are_listed_where_that_is_asked_for(client: RawClient) -> None
 
 
 def test_clients_are_listed_until_they_leave(server: ParameterServer) -> None:
-    with RawClient(server.address, TOKEN, Task(job="worker", index=3)) as client:
+    with RawClient(server.address, TOKEN, Task(job="worker", index=3), ROLE_WORKER) as client:
         client.open()
         (session,) = status_of(client).sessions
         assert (session.role, session.task.index) == (ROLE_WORKER, 3)

@@ -27,6 +27,11 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_SET,
+    AssignHeader,
+    Assignment,
+    AssignMode,
+    AssignResponse,
     CreateVariablesHeader,
     CreateVariablesResponse,
     ListVariablesRequest,
@@ -51,14 +56,20 @@ Response = TypeVar("Response", bound=Message)
 class RawClient:
     """One session with one server, numbered by hand."""
 
-    def __init__(self, address: str, token: str, task: session_pb2.Task | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        task: session_pb2.Task | None = None,
+        role: session_pb2.Role.ValueType = session_pb2.ROLE_CHIEF,
+    ) -> None:
         self.address = address
         self.channel = open_channel(address)
         self.session_id = os.urandom(16)
         self.sequence = 0
         self.acknowledged = 0
         self._token = token
-        self.task = task or session_pb2.Task(job="worker", index=0)
+        self.task, self.role = task or session_pb2.Task(job="worker", index=0), role
 
     def __enter__(self) -> RawClient:
         return self
@@ -81,7 +92,7 @@ class RawClient:
         request = session_pb2.OpenSessionRequest(
             protocol_version=version,
             session_id=self.session_id,
-            role=session_pb2.ROLE_WORKER,
+            role=self.role,
             task=self.task,
             incarnation=run,
         )
@@ -184,15 +195,15 @@ class RawClient:
         self,
         name: str,
         value: torch.Tensor,
-        mode: pb.AssignMode.ValueType = pb.ASSIGN_MODE_SET,
+        mode: AssignMode.ValueType = ASSIGN_MODE_SET,
         rows: torch.Tensor | None = None,
-    ) -> pb.AssignResponse:
+    ) -> AssignResponse:
         tensors = [value] if rows is None else [value, rows]
-        item = pb.Assignment(variable=name, mode=mode, value=0)
+        item = Assignment(variable=name, mode=mode, value=0)
         if rows is not None:
             item.rows = 1
-        header = pb.AssignHeader(key=self.key(), assignments=[item], tensors=map(spec_of, tensors))
-        return self.upload("Assign", encoded(header, tensors), pb.AssignResponse)
+        header = AssignHeader(key=self.key(), assignments=[item], tensors=map(spec_of, tensors))
+        return self.upload("Assign", encoded(header, tensors), AssignResponse)
 
     def update(
         self, program: OptimizerProgram, gradients: Mapping[str, torch.Tensor]

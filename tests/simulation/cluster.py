@@ -12,7 +12,7 @@ from stratagem._ps_client.connections.session import Identity, farewell
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InternalError, StratagemError
-from stratagem_proto.v1.session_pb2 import ROLE_WORKER
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from tests.simulation.connections import Pauses, SimulatedConnection
 from tests.simulation.disk import Disk
 from tests.simulation.network import Network
@@ -49,7 +49,7 @@ class Process:
         world = self._world = network.world
         job, _, index = task.partition(":")
         client = world.chance.randbytes(16)
-        identity = Identity(ROLE_WORKER, job, int(index), client=client)
+        identity = Identity(ROLE_CHIEF, job, int(index), client=client)
         self.name, self.steps, self.pauses = task, StepCount(), Pauses(world)
         self._connections = [
             SimulatedConnection(

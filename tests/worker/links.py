@@ -14,7 +14,7 @@ from stratagem._shipping.pickling import Pickler
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.proving import prove_now
 from stratagem_worker.server import WorkerServer
@@ -33,7 +33,7 @@ def link_to(
     return WorkerLink(
         address,
         Task(job="worker", index=task),
-        Identity(ROLE_CLIENT, token=token),
+        Identity(ROLE_COORDINATOR, token=token),
         Deadlines(connect=PATIENCE),
         lambda stream, text: lines.append((stream, text)),
     )
@@ -66,7 +66,7 @@ def refuses(address: str) -> bool:
 
 def opening(worker: WorkerServer) -> pb.WorkRequest:
     """The handshake of a session, with its proof."""
-    session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
+    session = handshake(Identity(ROLE_COORDINATOR, token=TOKEN), bytes(16))
     with open_channel(worker.address) as channel:
         prove_now(channel, TOKEN, "Work", session, PATIENCE)
     return pb.WorkRequest(open=pb.OpenWorkerSession(session=session, runtime=this_runtime()))

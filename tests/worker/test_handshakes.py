@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
@@ -67,7 +67,8 @@ def test_another_task_at_the_address_is_named(worker: WorkerServer) -> None:
 def test_a_worker_that_is_not_there_is_unavailable() -> None:
     with WorkerServer(WorkerSettings(token=TOKEN)) as gone:
         address = gone.address
-    link = WorkerLink(address, Task(job="worker"), Identity(ROLE_CLIENT), Deadlines(connect=0.1))
+    identity, deadlines = Identity(ROLE_COORDINATOR), Deadlines(connect=0.1)
+    link = WorkerLink(address, Task(job="worker"), identity, deadlines)
     with pytest.raises(UnavailableError, match=f"at {address} did not answer"):
         link.connect()
 

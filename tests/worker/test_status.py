@@ -8,7 +8,7 @@ import torch
 
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.places import ServerPlace
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
@@ -38,7 +38,7 @@ def test_functions_are_counted_while_they_wait_run_and_have_ended() -> None:
         eventually(lambda: status_of(worker).worker_server.running == 1)
         told = status_of(worker)
         assert told.worker_server.queued == 1
-        assert [one.role for one in told.sessions] == [ROLE_CLIENT]
+        assert [one.role for one in told.sessions] == [ROLE_COORDINATOR]
         go_on.set()
         failing = link.run(3, payload_of(lambda: torch.empty(-1)))
         for future in waiting:

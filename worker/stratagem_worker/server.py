@@ -36,7 +36,7 @@ class WorkerServer(RpcServer):
         self._state = WorkerState(self.settings)
         state = self._state
         self._status = StatusService(state.handshakes, state.incarnation, state.figures, state.fill)
-        boundary = RpcBoundary(self.settings.label, state.figures)
+        boundary = RpcBoundary(state.handshakes, state.figures)
         challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
         return (self._status.handler(), challenges, service_handler(state))
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NoReturn
 
 import grpc
@@ -17,50 +18,62 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.serving.methods import Handler
-from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, direct, divert
+from stratagem_proto.serving.methods import Handler, handler_of
+from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary, direct, divert
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import split
 from stratagem_worker.sessions.session import WorkSession
 from stratagem_worker.state import WorkerState
 
-SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+_SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"]
+
+SERVICE = _SERVICE.full_name
 
 
 def service_handler(state: WorkerState) -> grpc.GenericRpcHandler:
     """Return the worker service over some state."""
-    work: Handler = grpc.stream_stream_rpc_method_handler(_WorkService(state).handle)
-    copy: Handler = grpc.unary_stream_rpc_method_handler(_Copy(state).handle)
-    return grpc.method_handlers_generic_handler(SERVICE, {"Work": work, "Copy": copy})
+    methods = {"Work": partial(_work_handler, state), "Copy": partial(_copy_handler, state)}
+    boundary = RpcBoundary(state.handshakes, state.figures)
+    return handler_of(boundary, _SERVICE, methods)
+
+
+def _work_handler(state: WorkerState, rpc: Rpc) -> Handler:
+    return grpc.stream_stream_rpc_method_handler(_Work(state, rpc).handle)
+
+
+def _copy_handler(state: WorkerState, rpc: Rpc) -> Handler:
+    return grpc.unary_stream_rpc_method_handler(_Copy(state, rpc).handle)
 
 
 class _Copy:
     """Calls of `Copy`."""
 
-    def __init__(self, state: WorkerState) -> None:
-        self._state = state
-        self._boundary = RpcBoundary(state.settings.label, state.figures)
+    def __init__(self, state: WorkerState, rpc: Rpc) -> None:
+        self._state, self._rpc = state, rpc
 
-    async def handle(self, request: bytes, context: Context) -> None:
-        async with self._boundary.crossing(context, pb.CopyRequest.__name__):
-            payload = await self._state.result(pb.CopyRequest.FromString(request))
+    async def handle(self, data: bytes, context: Context) -> None:
+        async with self._rpc.crossing(context) as crossing:
+            request = pb.CopyRequest.FromString(data)
+            await crossing.admit(request)
+            payload = self._state.result(request)
             pieces, last = split(payload)
             for piece in (*pieces, last):
                 response = pb.CopyResponse(piece=piece)
                 await context.write(response.SerializeToString())
 
 
-class _WorkService:
+class _Work:
     """Calls of `Work`."""
 
-    def __init__(self, state: WorkerState) -> None:
-        self._state = state
-        self._boundary = RpcBoundary(state.settings.label, state.figures)
+    def __init__(self, state: WorkerState, rpc: Rpc) -> None:
+        self._state, self._rpc = state, rpc
         self._lease = state.settings.lease_seconds
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._boundary.crossing(context, pb.WorkRequest.__name__):
-            session = await self._state.open(await self._handshake(messages))
+        async with self._rpc.crossing(context) as crossing:
+            first = await self._first(messages)
+            await crossing.admit(first)
+            session = self._state.open(first.open)
             reading = asyncio.create_task(self._read(session, messages))
             sending = asyncio.create_task(self._send(session, context))
             watching = asyncio.create_task(self._watch(session))
@@ -77,8 +90,8 @@ class _WorkService:
                 # The loop may end with the server that this call is the last of.
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _handshake(self, messages: AsyncIterator[bytes]) -> pb.OpenWorkerSession:
-        """Return how the call begins.
+    async def _first(self, messages: AsyncIterator[bytes]) -> pb.WorkRequest:
+        """Return the handshake with which the call begins.
 
         Raises:
             MalformedStreamError: By something else.
@@ -91,7 +104,7 @@ class _WorkService:
         first = pb.WorkRequest.FromString(data)
         if not first.HasField("open"):
             raise MalformedStreamError("the call does not begin with a handshake")
-        return first.open
+        return first
 
     async def _send(self, session: WorkSession, context: Context) -> None:
         """Let the client know what happens until the session ends."""

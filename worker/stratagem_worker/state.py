@@ -12,7 +12,7 @@ from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, SHOWN_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -62,9 +62,8 @@ class WorkerState:
         """Start the thread."""
         self._executor.start()
 
-    async def open(self, request: pb.OpenWorkerSession) -> WorkSession:
+    def open(self, request: pb.OpenWorkerSession) -> WorkSession:
         """Begin a session; raise `StratagemError` if the client may not have one."""
-        await self.handshakes.check(request.session, "Work")
         check_runtime(request.runtime, self.settings.label)
         if self._draining:
             raise self._shutting_down()
@@ -100,9 +99,8 @@ class WorkerState:
         self._sessions.pop(session.results.session_id, None)
         session.end()
 
-    async def result(self, request: pb.CopyRequest) -> bytes:
+    def result(self, request: pb.CopyRequest) -> bytes:
         """Return a result that a session has left here, if the asking worker may have it."""
-        await self.handshakes.check(request.asking, "Copy")
         session = self._sessions.get(request.asking.session_id)
         if session is None:
             raise NotFoundError(f"the session that left results on {self.settings.label} has ended")
@@ -113,7 +111,7 @@ class WorkerState:
         now, mine = time.monotonic(), status.worker_server
         for identifier, session in self._sessions.items():
             status.sessions.add(
-                session_id=identifier,
+                session_id=identifier[:SHOWN_ID_BYTES],
                 role=session.role,
                 task=session.task,
                 silent_seconds=now - session.heard,

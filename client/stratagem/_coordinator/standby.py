@@ -17,7 +17,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_proto.wire.channel import Deadlines
 
 
@@ -81,7 +81,7 @@ def _candidate(resolver: ClusterResolver, token: str | None, connect_seconds: fl
     _require_chief(member)
     secret = resolver.cluster_token if token is None else token
     identity = Identity(
-        ROLE_CLIENT,
+        ROLE_COORDINATOR,
         token=token_from_environment() if secret is None else secret,
         outlives_servers=True,
     )

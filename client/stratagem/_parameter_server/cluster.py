@@ -199,7 +199,7 @@ class TrainingCluster:
     def servers(self) -> Servers:
         """The servers, between which tasks can move."""
         group = self._store.servers
-        return Servers(lambda: group.known, group.identity.token)
+        return Servers(lambda: group.known, group.identity)
 
     # Traffic.
 

@@ -21,7 +21,7 @@ from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.split_variable import Slots, parts_of
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import ContextError, InvalidArgumentError
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 
 
 class LoadedValues:

@@ -93,7 +93,7 @@ class ServerGroup:
         servers = partial(_known, made, self._visible.called)
         for task, address in enumerate(addresses):
             located = partial(locate, task) if locate else str
-            directory = TaskDirectory(task, identity.token, located, servers)
+            directory = TaskDirectory(task, identity, located, servers)
             made.append(
                 Connection(task, address, client, deadlines or Deadlines(), self.steps, directory)
             )

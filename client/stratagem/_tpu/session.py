@@ -28,7 +28,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.wire.channel import Deadlines
 
 _GRACE_SECONDS = 5.0
@@ -230,7 +230,7 @@ def connected(
     addresses: Sequence[tuple[int, str]], job: str, token: str, deadlines: Deadlines | None = None
 ) -> list[RemoteWorker]:
     """Connect to worker servers, given the index and the "host:port" of each."""
-    identity, found = Identity(ROLE_CLIENT, token=token), list[RemoteWorker]()
+    identity, found = Identity(ROLE_COORDINATOR, token=token), list[RemoteWorker]()
     try:
         for index, address in addresses:
             link = WorkerLink(address, Task(job=job, index=index), identity, deadlines)

@@ -127,7 +127,9 @@ def rebalance(
 def _servers(at: Sequence[str] | None, cluster: Path | None, token_file: Path | None) -> Servers:
     """Return the servers of the cluster that is meant; end the command if there is none."""
     from stratagem import Servers
+    from stratagem._ps_client.connections.session import Identity
     from stratagem_deploy.watching.places import find
+    from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 
     try:
         found = find(at or (), str(cluster or ""))
@@ -137,7 +139,7 @@ def _servers(at: Sequence[str] | None, cluster: Path | None, token_file: Path | 
         raise typer.Exit(_NOBODY) from error
     # Of a told address nobody says which job it is of.
     places = [place.address for place in found.places if place.label[:3] in ("", "ps:")]
-    return Servers(lambda: places, token)
+    return Servers(lambda: places, Identity(ROLE_OPERATOR, token=token))
 
 
 @contextmanager

@@ -27,13 +27,13 @@ from stratagem_proto.proofs import NONCE_BYTES, proof_of_client, proof_of_server
 from stratagem_proto.protocol import check_version
 from stratagem_proto.serving.callers import present_address
 from stratagem_proto.serving.failed_proofs import FailedProofs
-from stratagem_proto.serving.methods import unary_handler
+from stratagem_proto.serving.methods import handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.handshake_pb2 import DESCRIPTOR, ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Task
 
-_SERVICE = DESCRIPTOR.services_by_name["HandshakeService"].full_name
+_SERVICE = DESCRIPTOR.services_by_name["HandshakeService"]
 
 # A client answers at once, unless its machine or the network is very busy.
 _SECONDS = 30.0
@@ -186,5 +186,4 @@ def challenge_handler(
     async def answer(request: ChallengeRequest) -> ChallengeResponse:
         return handshakes.challenge(request, incarnation())
 
-    method = unary_handler(boundary, ChallengeRequest, answer)
-    return grpc.method_handlers_generic_handler(_SERVICE, {"Challenge": method})
+    return handler_of(boundary, _SERVICE, {"Challenge": unary_method(ChallengeRequest, answer)})

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import grpc
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from grpc.aio import AbortError
 
 from stratagem_proto import tracing
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import InvalidArgumentError, StratagemError, UnauthenticatedError
 from stratagem_proto.server_log import LOG
+from stratagem_proto.serving.access import (
+    Access,
+    Caller,
+    Handshake,
+    Introduced,
+    first_message,
+    handshake_in,
+    session_in,
+)
+from stratagem_proto.serving.audit import facts_of
 from stratagem_proto.serving.callers import arrived
 from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import code_of, to_record, trailers
+
+if TYPE_CHECKING:
+    from stratagem_proto.serving.handshake import Handshakes
 
 
 class Context(Protocol):
@@ -81,53 +97,152 @@ _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
 
+Sessions: TypeAlias = Callable[[bytes], Caller | None]
+"""Returns who has opened the session of an id; None if none is known."""
+
+
+def no_sessions(session_id: bytes) -> Caller | None:
+    """Return that the session is not known: of servers whose calls name none."""
+    return None
+
+
 class RpcBoundary:
-    """The boundary that every call of a server crosses: it counts calls and encodes errors."""
+    """The boundary that every call of a server crosses.
 
-    def __init__(self, task: str, figures: Figures) -> None:
-        self._task = task
-        self._figures = figures
-        self._log = LOG.bind(task=task)
+    It counts calls, refuses callers whose role may not call the RPC, encodes errors, and lets the
+    log tell who has called.
 
-    def crossing(self, context: Context, request: str) -> AbstractAsyncContextManager[None, None]:
-        """Return a context that ends the call with the status of an error that its block raises.
+    Args:
+        handshakes: Those of the server, which know its settings.
+        figures: The figures of its calls.
+        sessions: Its sessions.
+    """
 
-        Args:
-            context: The call.
-            request: The name of the call's first message.
+    def __init__(
+        self, handshakes: Handshakes, figures: Figures, sessions: Sessions = no_sessions
+    ) -> None:
+        self.handshakes, self.figures, self.sessions = handshakes, figures, sessions
+        self.task = handshakes.settings.label
+        self.log = LOG.bind(task=self.task)
+
+    def rpc(self, method: MethodDescriptor) -> Rpc:
+        """Return an RPC whose calls cross this.
+
+        Raises:
+            InternalError: The contract does not say who may call it.
         """
-        return _Crossing(self, self._figures.calls(request), context, request)
+        return Rpc(self, method)
+
+
+class Rpc:
+    """One RPC of a server, from its boundary to its handler.
+
+    Args:
+        boundary: The boundary.
+        method: The RPC.
+
+    Attributes:
+        access: Who may call it.
+        prove: Checks that whoever sends a request belongs to the cluster; None where requests name
+            a session, or where anybody may call.
+        caller: Returns who has sent a request, or its header; None if its session is not known.
+    """
+
+    def __init__(self, boundary: RpcBoundary, method: MethodDescriptor) -> None:
+        self.access, self._boundary = Access(method), boundary
+        self._name, first = method.name, first_message(method)
+        self._message = first.name
+        self.prove: Callable[[Message], Awaitable[None]] | None = None
+        self.caller: Callable[[Message], Caller | None] = _unknown
+        if handshake := handshake_in(first):
+            self.caller = _by_handshake(handshake)
+            self.prove = partial(_prove, boundary.handshakes, self._name, handshake)
+        elif not self.access.for_anyone:
+            self.caller = _by_session(first, boundary.sessions)
+
+    def crossing(self, context: Context) -> Crossing:
+        """Return a context that ends a call with the status of an error that its block raises."""
+        return Crossing(self, self._boundary.figures.calls(self._message), context)
 
     def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
         """Return the span of the answer; see `tracing.answering`."""
-        return tracing.answering(request, self._task, current)
+        return tracing.answering(request, self._boundary.task, current)
 
-    def recorded(self, request: str, error: Exception) -> RecordedStatus:
+    def tell(self, event: str, caller: Caller | None, request: Message | None) -> None:
+        """Let the log tell of a call that was not refused, if it tells of such calls."""
+        if self.access.told:
+            facts = facts_of(caller, request, self.access.told)
+            self._boundary.log.info(event, rpc=self._name, **facts)
+
+    def recorded(
+        self, error: Exception, caller: Caller | None, request: Message | None
+    ) -> RecordedStatus:
         """Log the error of a failed call, and return its status."""
         if isinstance(error, DecodeError):
-            error = InvalidArgumentError(f"the request is not a {request}")
+            error = InvalidArgumentError(f"the request is not a {self._message}")
+        # A stranger may call itself anything.
+        proven = None if isinstance(error, UnauthenticatedError) else caller
+        facts = facts_of(proven, request, self.access.told)
+        log = self._boundary.log.bind(rpc=self._name, **facts)
         if isinstance(error, StratagemError):
-            error.task = error.task or self._task
-            self._log.info(
-                "refused", request=request, error=type(error).__name__, why=error.message
-            )
+            error.task = error.task or self._boundary.task
+            why = _shortened(error.message, _MESSAGE_BYTES)
+            log.info("refused", error=type(error).__name__, why=why)
         else:
-            self._log.error("failed", request=request, exc_info=error)
+            log.error("failed", exc_info=error)
         return _fitting(to_record(error))
 
 
-class _Crossing:
-    """The crossing of one call; see `RpcBoundary.crossing`."""
+def _unknown(request: Message) -> None:
+    return None
 
-    __slots__ = ("_began", "_boundary", "_calls", "_context", "_request")
 
-    def __init__(self, boundary: RpcBoundary, calls: Calls, context: Context, request: str) -> None:
-        self._boundary, self._calls = boundary, calls
-        self._context, self._request = context, request
+async def _prove(
+    handshakes: Handshakes, method: str, handshake: Handshake, request: Message
+) -> None:
+    await handshakes.check(handshake(request), method)
 
-    async def __aenter__(self) -> None:
+
+def _by_session(first: Descriptor, sessions: Sessions) -> Callable[[Message], Caller | None]:
+    session_id = session_in(first)
+    return lambda request: sessions(session_id(request))
+
+
+def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:
+    return lambda request: Introduced.by(handshake(request))
+
+
+class Crossing:
+    """The crossing of one call; see `Rpc.crossing`."""
+
+    __slots__ = ("_began", "_caller", "_calls", "_context", "_request", "_rpc")
+
+    def __init__(self, rpc: Rpc, calls: Calls, context: Context) -> None:
+        self._rpc, self._calls, self._context = rpc, calls, context
+        self._caller: Caller | None = None
+        self._request: Message | None = None
+
+    async def admit(self, request: Message) -> None:
+        """Let a call in by its request, or the header of it, if its caller may call the RPC.
+
+        A session that is not known is for the handler to refuse, whose answer says what to do.
+
+        Raises:
+            PermissionDeniedError: The caller may not.
+            StratagemError: It has a handshake that proves nothing.
+        """
+        rpc = self._rpc
+        self._request = request
+        if rpc.prove is not None:
+            await rpc.prove(request)
+        self._caller = caller = rpc.caller(request)
+        if caller is not None and caller.role not in rpc.access.roles:
+            rpc.access.require(caller)
+
+    async def __aenter__(self) -> Crossing:
         arrived(self._context)
         self._began = self._calls.begin()
+        return self
 
     async def __aexit__(
         self,
@@ -135,10 +250,15 @@ class _Crossing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        code = "OK" if error is None else "CANCELLED"
+        rpc, code = self._rpc, "OK" if error is None else "CANCELLED"
         try:
-            if isinstance(error, Exception) and not isinstance(error, AbortError):
-                record = self._boundary.recorded(self._request, error)
+            if error is None:
+                rpc.tell("carried out", self._caller, self._request)
+            elif isinstance(error, asyncio.CancelledError):
+                # What has begun is carried out to its end, although nobody waits for it.
+                rpc.tell("broken off", self._caller, self._request)
+            elif isinstance(error, Exception) and not isinstance(error, AbortError):
+                record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name
                 await self._context.abort(code_of(record), record.message, trailers(record))
         finally:

@@ -15,11 +15,12 @@ import grpc
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.methods import unary_handler
+from stratagem_proto.serving.methods import handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
-from stratagem_proto.wire.server_status import SERVICE
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"]
 
 
 @cache
@@ -49,20 +50,19 @@ class StatusService:
             figures: The figures of its calls.
             fill: Fills in the part for its kind of server.
         """
-        self._handshakes, self._settings = handshakes, handshakes.settings
+        self._settings = handshakes.settings
         self._incarnation = incarnation
         self._figures = figures
         self._fill = fill
-        self._boundary = RpcBoundary(self._settings.label, figures)
+        self._boundary = RpcBoundary(handshakes, figures)
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of the service."""
-        method = unary_handler(self._boundary, pb.GetStatusRequest, self._answer)
-        return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
+        methods = {"GetStatus": unary_method(pb.GetStatusRequest, self._answer)}
+        return handler_of(self._boundary, _SERVICE, methods)
 
     async def _answer(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
-        await self._handshakes.check(request.asking, "GetStatus")
         return await self.status(request.with_variables)
 
     async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:

@@ -22,65 +22,84 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/checkpoint.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"*\n\nClientStep\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x9a\x01\n\x10HoldStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12-\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.ClientStep\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\"`\n\x0e\x43lientProgress\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x0e\n\x06report\x18\x05 \x01(\x0c\"z\n\x11HoldStepsResponse\x12\x33\n\x07\x63lients\x18\x01 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\x12\x30\n\x04left\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\"6\n\x13ReleaseStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14ReleaseStepsResponse\"C\n\x10\x42\x65ginSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"\x13\n\x11\x42\x65ginSaveResponse\"6\n\x13OpenSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14OpenSnapshotResponse\"*\n\x14\x43loseSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x17\n\x15\x43loseSnapshotResponse\"J\n\x11\x46inishSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"O\n\x12\x46inishSaveResponse\x12\x30\n\x04part\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"z\n\tSavedPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x03(\x07\x12\x30\n\x07tensors\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.SavedTensor\x12\r\n\x05state\x18\x05 \x01(\t\"\x8b\x01\n\x0bSavedTensor\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12,\n\x04rows\x18\x04 \x01(\x0b\x32\x1e.stratagem_proto.v1.StoredRows\"N\n\nStoredRows\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x31\n\x07history\x18\x02 \x01(\x0b\x32 .stratagem_proto.v1.TableHistory\"^\n\x0cTableHistory\x12\x0e\n\x06writes\x18\x01 \x01(\x04\x12\r\n\x05swept\x18\x02 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x03 \x01(\x04\x12\x19\n\x11\x64ropped_gradients\x18\x04 \x01(\x04\"\x81\x01\n\x15StageVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0brestoration\x18\x02 \x01(\x0c\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x11\n\tvariables\x18\x04 \x03(\t\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x08\x12\x10\n\x08\x63losures\x18\x06 \x01(\x08\"\x18\n\x16StageVariablesResponse\"\x8a\x01\n\x17RestoreVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x10\n\x08identity\x18\x04 \x01(\t\x12\x13\n\x0brestoration\x18\x05 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04pathR\tvariables\"\x1a\n\x18RestoreVariablesResponse\")\n\x13ListRestoredRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"*\n\x14ListRestoredResponse\x12\x12\n\nidentities\x18\x01 \x03(\t2\x8b\x07\n\x11\x43heckpointService\x12X\n\tHoldSteps\x12$.stratagem_proto.v1.HoldStepsRequest\x1a%.stratagem_proto.v1.HoldStepsResponse\x12\x61\n\x0cReleaseSteps\x12\'.stratagem_proto.v1.ReleaseStepsRequest\x1a(.stratagem_proto.v1.ReleaseStepsResponse\x12X\n\tBeginSave\x12$.stratagem_proto.v1.BeginSaveRequest\x1a%.stratagem_proto.v1.BeginSaveResponse\x12\x61\n\x0cOpenSnapshot\x12\'.stratagem_proto.v1.OpenSnapshotRequest\x1a(.stratagem_proto.v1.OpenSnapshotResponse\x12\x64\n\rCloseSnapshot\x12(.stratagem_proto.v1.CloseSnapshotRequest\x1a).stratagem_proto.v1.CloseSnapshotResponse\x12[\n\nFinishSave\x12%.stratagem_proto.v1.FinishSaveRequest\x1a&.stratagem_proto.v1.FinishSaveResponse\x12g\n\x0eStageVariables\x12).stratagem_proto.v1.StageVariablesRequest\x1a*.stratagem_proto.v1.StageVariablesResponse\x12m\n\x10RestoreVariables\x12+.stratagem_proto.v1.RestoreVariablesRequest\x1a,.stratagem_proto.v1.RestoreVariablesResponse\x12\x61\n\x0cListRestored\x12\'.stratagem_proto.v1.ListRestoredRequest\x1a(.stratagem_proto.v1.ListRestoredResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/checkpoint.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"*\n\nClientStep\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x9a\x01\n\x10HoldStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12-\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.ClientStep\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\"`\n\x0e\x43lientProgress\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x0e\n\x06report\x18\x05 \x01(\x0c\"z\n\x11HoldStepsResponse\x12\x33\n\x07\x63lients\x18\x01 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\x12\x30\n\x04left\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\"6\n\x13ReleaseStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14ReleaseStepsResponse\"C\n\x10\x42\x65ginSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"\x13\n\x11\x42\x65ginSaveResponse\"6\n\x13OpenSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14OpenSnapshotResponse\"*\n\x14\x43loseSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x17\n\x15\x43loseSnapshotResponse\"J\n\x11\x46inishSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"O\n\x12\x46inishSaveResponse\x12\x30\n\x04part\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"z\n\tSavedPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x03(\x07\x12\x30\n\x07tensors\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.SavedTensor\x12\r\n\x05state\x18\x05 \x01(\t\"\x8b\x01\n\x0bSavedTensor\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12,\n\x04rows\x18\x04 \x01(\x0b\x32\x1e.stratagem_proto.v1.StoredRows\"N\n\nStoredRows\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x31\n\x07history\x18\x02 \x01(\x0b\x32 .stratagem_proto.v1.TableHistory\"^\n\x0cTableHistory\x12\x0e\n\x06writes\x18\x01 \x01(\x04\x12\r\n\x05swept\x18\x02 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x03 \x01(\x04\x12\x19\n\x11\x64ropped_gradients\x18\x04 \x01(\x04\"\x81\x01\n\x15StageVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0brestoration\x18\x02 \x01(\x0c\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x11\n\tvariables\x18\x04 \x03(\t\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x08\x12\x10\n\x08\x63losures\x18\x06 \x01(\x08\"\x18\n\x16StageVariablesResponse\"\x8a\x01\n\x17RestoreVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x10\n\x08identity\x18\x04 \x01(\t\x12\x13\n\x0brestoration\x18\x05 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04pathR\tvariables\"\x1a\n\x18RestoreVariablesResponse\")\n\x13ListRestoredRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"*\n\x14ListRestoredResponse\x12\x12\n\nidentities\x18\x01 \x03(\t2\x94\x08\n\x11\x43heckpointService\x12\x64\n\tHoldSteps\x12$.stratagem_proto.v1.HoldStepsRequest\x1a%.stratagem_proto.v1.HoldStepsResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12m\n\x0cReleaseSteps\x12\'.stratagem_proto.v1.ReleaseStepsRequest\x1a(.stratagem_proto.v1.ReleaseStepsResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12j\n\tBeginSave\x12$.stratagem_proto.v1.BeginSaveRequest\x1a%.stratagem_proto.v1.BeginSaveResponse\"\x10\xa2\xd4\x18\x0c\n\x02\x02\x05\x12\x06\x66older\x12m\n\x0cOpenSnapshot\x12\'.stratagem_proto.v1.OpenSnapshotRequest\x1a(.stratagem_proto.v1.OpenSnapshotResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12p\n\rCloseSnapshot\x12(.stratagem_proto.v1.CloseSnapshotRequest\x1a).stratagem_proto.v1.CloseSnapshotResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12\x65\n\nFinishSave\x12%.stratagem_proto.v1.FinishSaveRequest\x1a&.stratagem_proto.v1.FinishSaveResponse\"\x08\xa2\xd4\x18\x04\n\x02\x02\x05\x12\x82\x01\n\x0eStageVariables\x12).stratagem_proto.v1.StageVariablesRequest\x1a*.stratagem_proto.v1.StageVariablesResponse\"\x19\xa2\xd4\x18\x15\n\x02\x02\x05\x12\x04path\x12\tvariables\x12\x81\x01\n\x10RestoreVariables\x12+.stratagem_proto.v1.RestoreVariablesRequest\x1a,.stratagem_proto.v1.RestoreVariablesResponse\"\x12\xa2\xd4\x18\x0e\n\x02\x02\x05\x12\x08identity\x12m\n\x0cListRestored\x12\'.stratagem_proto.v1.ListRestoredRequest\x1a(.stratagem_proto.v1.ListRestoredResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.checkpoint_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLIENTSTEP']._serialized_start=128
-  _globals['_CLIENTSTEP']._serialized_end=170
-  _globals['_HOLDSTEPSREQUEST']._serialized_start=173
-  _globals['_HOLDSTEPSREQUEST']._serialized_end=327
-  _globals['_CLIENTPROGRESS']._serialized_start=329
-  _globals['_CLIENTPROGRESS']._serialized_end=425
-  _globals['_HOLDSTEPSRESPONSE']._serialized_start=427
-  _globals['_HOLDSTEPSRESPONSE']._serialized_end=549
-  _globals['_RELEASESTEPSREQUEST']._serialized_start=551
-  _globals['_RELEASESTEPSREQUEST']._serialized_end=605
-  _globals['_RELEASESTEPSRESPONSE']._serialized_start=607
-  _globals['_RELEASESTEPSRESPONSE']._serialized_end=629
-  _globals['_BEGINSAVEREQUEST']._serialized_start=631
-  _globals['_BEGINSAVEREQUEST']._serialized_end=698
-  _globals['_BEGINSAVERESPONSE']._serialized_start=700
-  _globals['_BEGINSAVERESPONSE']._serialized_end=719
-  _globals['_OPENSNAPSHOTREQUEST']._serialized_start=721
-  _globals['_OPENSNAPSHOTREQUEST']._serialized_end=775
-  _globals['_OPENSNAPSHOTRESPONSE']._serialized_start=777
-  _globals['_OPENSNAPSHOTRESPONSE']._serialized_end=799
-  _globals['_CLOSESNAPSHOTREQUEST']._serialized_start=801
-  _globals['_CLOSESNAPSHOTREQUEST']._serialized_end=843
-  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_start=845
-  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_end=868
-  _globals['_FINISHSAVEREQUEST']._serialized_start=870
-  _globals['_FINISHSAVEREQUEST']._serialized_end=944
-  _globals['_FINISHSAVERESPONSE']._serialized_start=946
-  _globals['_FINISHSAVERESPONSE']._serialized_end=1025
-  _globals['_SAVEDPART']._serialized_start=1027
-  _globals['_SAVEDPART']._serialized_end=1149
-  _globals['_SAVEDTENSOR']._serialized_start=1152
-  _globals['_SAVEDTENSOR']._serialized_end=1291
-  _globals['_STOREDROWS']._serialized_start=1293
-  _globals['_STOREDROWS']._serialized_end=1371
-  _globals['_TABLEHISTORY']._serialized_start=1373
-  _globals['_TABLEHISTORY']._serialized_end=1467
-  _globals['_STAGEVARIABLESREQUEST']._serialized_start=1470
-  _globals['_STAGEVARIABLESREQUEST']._serialized_end=1599
-  _globals['_STAGEVARIABLESRESPONSE']._serialized_start=1601
-  _globals['_STAGEVARIABLESRESPONSE']._serialized_end=1625
-  _globals['_RESTOREVARIABLESREQUEST']._serialized_start=1628
-  _globals['_RESTOREVARIABLESREQUEST']._serialized_end=1766
-  _globals['_RESTOREVARIABLESRESPONSE']._serialized_start=1768
-  _globals['_RESTOREVARIABLESRESPONSE']._serialized_end=1794
-  _globals['_LISTRESTOREDREQUEST']._serialized_start=1796
-  _globals['_LISTRESTOREDREQUEST']._serialized_end=1837
-  _globals['_LISTRESTOREDRESPONSE']._serialized_start=1839
-  _globals['_LISTRESTOREDRESPONSE']._serialized_end=1881
-  _globals['_CHECKPOINTSERVICE']._serialized_start=1884
-  _globals['_CHECKPOINTSERVICE']._serialized_end=2791
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['HoldSteps']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['HoldSteps']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ReleaseSteps']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ReleaseSteps']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['BeginSave']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['BeginSave']._serialized_options = b'\242\324\030\014\n\002\002\005\022\006folder'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['OpenSnapshot']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['OpenSnapshot']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CloseSnapshot']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CloseSnapshot']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['FinishSave']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['FinishSave']._serialized_options = b'\242\324\030\004\n\002\002\005'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['StageVariables']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['StageVariables']._serialized_options = b'\242\324\030\025\n\002\002\005\022\004path\022\tvariables'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RestoreVariables']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RestoreVariables']._serialized_options = b'\242\324\030\016\n\002\002\005\022\010identity'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRestored']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRestored']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
+  _globals['_CLIENTSTEP']._serialized_start=161
+  _globals['_CLIENTSTEP']._serialized_end=203
+  _globals['_HOLDSTEPSREQUEST']._serialized_start=206
+  _globals['_HOLDSTEPSREQUEST']._serialized_end=360
+  _globals['_CLIENTPROGRESS']._serialized_start=362
+  _globals['_CLIENTPROGRESS']._serialized_end=458
+  _globals['_HOLDSTEPSRESPONSE']._serialized_start=460
+  _globals['_HOLDSTEPSRESPONSE']._serialized_end=582
+  _globals['_RELEASESTEPSREQUEST']._serialized_start=584
+  _globals['_RELEASESTEPSREQUEST']._serialized_end=638
+  _globals['_RELEASESTEPSRESPONSE']._serialized_start=640
+  _globals['_RELEASESTEPSRESPONSE']._serialized_end=662
+  _globals['_BEGINSAVEREQUEST']._serialized_start=664
+  _globals['_BEGINSAVEREQUEST']._serialized_end=731
+  _globals['_BEGINSAVERESPONSE']._serialized_start=733
+  _globals['_BEGINSAVERESPONSE']._serialized_end=752
+  _globals['_OPENSNAPSHOTREQUEST']._serialized_start=754
+  _globals['_OPENSNAPSHOTREQUEST']._serialized_end=808
+  _globals['_OPENSNAPSHOTRESPONSE']._serialized_start=810
+  _globals['_OPENSNAPSHOTRESPONSE']._serialized_end=832
+  _globals['_CLOSESNAPSHOTREQUEST']._serialized_start=834
+  _globals['_CLOSESNAPSHOTREQUEST']._serialized_end=876
+  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_start=878
+  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_end=901
+  _globals['_FINISHSAVEREQUEST']._serialized_start=903
+  _globals['_FINISHSAVEREQUEST']._serialized_end=977
+  _globals['_FINISHSAVERESPONSE']._serialized_start=979
+  _globals['_FINISHSAVERESPONSE']._serialized_end=1058
+  _globals['_SAVEDPART']._serialized_start=1060
+  _globals['_SAVEDPART']._serialized_end=1182
+  _globals['_SAVEDTENSOR']._serialized_start=1185
+  _globals['_SAVEDTENSOR']._serialized_end=1324
+  _globals['_STOREDROWS']._serialized_start=1326
+  _globals['_STOREDROWS']._serialized_end=1404
+  _globals['_TABLEHISTORY']._serialized_start=1406
+  _globals['_TABLEHISTORY']._serialized_end=1500
+  _globals['_STAGEVARIABLESREQUEST']._serialized_start=1503
+  _globals['_STAGEVARIABLESREQUEST']._serialized_end=1632
+  _globals['_STAGEVARIABLESRESPONSE']._serialized_start=1634
+  _globals['_STAGEVARIABLESRESPONSE']._serialized_end=1658
+  _globals['_RESTOREVARIABLESREQUEST']._serialized_start=1661
+  _globals['_RESTOREVARIABLESREQUEST']._serialized_end=1799
+  _globals['_RESTOREVARIABLESRESPONSE']._serialized_start=1801
+  _globals['_RESTOREVARIABLESRESPONSE']._serialized_end=1827
+  _globals['_LISTRESTOREDREQUEST']._serialized_start=1829
+  _globals['_LISTRESTOREDREQUEST']._serialized_end=1870
+  _globals['_LISTRESTOREDRESPONSE']._serialized_start=1872
+  _globals['_LISTRESTOREDRESPONSE']._serialized_end=1914
+  _globals['_CHECKPOINTSERVICE']._serialized_start=1917
+  _globals['_CHECKPOINTSERVICE']._serialized_end=2961
 # @@protoc_insertion_point(module_scope)

@@ -36,7 +36,8 @@ class CheckpointServiceStub(object):
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     def __init__(self, channel):
@@ -103,7 +104,8 @@ class CheckpointServiceServicer(object):
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     def HoldSteps(self, request, context):
@@ -239,7 +241,8 @@ class CheckpointService(object):
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     @staticmethod

@@ -28,7 +28,8 @@ class CheckpointServiceStub:
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -102,7 +103,8 @@ class CheckpointServiceAsyncStub:
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     HoldSteps: grpc.aio.UnaryUnaryMultiCallable[
@@ -175,7 +177,8 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
-    On the same port as ParameterServerService, and in its sessions.
+    On the same port as ParameterServerService, and in its sessions. Workers and evaluators take cuts,
+    too, to read all servers as of one moment; only the chief or a coordinator saves and restores.
     """
 
     @abc.abstractmethod

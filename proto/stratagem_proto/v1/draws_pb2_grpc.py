@@ -67,7 +67,7 @@ class DataServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrawBatch(self, request, context):
-        """Hands out the next batch of a pass.
+        """Hands out the next batch of a pass, to functions on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

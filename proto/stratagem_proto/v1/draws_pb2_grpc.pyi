@@ -36,7 +36,7 @@ class DataServiceStub:
         stratagem_proto.v1.draws_pb2.DrawBatchRequest,
         stratagem_proto.v1.draws_pb2.DrawBatchResponse,
     ]
-    """Hands out the next batch of a pass."""
+    """Hands out the next batch of a pass, to functions on workers."""
 
 class DataServiceAsyncStub:
     """Which function reads which batch of the data that a coordinator's workers share. Each
@@ -56,7 +56,7 @@ class DataServiceAsyncStub:
         stratagem_proto.v1.draws_pb2.DrawBatchRequest,
         stratagem_proto.v1.draws_pb2.DrawBatchResponse,
     ]
-    """Hands out the next batch of a pass."""
+    """Hands out the next batch of a pass, to functions on workers."""
 
 class DataServiceServicer(metaclass=abc.ABCMeta):
     """Which function reads which batch of the data that a coordinator's workers share. Each
@@ -80,6 +80,6 @@ class DataServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.draws_pb2.DrawBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.draws_pb2.DrawBatchResponse, collections.abc.Awaitable[stratagem_proto.v1.draws_pb2.DrawBatchResponse]]:
-        """Hands out the next batch of a pass."""
+        """Hands out the next batch of a pass, to functions on workers."""
 
 def add_DataServiceServicer_to_server(servicer: DataServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -7,63 +7,14 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.session_pb2
 import stratagem_proto.v1.tensor_pb2
 import stratagem_proto.v1.update_program_pb2
-import sys
 import typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
-
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-class _AssignMode:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _AssignModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_AssignMode.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    ASSIGN_MODE_UNSPECIFIED: _AssignMode.ValueType  # 0
-    ASSIGN_MODE_SET: _AssignMode.ValueType  # 1
-    """Replaces it."""
-    ASSIGN_MODE_ADD: _AssignMode.ValueType  # 2
-    """Adds to it."""
-    ASSIGN_MODE_SUBTRACT: _AssignMode.ValueType  # 3
-    """Subtracts from it."""
-    ASSIGN_MODE_MULTIPLY: _AssignMode.ValueType  # 4
-    """Multiplies it."""
-    ASSIGN_MODE_DIVIDE: _AssignMode.ValueType  # 5
-    """Divides it."""
-    ASSIGN_MODE_MINIMUM: _AssignMode.ValueType  # 6
-    """Keeps the smaller of both."""
-    ASSIGN_MODE_MAXIMUM: _AssignMode.ValueType  # 7
-    """Keeps the larger of both."""
-
-class AssignMode(_AssignMode, metaclass=_AssignModeEnumTypeWrapper):
-    """What an assignment does with the present value."""
-
-ASSIGN_MODE_UNSPECIFIED: AssignMode.ValueType  # 0
-ASSIGN_MODE_SET: AssignMode.ValueType  # 1
-"""Replaces it."""
-ASSIGN_MODE_ADD: AssignMode.ValueType  # 2
-"""Adds to it."""
-ASSIGN_MODE_SUBTRACT: AssignMode.ValueType  # 3
-"""Subtracts from it."""
-ASSIGN_MODE_MULTIPLY: AssignMode.ValueType  # 4
-"""Multiplies it."""
-ASSIGN_MODE_DIVIDE: AssignMode.ValueType  # 5
-"""Divides it."""
-ASSIGN_MODE_MINIMUM: AssignMode.ValueType  # 6
-"""Keeps the smaller of both."""
-ASSIGN_MODE_MAXIMUM: AssignMode.ValueType  # 7
-"""Keeps the larger of both."""
-global___AssignMode = AssignMode
 
 @typing.final
 class ReadRequest(google.protobuf.message.Message):
@@ -370,118 +321,6 @@ class ReadValue(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_tensor", b"_tensor"]) -> typing.Literal["tensor"] | None: ...
 
 global___ReadValue = ReadValue
-
-@typing.final
-class AssignRequest(google.protobuf.message.Message):
-    """--- Writing -----------------------------------------------------------------"""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    CHUNKS_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> global___AssignHeader:
-        """In the first frame only."""
-
-    @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
-        """Bytes of the tensors."""
-
-    def __init__(
-        self,
-        *,
-        header: global___AssignHeader | None = ...,
-        chunks: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.Chunk] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "header", b"header"]) -> None: ...
-
-global___AssignRequest = AssignRequest
-
-@typing.final
-class AssignHeader(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: builtins.int
-    ASSIGNMENTS_FIELD_NUMBER: builtins.int
-    TENSORS_FIELD_NUMBER: builtins.int
-    @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
-        """Number of the request."""
-
-    @property
-    def assignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Assignment]:
-        """What to write; all or nothing."""
-
-    @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.TensorSpec]:
-        """Tensors of the stream."""
-
-    def __init__(
-        self,
-        *,
-        key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
-        assignments: collections.abc.Iterable[global___Assignment] | None = ...,
-        tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignments", b"assignments", "key", b"key", "tensors", b"tensors"]) -> None: ...
-
-global___AssignHeader = AssignHeader
-
-@typing.final
-class Assignment(google.protobuf.message.Message):
-    """A write to one variable."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    VARIABLE_FIELD_NUMBER: builtins.int
-    MODE_FIELD_NUMBER: builtins.int
-    VALUE_FIELD_NUMBER: builtins.int
-    ROWS_FIELD_NUMBER: builtins.int
-    variable: builtins.str
-    """Name of the variable."""
-    mode: global___AssignMode.ValueType
-    """What is done with the present value."""
-    value: builtins.int
-    """Index into `tensors` of the value. Its dtype is the variable's; its shape is
-    the variable's or, with `rows`, that of the rows.
-    """
-    rows: builtins.int
-    """Index into `tensors` of the int64 row indices to write to; absent means the
-    whole variable. Repeated rows accumulate in the order given.
-    """
-    def __init__(
-        self,
-        *,
-        variable: builtins.str = ...,
-        mode: global___AssignMode.ValueType = ...,
-        value: builtins.int = ...,
-        rows: builtins.int | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_rows", b"_rows", "rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rows", b"_rows", "mode", b"mode", "rows", b"rows", "value", b"value", "variable", b"variable"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_rows", b"_rows"]) -> typing.Literal["rows"] | None: ...
-
-global___Assignment = Assignment
-
-@typing.final
-class AssignResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    VERSIONS_FIELD_NUMBER: builtins.int
-    @property
-    def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Version of each assigned variable after the request, in its order."""
-
-    def __init__(
-        self,
-        *,
-        versions: collections.abc.Iterable[builtins.int] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["versions", b"versions"]) -> None: ...
-
-global___AssignResponse = AssignResponse
 
 @typing.final
 class UpdateRequest(google.protobuf.message.Message):

@@ -103,8 +103,8 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.Assign = channel.stream_unary(
                 '/stratagem_proto.v1.ParameterServerService/Assign',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignResponse.FromString,
                 _registered_method=True)
         self.Update = channel.stream_unary(
                 '/stratagem_proto.v1.ParameterServerService/Update',
@@ -244,7 +244,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request_iterator, context):
-        """Writes, adds or subtracts values.
+        """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+        variables, and workers average their buffers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -281,7 +282,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListClosedSteps(self, request, context):
-        """Returns this server's part of the norm of closed steps that wait for it.
+        """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+        before it takes a snapshot, and leaves it to others to finish them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,8 +381,8 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'Assign': grpc.stream_unary_rpc_method_handler(
                     servicer.Assign,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignResponse.SerializeToString,
             ),
             'Update': grpc.stream_unary_rpc_method_handler(
                     servicer.Update,
@@ -739,8 +741,8 @@ class ParameterServerService(object):
             request_iterator,
             target,
             '/stratagem_proto.v1.ParameterServerService/Assign',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.AssignResponse.FromString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.AssignResponse.FromString,
             options,
             channel_credentials,
             insecure,

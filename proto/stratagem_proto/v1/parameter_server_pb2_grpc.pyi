@@ -101,10 +101,12 @@ class ParameterServerServiceStub:
     """Reads whole variables, slices or rows."""
 
     Assign: grpc.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.AssignRequest,
-        stratagem_proto.v1.parameter_server_pb2.AssignResponse,
+        stratagem_proto.v1.variable_requests_pb2.AssignRequest,
+        stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
-    """Writes, adds or subtracts values."""
+    """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+    variables, and workers average their buffers.
+    """
 
     Update: grpc.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
@@ -138,7 +140,9 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Returns this server's part of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+    before it takes a snapshot, and leaves it to others to finish them.
+    """
 
     FinishStep: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
@@ -251,10 +255,12 @@ class ParameterServerServiceAsyncStub:
     """Reads whole variables, slices or rows."""
 
     Assign: grpc.aio.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.AssignRequest,
-        stratagem_proto.v1.parameter_server_pb2.AssignResponse,
+        stratagem_proto.v1.variable_requests_pb2.AssignRequest,
+        stratagem_proto.v1.variable_requests_pb2.AssignResponse,
     ]
-    """Writes, adds or subtracts values."""
+    """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+    variables, and workers average their buffers.
+    """
 
     Update: grpc.aio.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
@@ -288,7 +294,9 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Returns this server's part of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+    before it takes a snapshot, and leaves it to others to finish them.
+    """
 
     FinishStep: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
@@ -423,10 +431,12 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Assign(
         self,
-        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.AssignRequest],
+        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.variable_requests_pb2.AssignRequest],
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.AssignResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.AssignResponse]]:
-        """Writes, adds or subtracts values."""
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.AssignResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.AssignResponse]]:
+        """Writes, adds or subtracts values. Workers do, too: functions that a coordinator schedules write
+        variables, and workers average their buffers.
+        """
 
     @abc.abstractmethod
     def Update(
@@ -470,7 +480,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse]]:
-        """Returns this server's part of the norm of closed steps that wait for it."""
+        """Returns this server's part of the norm of closed steps that wait for it. An evaluator asks
+        before it takes a snapshot, and leaves it to others to finish them.
+        """
 
     @abc.abstractmethod
     def FinishStep(

@@ -22,37 +22,46 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access__pb2
 from stratagem_proto.v1 import replication_pb2 as stratagem__proto_dot_v1_dot_replication__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/servers.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"[\n\x12LocateTasksRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05tasks\x18\x02 \x03(\r\"B\n\x13LocateTasksResponse\x12+\n\x05tasks\x18\x01 \x03(\x0b\x32\x1c.stratagem_proto.v1.TaskView\"@\n\x08TaskView\x12\x0c\n\x04task\x18\x01 \x01(\r\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"O\n\x15\x44\x65scribeServerRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\"\xae\x01\n\x16\x44\x65scribeServerResponse\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x06taking\x18\x03 \x01(\rH\x00\x88\x01\x01\x12-\n\x05tasks\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.ServedTask\x12\x0f\n\x07process\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\tB\t\n\x07_taking\"l\n\nServedTask\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07unheard\x18\x05 \x01(\r\x12\x10\n\x08obstacle\x18\x06 \x01(\t\"h\n\x0fTakeTaskRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\":\n\x10TakeTaskResponse\x12&\n\x04view\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"^\n\x12SetDrainingRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x15\n\x13SetDrainingResponse2\x90\x03\n\x0eServersService\x12^\n\x0bLocateTasks\x12&.stratagem_proto.v1.LocateTasksRequest\x1a\'.stratagem_proto.v1.LocateTasksResponse\x12g\n\x0e\x44\x65scribeServer\x12).stratagem_proto.v1.DescribeServerRequest\x1a*.stratagem_proto.v1.DescribeServerResponse\x12U\n\x08TakeTask\x12#.stratagem_proto.v1.TakeTaskRequest\x1a$.stratagem_proto.v1.TakeTaskResponse\x12^\n\x0bSetDraining\x12&.stratagem_proto.v1.SetDrainingRequest\x1a\'.stratagem_proto.v1.SetDrainingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/servers.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"[\n\x12LocateTasksRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05tasks\x18\x02 \x03(\r\"B\n\x13LocateTasksResponse\x12+\n\x05tasks\x18\x01 \x03(\x0b\x32\x1c.stratagem_proto.v1.TaskView\"@\n\x08TaskView\x12\x0c\n\x04task\x18\x01 \x01(\r\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"O\n\x15\x44\x65scribeServerRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\"\xae\x01\n\x16\x44\x65scribeServerResponse\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x06taking\x18\x03 \x01(\rH\x00\x88\x01\x01\x12-\n\x05tasks\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.ServedTask\x12\x0f\n\x07process\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\tB\t\n\x07_taking\"l\n\nServedTask\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07unheard\x18\x05 \x01(\r\x12\x10\n\x08obstacle\x18\x06 \x01(\t\"h\n\x0fTakeTaskRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\":\n\x10TakeTaskResponse\x12&\n\x04view\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"^\n\x12SetDrainingRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x15\n\x13SetDrainingResponse2\xd4\x03\n\x0eServersService\x12l\n\x0bLocateTasks\x12&.stratagem_proto.v1.LocateTasksRequest\x1a\'.stratagem_proto.v1.LocateTasksResponse\"\x0c\xa2\xd4\x18\x08\n\x06\x02\x01\x03\x05\x07\x04\x12u\n\x0e\x44\x65scribeServer\x12).stratagem_proto.v1.DescribeServerRequest\x1a*.stratagem_proto.v1.DescribeServerResponse\"\x0c\xa2\xd4\x18\x08\n\x06\x02\x01\x03\x05\x07\x04\x12g\n\x08TakeTask\x12#.stratagem_proto.v1.TakeTaskRequest\x1a$.stratagem_proto.v1.TakeTaskResponse\"\x10\xa2\xd4\x18\x0c\n\x04\x02\x05\x07\x04\x12\x04task\x12t\n\x0bSetDraining\x12&.stratagem_proto.v1.SetDrainingRequest\x1a\'.stratagem_proto.v1.SetDrainingResponse\"\x14\xa2\xd4\x18\x10\n\x04\x02\x05\x07\x04\x12\x08\x64rainingb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.servers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOCATETASKSREQUEST']._serialized_start=128
-  _globals['_LOCATETASKSREQUEST']._serialized_end=219
-  _globals['_LOCATETASKSRESPONSE']._serialized_start=221
-  _globals['_LOCATETASKSRESPONSE']._serialized_end=287
-  _globals['_TASKVIEW']._serialized_start=289
-  _globals['_TASKVIEW']._serialized_end=353
-  _globals['_DESCRIBESERVERREQUEST']._serialized_start=355
-  _globals['_DESCRIBESERVERREQUEST']._serialized_end=434
-  _globals['_DESCRIBESERVERRESPONSE']._serialized_start=437
-  _globals['_DESCRIBESERVERRESPONSE']._serialized_end=611
-  _globals['_SERVEDTASK']._serialized_start=613
-  _globals['_SERVEDTASK']._serialized_end=721
-  _globals['_TAKETASKREQUEST']._serialized_start=723
-  _globals['_TAKETASKREQUEST']._serialized_end=827
-  _globals['_TAKETASKRESPONSE']._serialized_start=829
-  _globals['_TAKETASKRESPONSE']._serialized_end=887
-  _globals['_SETDRAININGREQUEST']._serialized_start=889
-  _globals['_SETDRAININGREQUEST']._serialized_end=983
-  _globals['_SETDRAININGRESPONSE']._serialized_start=985
-  _globals['_SETDRAININGRESPONSE']._serialized_end=1006
-  _globals['_SERVERSSERVICE']._serialized_start=1009
-  _globals['_SERVERSSERVICE']._serialized_end=1409
+  _globals['_SERVERSSERVICE'].methods_by_name['LocateTasks']._loaded_options = None
+  _globals['_SERVERSSERVICE'].methods_by_name['LocateTasks']._serialized_options = b'\242\324\030\010\n\006\002\001\003\005\007\004'
+  _globals['_SERVERSSERVICE'].methods_by_name['DescribeServer']._loaded_options = None
+  _globals['_SERVERSSERVICE'].methods_by_name['DescribeServer']._serialized_options = b'\242\324\030\010\n\006\002\001\003\005\007\004'
+  _globals['_SERVERSSERVICE'].methods_by_name['TakeTask']._loaded_options = None
+  _globals['_SERVERSSERVICE'].methods_by_name['TakeTask']._serialized_options = b'\242\324\030\014\n\004\002\005\007\004\022\004task'
+  _globals['_SERVERSSERVICE'].methods_by_name['SetDraining']._loaded_options = None
+  _globals['_SERVERSSERVICE'].methods_by_name['SetDraining']._serialized_options = b'\242\324\030\020\n\004\002\005\007\004\022\010draining'
+  _globals['_LOCATETASKSREQUEST']._serialized_start=161
+  _globals['_LOCATETASKSREQUEST']._serialized_end=252
+  _globals['_LOCATETASKSRESPONSE']._serialized_start=254
+  _globals['_LOCATETASKSRESPONSE']._serialized_end=320
+  _globals['_TASKVIEW']._serialized_start=322
+  _globals['_TASKVIEW']._serialized_end=386
+  _globals['_DESCRIBESERVERREQUEST']._serialized_start=388
+  _globals['_DESCRIBESERVERREQUEST']._serialized_end=467
+  _globals['_DESCRIBESERVERRESPONSE']._serialized_start=470
+  _globals['_DESCRIBESERVERRESPONSE']._serialized_end=644
+  _globals['_SERVEDTASK']._serialized_start=646
+  _globals['_SERVEDTASK']._serialized_end=754
+  _globals['_TAKETASKREQUEST']._serialized_start=756
+  _globals['_TAKETASKREQUEST']._serialized_end=860
+  _globals['_TAKETASKRESPONSE']._serialized_start=862
+  _globals['_TAKETASKRESPONSE']._serialized_end=920
+  _globals['_SETDRAININGREQUEST']._serialized_start=922
+  _globals['_SETDRAININGREQUEST']._serialized_end=1016
+  _globals['_SETDRAININGRESPONSE']._serialized_start=1018
+  _globals['_SETDRAININGRESPONSE']._serialized_end=1039
+  _globals['_SERVERSSERVICE']._serialized_start=1042
+  _globals['_SERVERSSERVICE']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

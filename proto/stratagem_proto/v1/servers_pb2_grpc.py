@@ -72,14 +72,15 @@ class ServersServiceServicer(object):
     """
 
     def LocateTasks(self, request, context):
-        """Tells where tasks are, by the word of the arbiter.
+        """Tells where tasks are, by the word of the arbiter. Every client of a task that has moved asks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeServer(self, request, context):
-        """Describes the server that is called, and what its tasks need.
+        """Describes the server that is called, and what its tasks need. It changes nothing, so every
+        program may list servers by `strategy.servers`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,8 @@ class ServersServiceServicer(object):
 
     def TakeTask(self, request, context):
         """Moves a task to the server that is called. It answers once the server serves the task, or has
-        given up. What the caller does meanwhile makes no difference.
+        given up. What the caller does meanwhile makes no difference. A server that is stopped gives its
+        tasks to others in this way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

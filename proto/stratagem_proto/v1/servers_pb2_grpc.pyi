@@ -31,20 +31,23 @@ class ServersServiceStub:
         stratagem_proto.v1.servers_pb2.LocateTasksRequest,
         stratagem_proto.v1.servers_pb2.LocateTasksResponse,
     ]
-    """Tells where tasks are, by the word of the arbiter."""
+    """Tells where tasks are, by the word of the arbiter. Every client of a task that has moved asks."""
 
     DescribeServer: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.servers_pb2.DescribeServerRequest,
         stratagem_proto.v1.servers_pb2.DescribeServerResponse,
     ]
-    """Describes the server that is called, and what its tasks need."""
+    """Describes the server that is called, and what its tasks need. It changes nothing, so every
+    program may list servers by `strategy.servers`.
+    """
 
     TakeTask: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.servers_pb2.TakeTaskRequest,
         stratagem_proto.v1.servers_pb2.TakeTaskResponse,
     ]
     """Moves a task to the server that is called. It answers once the server serves the task, or has
-    given up. What the caller does meanwhile makes no difference.
+    given up. What the caller does meanwhile makes no difference. A server that is stopped gives its
+    tasks to others in this way.
     """
 
     SetDraining: grpc.UnaryUnaryMultiCallable[
@@ -66,20 +69,23 @@ class ServersServiceAsyncStub:
         stratagem_proto.v1.servers_pb2.LocateTasksRequest,
         stratagem_proto.v1.servers_pb2.LocateTasksResponse,
     ]
-    """Tells where tasks are, by the word of the arbiter."""
+    """Tells where tasks are, by the word of the arbiter. Every client of a task that has moved asks."""
 
     DescribeServer: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.servers_pb2.DescribeServerRequest,
         stratagem_proto.v1.servers_pb2.DescribeServerResponse,
     ]
-    """Describes the server that is called, and what its tasks need."""
+    """Describes the server that is called, and what its tasks need. It changes nothing, so every
+    program may list servers by `strategy.servers`.
+    """
 
     TakeTask: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.servers_pb2.TakeTaskRequest,
         stratagem_proto.v1.servers_pb2.TakeTaskResponse,
     ]
     """Moves a task to the server that is called. It answers once the server serves the task, or has
-    given up. What the caller does meanwhile makes no difference.
+    given up. What the caller does meanwhile makes no difference. A server that is stopped gives its
+    tasks to others in this way.
     """
 
     SetDraining: grpc.aio.UnaryUnaryMultiCallable[
@@ -103,7 +109,7 @@ class ServersServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.servers_pb2.LocateTasksRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.servers_pb2.LocateTasksResponse, collections.abc.Awaitable[stratagem_proto.v1.servers_pb2.LocateTasksResponse]]:
-        """Tells where tasks are, by the word of the arbiter."""
+        """Tells where tasks are, by the word of the arbiter. Every client of a task that has moved asks."""
 
     @abc.abstractmethod
     def DescribeServer(
@@ -111,7 +117,9 @@ class ServersServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.servers_pb2.DescribeServerRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.servers_pb2.DescribeServerResponse, collections.abc.Awaitable[stratagem_proto.v1.servers_pb2.DescribeServerResponse]]:
-        """Describes the server that is called, and what its tasks need."""
+        """Describes the server that is called, and what its tasks need. It changes nothing, so every
+        program may list servers by `strategy.servers`.
+        """
 
     @abc.abstractmethod
     def TakeTask(
@@ -120,7 +128,8 @@ class ServersServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.servers_pb2.TakeTaskResponse, collections.abc.Awaitable[stratagem_proto.v1.servers_pb2.TakeTaskResponse]]:
         """Moves a task to the server that is called. It answers once the server serves the task, or has
-        given up. What the caller does meanwhile makes no difference.
+        given up. What the caller does meanwhile makes no difference. A server that is stopped gives its
+        tasks to others in this way.
         """
 
     @abc.abstractmethod

@@ -28,30 +28,59 @@ class _RoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
     ROLE_WORKER: _Role.ValueType  # 1
-    """A worker that runs the training program, other than the chief."""
+    """A worker that runs the training program, other than the chief; also a worker server on behalf of
+    the functions that it runs.
+    """
     ROLE_CHIEF: _Role.ValueType  # 2
-    """The task that creates variables; it trains as well."""
+    """The task that creates variables; it trains as well. To parameter servers also a program that
+    coordinates workers.
+    """
     ROLE_EVALUATOR: _Role.ValueType  # 3
     """A reader of variables that trains nothing."""
-    ROLE_CLIENT: _Role.ValueType  # 4
-    """A program outside of the cluster's jobs, for instance a tool or a notebook."""
+    ROLE_OPERATOR: _Role.ValueType  # 4
+    """Who operates the cluster, by a tool or a notebook outside of its jobs: it moves tasks between
+    servers, and reads no variables.
+    """
+    ROLE_COORDINATOR: _Role.ValueType  # 5
+    """A program that has worker servers run its functions, to these; to parameter servers one that
+    waits to coordinate.
+    """
+    ROLE_OBSERVER: _Role.ValueType  # 6
+    """A tool that sees the status of servers and nothing else."""
+    ROLE_SERVER: _Role.ValueType  # 7
+    """A parameter server that calls another one: its replica, or one that takes its tasks."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Who talks to a server, for how long the server believes the client to be alive, and
     how it recognises a request that is sent again.
 
-    What a peer is to the cluster.
+    What a peer is to the cluster, which decides what it may ask of servers; see access.proto. A
+    session has the role with which it was opened for ever.
     """
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 ROLE_WORKER: Role.ValueType  # 1
-"""A worker that runs the training program, other than the chief."""
+"""A worker that runs the training program, other than the chief; also a worker server on behalf of
+the functions that it runs.
+"""
 ROLE_CHIEF: Role.ValueType  # 2
-"""The task that creates variables; it trains as well."""
+"""The task that creates variables; it trains as well. To parameter servers also a program that
+coordinates workers.
+"""
 ROLE_EVALUATOR: Role.ValueType  # 3
 """A reader of variables that trains nothing."""
-ROLE_CLIENT: Role.ValueType  # 4
-"""A program outside of the cluster's jobs, for instance a tool or a notebook."""
+ROLE_OPERATOR: Role.ValueType  # 4
+"""Who operates the cluster, by a tool or a notebook outside of its jobs: it moves tasks between
+servers, and reads no variables.
+"""
+ROLE_COORDINATOR: Role.ValueType  # 5
+"""A program that has worker servers run its functions, to these; to parameter servers one that
+waits to coordinate.
+"""
+ROLE_OBSERVER: Role.ValueType  # 6
+"""A tool that sees the status of servers and nothing else."""
+ROLE_SERVER: Role.ValueType  # 7
+"""A parameter server that calls another one: its replica, or one that takes its tasks."""
 global___Role = Role
 
 @typing.final
@@ -127,7 +156,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     with its numbering and its recorded replies.
     """
     role: global___Role.ValueType
-    """What the client is to the cluster."""
+    """What the client is to the cluster. A session is not opened again in another role."""
     client: builtins.bytes
     """Identifies the client in all its sessions, including those with other servers; 16
     random bytes. Empty for a client of this server alone.
@@ -145,7 +174,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """
     @property
     def task(self) -> global___Task:
-        """Task of the client, for messages and for the order of contributions."""
+        """Task of the client, for messages and for the order of contributions. A session is not opened
+        again for another task.
+        """
 
     @property
     def proof(self) -> global___Proof:

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access__pb2
 from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
 from stratagem_proto.v1 import replication_pb2 as stratagem__proto_dot_v1_dot_replication__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
@@ -30,7 +31,7 @@ from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_varia
 from stratagem_proto.v1 import waits_pb2 as stratagem__proto_dot_v1_dot_waits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/status.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\x1a#stratagem_proto/v1/succession.proto\x1a!stratagem_proto/v1/variable.proto\x1a\x1estratagem_proto/v1/waits.proto\"b\n\x10GetStatusRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x16\n\x0ewith_variables\x18\x02 \x01(\x08\"\xc3\x04\n\x11GetStatusResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x33\n\x08sessions\x18\x06 \x03(\x0b\x32!.stratagem_proto.v1.SessionStatus\x12\x31\n\x07methods\x18\x07 \x03(\x0b\x32 .stratagem_proto.v1.MethodStatus\x12\x14\n\x0cunix_seconds\x18\n \x01(\x01\x12\x45\n\x08versions\x18\x0b \x03(\x0b\x32\x33.stratagem_proto.v1.GetStatusResponse.VersionsEntry\x12,\n\x04lost\x18\x0c \x03(\x0b\x32\x1e.stratagem_proto.v1.LostClient\x12\x45\n\x10parameter_server\x18\x08 \x01(\x0b\x32).stratagem_proto.v1.ParameterServerStatusH\x00\x12?\n\rworker_server\x18\t \x01(\x0b\x32&.stratagem_proto.v1.WorkerServerStatusH\x00\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x06\n\x04kind\"\xef\x02\n\rSessionStatus\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x05 \x01(\x01\x12\r\n\x05\x64oing\x18\x06 \x01(\t\x12\x32\n\x07\x61waited\x18\x07 \x03(\x0b\x32!.stratagem_proto.v1.AwaitedAnswer\x12\x1d\n\x10released_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12)\n\x05waits\x18\t \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x04pace\x18\n \x01(\x0b\x32\x1c.stratagem_proto.v1.StepPaceB\x13\n\x11_released_seconds\"\x89\x01\n\nLostClient\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05\x64oing\x18\x05 \x01(\t\";\n\x0c\x44istribution\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xc0\x02\n\x0cMethodStatus\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x13\n\x0bin_progress\x18\x02 \x01(\r\x12:\n\x05\x65nded\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.MethodStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x38\n\x0ereceived_bytes\x18\x05 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x34\n\nsent_bytes\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf8\x04\n\x15ParameterServerStatus\x12\x31\n\x06totals\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.VariableTotal\x12\x35\n\tvariables\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.VariableStatus\x12*\n\x06staged\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12(\n\x04room\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12\x34\n\x06groups\x18\x05 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12-\n\x05waits\x18\x06 \x03(\x0b\x32\x1e.stratagem_proto.v1.WaitStatus\x12\x38\n\ncheckpoint\x18\x07 \x01(\x0b\x32$.stratagem_proto.v1.CheckpointStatus\x12\x19\n\x11recorded_closures\x18\x08 \x01(\x04\x12\x1e\n\x16recorded_closure_bytes\x18\t \x01(\x04\x12+\n\x07waiters\x18\n \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x03log\x18\x0b \x01(\x0b\x32\x1d.stratagem_proto.v1.LogStatus\x12:\n\x0breplication\x18\x0c \x01(\x0b\x32%.stratagem_proto.v1.ReplicationStatus\x12\x30\n\tincumbent\x18\r \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\"\xa4\x01\n\tLogStatus\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0f\n\x07written\x18\x02 \x01(\x04\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x1c\n\x0fwriting_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\tB\x12\n\x10_writing_seconds\"S\n\x0eVariableStatus\x12\x32\n\x08variable\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x81\x01\n\rVariableTotal\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x12\n\ntable_rows\x18\x05 \x01(\x04\"y\n\x06\x42udget\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x14\n\x07refused\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0frefused_seconds\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_refusedB\x12\n\x10_refused_seconds\"`\n\nWaitStatus\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\"\xd4\x01\n\x10\x43heckpointStatus\x12\x15\n\rrestored_from\x18\x01 \x01(\t\x12\r\n\x05saves\x18\x02 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\x04\x12\x13\n\x06\x66older\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x61ge_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05\x62ytes\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x14\n\x07seconds\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\t\n\x07_folderB\x0e\n\x0c_age_secondsB\x08\n\x06_bytesB\n\n\x08_seconds\"\xd3\x02\n\x12WorkerServerStatus\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12@\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x31.stratagem_proto.v1.WorkerServerStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x17\n\x0fstaying_results\x18\x05 \x01(\x04\x12\x1c\n\x14staying_result_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04gpus\x18\x07 \x01(\r\x12\x34\n\x07\x63urrent\x18\x08 \x01(\x0b\x32#.stratagem_proto.v1.RunningFunction\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fRunningFunction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x64oing\x18\x03 \x01(\t2i\n\rStatusService\x12X\n\tGetStatus\x12$.stratagem_proto.v1.GetStatusRequest\x1a%.stratagem_proto.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/status.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/consistency.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\x1a#stratagem_proto/v1/succession.proto\x1a!stratagem_proto/v1/variable.proto\x1a\x1estratagem_proto/v1/waits.proto\"b\n\x10GetStatusRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x16\n\x0ewith_variables\x18\x02 \x01(\x08\"\xc3\x04\n\x11GetStatusResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x33\n\x08sessions\x18\x06 \x03(\x0b\x32!.stratagem_proto.v1.SessionStatus\x12\x31\n\x07methods\x18\x07 \x03(\x0b\x32 .stratagem_proto.v1.MethodStatus\x12\x14\n\x0cunix_seconds\x18\n \x01(\x01\x12\x45\n\x08versions\x18\x0b \x03(\x0b\x32\x33.stratagem_proto.v1.GetStatusResponse.VersionsEntry\x12,\n\x04lost\x18\x0c \x03(\x0b\x32\x1e.stratagem_proto.v1.LostClient\x12\x45\n\x10parameter_server\x18\x08 \x01(\x0b\x32).stratagem_proto.v1.ParameterServerStatusH\x00\x12?\n\rworker_server\x18\t \x01(\x0b\x32&.stratagem_proto.v1.WorkerServerStatusH\x00\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x06\n\x04kind\"\xef\x02\n\rSessionStatus\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x05 \x01(\x01\x12\r\n\x05\x64oing\x18\x06 \x01(\t\x12\x32\n\x07\x61waited\x18\x07 \x03(\x0b\x32!.stratagem_proto.v1.AwaitedAnswer\x12\x1d\n\x10released_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12)\n\x05waits\x18\t \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x04pace\x18\n \x01(\x0b\x32\x1c.stratagem_proto.v1.StepPaceB\x13\n\x11_released_seconds\"\x89\x01\n\nLostClient\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05\x64oing\x18\x05 \x01(\t\";\n\x0c\x44istribution\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xc0\x02\n\x0cMethodStatus\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x13\n\x0bin_progress\x18\x02 \x01(\r\x12:\n\x05\x65nded\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.MethodStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x38\n\x0ereceived_bytes\x18\x05 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x34\n\nsent_bytes\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf8\x04\n\x15ParameterServerStatus\x12\x31\n\x06totals\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.VariableTotal\x12\x35\n\tvariables\x18\x02 \x03(\x0b\x32\".stratagem_proto.v1.VariableStatus\x12*\n\x06staged\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12(\n\x04room\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.Budget\x12\x34\n\x06groups\x18\x05 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12-\n\x05waits\x18\x06 \x03(\x0b\x32\x1e.stratagem_proto.v1.WaitStatus\x12\x38\n\ncheckpoint\x18\x07 \x01(\x0b\x32$.stratagem_proto.v1.CheckpointStatus\x12\x19\n\x11recorded_closures\x18\x08 \x01(\x04\x12\x1e\n\x16recorded_closure_bytes\x18\t \x01(\x04\x12+\n\x07waiters\x18\n \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x03log\x18\x0b \x01(\x0b\x32\x1d.stratagem_proto.v1.LogStatus\x12:\n\x0breplication\x18\x0c \x01(\x0b\x32%.stratagem_proto.v1.ReplicationStatus\x12\x30\n\tincumbent\x18\r \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\"\xa4\x01\n\tLogStatus\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0f\n\x07written\x18\x02 \x01(\x04\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x1c\n\x0fwriting_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\tB\x12\n\x10_writing_seconds\"S\n\x0eVariableStatus\x12\x32\n\x08variable\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x81\x01\n\rVariableTotal\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x12\n\ntable_rows\x18\x05 \x01(\x04\"y\n\x06\x42udget\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x14\n\x07refused\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0frefused_seconds\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_refusedB\x12\n\x10_refused_seconds\"`\n\nWaitStatus\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x31\n\x07seconds\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\"\xd4\x01\n\x10\x43heckpointStatus\x12\x15\n\rrestored_from\x18\x01 \x01(\t\x12\r\n\x05saves\x18\x02 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\x04\x12\x13\n\x06\x66older\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x61ge_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05\x62ytes\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x14\n\x07seconds\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\t\n\x07_folderB\x0e\n\x0c_age_secondsB\x08\n\x06_bytesB\n\n\x08_seconds\"\xd3\x02\n\x12WorkerServerStatus\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12@\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x31.stratagem_proto.v1.WorkerServerStatus.EndedEntry\x12\x31\n\x07seconds\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Distribution\x12\x17\n\x0fstaying_results\x18\x05 \x01(\x04\x12\x1c\n\x14staying_result_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04gpus\x18\x07 \x01(\r\x12\x34\n\x07\x63urrent\x18\x08 \x01(\x0b\x32#.stratagem_proto.v1.RunningFunction\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fRunningFunction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x64oing\x18\x03 \x01(\t2x\n\rStatusService\x12g\n\tGetStatus\x12$.stratagem_proto.v1.GetStatusRequest\x1a%.stratagem_proto.v1.GetStatusResponse\"\r\xa2\xd4\x18\t\n\x07\x02\x01\x03\x05\x06\x07\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,42 +44,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METHODSTATUS_ENDEDENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._loaded_options = None
   _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSREQUEST']._serialized_start=269
-  _globals['_GETSTATUSREQUEST']._serialized_end=367
-  _globals['_GETSTATUSRESPONSE']._serialized_start=370
-  _globals['_GETSTATUSRESPONSE']._serialized_end=949
-  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_start=894
-  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_end=941
-  _globals['_SESSIONSTATUS']._serialized_start=952
-  _globals['_SESSIONSTATUS']._serialized_end=1319
-  _globals['_LOSTCLIENT']._serialized_start=1322
-  _globals['_LOSTCLIENT']._serialized_end=1459
-  _globals['_DISTRIBUTION']._serialized_start=1461
-  _globals['_DISTRIBUTION']._serialized_end=1520
-  _globals['_METHODSTATUS']._serialized_start=1523
-  _globals['_METHODSTATUS']._serialized_end=1843
-  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_start=1799
-  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_end=1843
-  _globals['_PARAMETERSERVERSTATUS']._serialized_start=1846
-  _globals['_PARAMETERSERVERSTATUS']._serialized_end=2478
-  _globals['_LOGSTATUS']._serialized_start=2481
-  _globals['_LOGSTATUS']._serialized_end=2645
-  _globals['_VARIABLESTATUS']._serialized_start=2647
-  _globals['_VARIABLESTATUS']._serialized_end=2730
-  _globals['_VARIABLETOTAL']._serialized_start=2733
-  _globals['_VARIABLETOTAL']._serialized_end=2862
-  _globals['_BUDGET']._serialized_start=2864
-  _globals['_BUDGET']._serialized_end=2985
-  _globals['_WAITSTATUS']._serialized_start=2987
-  _globals['_WAITSTATUS']._serialized_end=3083
-  _globals['_CHECKPOINTSTATUS']._serialized_start=3086
-  _globals['_CHECKPOINTSTATUS']._serialized_end=3298
-  _globals['_WORKERSERVERSTATUS']._serialized_start=3301
-  _globals['_WORKERSERVERSTATUS']._serialized_end=3640
-  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_start=1799
-  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_end=1843
-  _globals['_RUNNINGFUNCTION']._serialized_start=3642
-  _globals['_RUNNINGFUNCTION']._serialized_end=3707
-  _globals['_STATUSSERVICE']._serialized_start=3709
-  _globals['_STATUSSERVICE']._serialized_end=3814
+  _globals['_STATUSSERVICE'].methods_by_name['GetStatus']._loaded_options = None
+  _globals['_STATUSSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\242\324\030\t\n\007\002\001\003\005\006\007\004'
+  _globals['_GETSTATUSREQUEST']._serialized_start=302
+  _globals['_GETSTATUSREQUEST']._serialized_end=400
+  _globals['_GETSTATUSRESPONSE']._serialized_start=403
+  _globals['_GETSTATUSRESPONSE']._serialized_end=982
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_start=927
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_end=974
+  _globals['_SESSIONSTATUS']._serialized_start=985
+  _globals['_SESSIONSTATUS']._serialized_end=1352
+  _globals['_LOSTCLIENT']._serialized_start=1355
+  _globals['_LOSTCLIENT']._serialized_end=1492
+  _globals['_DISTRIBUTION']._serialized_start=1494
+  _globals['_DISTRIBUTION']._serialized_end=1553
+  _globals['_METHODSTATUS']._serialized_start=1556
+  _globals['_METHODSTATUS']._serialized_end=1876
+  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_start=1832
+  _globals['_METHODSTATUS_ENDEDENTRY']._serialized_end=1876
+  _globals['_PARAMETERSERVERSTATUS']._serialized_start=1879
+  _globals['_PARAMETERSERVERSTATUS']._serialized_end=2511
+  _globals['_LOGSTATUS']._serialized_start=2514
+  _globals['_LOGSTATUS']._serialized_end=2678
+  _globals['_VARIABLESTATUS']._serialized_start=2680
+  _globals['_VARIABLESTATUS']._serialized_end=2763
+  _globals['_VARIABLETOTAL']._serialized_start=2766
+  _globals['_VARIABLETOTAL']._serialized_end=2895
+  _globals['_BUDGET']._serialized_start=2897
+  _globals['_BUDGET']._serialized_end=3018
+  _globals['_WAITSTATUS']._serialized_start=3020
+  _globals['_WAITSTATUS']._serialized_end=3116
+  _globals['_CHECKPOINTSTATUS']._serialized_start=3119
+  _globals['_CHECKPOINTSTATUS']._serialized_end=3331
+  _globals['_WORKERSERVERSTATUS']._serialized_start=3334
+  _globals['_WORKERSERVERSTATUS']._serialized_end=3673
+  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_start=1832
+  _globals['_WORKERSERVERSTATUS_ENDEDENTRY']._serialized_end=1876
+  _globals['_RUNNINGFUNCTION']._serialized_start=3675
+  _globals['_RUNNINGFUNCTION']._serialized_end=3740
+  _globals['_STATUSSERVICE']._serialized_start=3742
+  _globals['_STATUSSERVICE']._serialized_end=3862
 # @@protoc_insertion_point(module_scope)

@@ -154,7 +154,9 @@ class SessionStatus(google.protobuf.message.Message):
     WAITS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """The first four bytes of the id in OpenSessionRequest, by which people tell sessions apart.
+    Whoever knew all of it could make requests in the session.
+    """
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float

@@ -30,7 +30,8 @@ class SuccessionServiceStub(object):
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     def __init__(self, channel):
@@ -56,7 +57,8 @@ class SuccessionServiceServicer(object):
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     def AwaitVacancy(self, request, context):
@@ -99,7 +101,8 @@ class SuccessionService(object):
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     @staticmethod

@@ -22,7 +22,8 @@ class SuccessionServiceStub:
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -43,7 +44,8 @@ class SuccessionServiceAsyncStub:
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     AwaitVacancy: grpc.aio.UnaryUnaryMultiCallable[
@@ -63,7 +65,8 @@ class SuccessionServiceServicer(metaclass=abc.ABCMeta):
 
     A program is the incumbent until another one succeeds it. From then on servers refuse all
     requests of the former one, and of worker servers that run its functions. The first server says
-    whether the place is vacant; all servers are told who has it.
+    whether the place is vacant; all servers are told who has it. A program that waits here is not the
+    chief yet, so it comes as a coordinator.
     """
 
     @abc.abstractmethod

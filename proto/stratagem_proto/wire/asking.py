@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.proving import CHALLENGE, Proving
 
@@ -23,8 +23,8 @@ Response = TypeVar("Response", bound=Message)
 
 
 def asking() -> OpenSessionRequest:
-    """Return who asks; the proof is still to come."""
-    return OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_CLIENT)
+    """Return who asks for a status; the proof is still to come."""
+    return OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_OBSERVER)
 
 
 @dataclass(frozen=True)

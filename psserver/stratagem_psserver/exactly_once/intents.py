@@ -15,7 +15,11 @@ from typing import Any, Protocol
 from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2, draws_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
+from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
+    CreateVariablesHeader,
+    DeleteVariablesRequest,
+)
 
 # The most variables that a message names.
 _NAMED = 3
@@ -84,7 +88,7 @@ def _written(header: pb.UpdateHeader) -> Iterable[str]:
 _NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
     CreateVariablesHeader: lambda header: (one.name for one in header.variables),
     DeleteVariablesRequest: lambda request: request.names,
-    pb.AssignHeader: lambda header: [one.variable for one in header.assignments],
+    AssignHeader: lambda header: [one.variable for one in header.assignments],
     pb.UpdateHeader: _written,
     pb.CommitContributionRequest: lambda request: [request.step.group],
     closed_step_pb2.FinishStepRequest: lambda request: [request.group],

@@ -13,10 +13,12 @@ from functools import cached_property
 
 from stratagem_proto.errors import (
     InvalidArgumentError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     SessionLostError,
 )
 from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
+from stratagem_proto.serving.access import name_of
 from stratagem_proto.v1.session_pb2 import (
     AwaitedAnswer,
     HeartbeatRequest,
@@ -121,6 +123,7 @@ class SessionLedger:
 
         Raises:
             InvalidArgumentError: The id is not 16 bytes long, or the task has no valid name.
+            PermissionDeniedError: It was opened in another role, or for another task.
             ResourceExhaustedError: Too many sessions are open.
         """
         if task.job:
@@ -134,8 +137,11 @@ class SessionLedger:
                 f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
                 "close those that are not needed"
             )
-        known = self._open.get(session_id) or self._ended.pop(session_id, None)
         session = Session(session_id, role, task, now + self._lease, now, now)
+        known = self.known(session_id)
+        if known is not None:
+            _require_same(session, known)
+        self._ended.pop(session_id, None)
         self._cut_off.pop(session_id, None)
         if known is None:
             session.opened = self._last_opened = self._last_opened + 1
@@ -271,6 +277,16 @@ class SessionLedger:
         self._ended[session.id] = session
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
+
+
+def _require_same(session: Session, known: Session) -> None:
+    """Refuse to open a session again as another one, which might do other things."""
+    if (session.role, session.task) != (known.role, known.task):
+        raise PermissionDeniedError(
+            f"session {known.id.hex()[:8]} was opened by {known.label}, with the role "
+            f"{name_of(known.role)}, and is its own for ever; {session.label} cannot open it with "
+            f"the role {name_of(session.role)}. Open a session with another id"
+        )
 
 
 def _lost(session_id: bytes, ended: bool) -> str:

@@ -7,13 +7,13 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.wire.asking import Question, asking
+from stratagem_proto.wire.asking import Question
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.status import from_rpc_error
-from stratagem_psserver.replication.calls import asked
+from stratagem_psserver.replication.calls import asked, handshake_of
+from stratagem_psserver.settings import ServerSettings
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 
@@ -26,11 +26,11 @@ class OtherServers:
     """Calls servers by their addresses.
 
     Args:
-        settings: The settings of this server.
+        settings: Those of the server that calls.
     """
 
-    def __init__(self, settings: ServingSettings) -> None:
-        self._token = settings.token
+    def __init__(self, settings: ServerSettings) -> None:
+        self._token, self._asking = settings.token, handshake_of(settings)
         self._expected, self._certificates = Expected(settings.job), settings.certificates
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
@@ -39,7 +39,7 @@ class OtherServers:
         Raises:
             StratagemError: It does not answer.
         """
-        request = pb.DescribeServerRequest(asking=asking())
+        request = pb.DescribeServerRequest(asking=self._asking)
         question = _question("DescribeServer", request, pb.DescribeServerResponse)
         return await self._call(address, question, _ASK_SECONDS)
 
@@ -49,7 +49,7 @@ class OtherServers:
         Raises:
             StratagemError: It refuses, or does not get the task in so many seconds.
         """
-        request = pb.TakeTaskRequest(asking=asking(), task=task, seconds=seconds)
+        request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
         question = _question("TakeTask", request, pb.TakeTaskResponse)
         return (await self._call(address, question, seconds + _ASK_SECONDS)).view
 

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import grpc
 
-from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.methods import Handler, Request, unary_handler
+from stratagem_proto.serving.methods import handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.moves.served_tasks import ServedTasks
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"]
 
-def servers_handler(
-    served: ServedTasks, handshakes: Handshakes, boundary: RpcBoundary
-) -> grpc.GenericRpcHandler:
+
+def servers_handler(served: ServedTasks, boundary: RpcBoundary) -> grpc.GenericRpcHandler:
     """Return the handler of the service; none of its calls needs a session.
 
     Args:
         served: What the calls are about.
-        handshakes: Those of the server that is called.
-        boundary: Where calls are counted and errors become statuses.
+        boundary: The boundary of the server that is called.
     """
     rpcs = ServersRpcs(served)
-
-    def known(
-        name: str, request_type: type[Request], method: Callable[[Request], Awaitable[Any]]
-    ) -> Handler:
-        async def answer(request: Any) -> Any:
-            await handshakes.check(request.asking, name)
-            return await method(request)
-
-        return unary_handler(boundary, request_type, answer)
-
     methods = {
-        "LocateTasks": known("LocateTasks", pb.LocateTasksRequest, rpcs.locate),
-        "DescribeServer": known("DescribeServer", pb.DescribeServerRequest, rpcs.describe),
-        "TakeTask": known("TakeTask", pb.TakeTaskRequest, rpcs.take),
-        "SetDraining": known("SetDraining", pb.SetDrainingRequest, rpcs.set_draining),
+        "LocateTasks": unary_method(pb.LocateTasksRequest, rpcs.locate),
+        "DescribeServer": unary_method(pb.DescribeServerRequest, rpcs.describe),
+        "TakeTask": unary_method(pb.TakeTaskRequest, rpcs.take),
+        "SetDraining": unary_method(pb.SetDrainingRequest, rpcs.set_draining),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return handler_of(boundary, _SERVICE, methods)
 
 
 class ServersRpcs:

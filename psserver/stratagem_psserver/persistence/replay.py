@@ -18,7 +18,11 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.checkpoint_pb2 import RestoreVariablesRequest
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
+from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
+    CreateVariablesHeader,
+    DeleteVariablesRequest,
+)
 from stratagem_proto.wire.status import from_record
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.intents import intent_of
@@ -169,7 +173,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
     return {
         "CreateVariables": _Method(CreateVariablesHeader, variables.create, True),
         "DeleteVariables": _Method(DeleteVariablesRequest, variables.delete),
-        "Assign": _Method(pb.AssignHeader, ValueRpcs(state).assign, True),
+        "Assign": _Method(AssignHeader, ValueRpcs(state).assign, True),
         "Update": _Method(pb.UpdateHeader, updates.update, True),
         "UpdateNonSlot": _Method(pb.UpdateHeader, updates.update_non_slot, True),
         "CommitContribution": _Method(pb.CommitContributionRequest, contributions.commit_now),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
@@ -17,12 +16,14 @@ from stratagem_proto.v1.replication_pb2 import (
     FollowResponse,
     Introduction,
 )
+from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.asking import Question, asking
+from stratagem_proto.wire.asking import Question
 from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.proving import prove
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_psserver.settings import ServerSettings
 
 _ASK_SECONDS = 1.0
 
@@ -38,6 +39,15 @@ ARBITRATE = "Arbitrate"
 
 Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
+
+
+def handshake_of(settings: ServerSettings) -> OpenSessionRequest:
+    """Return what proves to other servers that a server belongs to the cluster."""
+    return OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        role=ROLE_SERVER,
+        task=Task(job=settings.job, index=settings.task),
+    )
 
 
 async def asked(
@@ -70,6 +80,7 @@ class IncomingCall(Generic[Sent, Received]):
         context: The call.
         received: What they are.
         caller: Who has called, for messages.
+        admit: Called with the first message; raises if the caller may not call.
     """
 
     def __init__(
@@ -78,9 +89,11 @@ class IncomingCall(Generic[Sent, Received]):
         context: grpc.aio.ServicerContext[bytes, bytes],
         received: type[Received],
         caller: str,
+        admit: Callable[[Received], Awaitable[None]],
     ) -> None:
         self._requests, self._context = aiter(requests), context
         self._received, self._caller = received, caller
+        self._admit: Callable[[Received], Awaitable[None]] | None = admit
 
     async def send(self, message: Sent) -> None:
         """Send a message; raise as `Channel.send`."""
@@ -92,20 +105,24 @@ class IncomingCall(Generic[Sent, Received]):
     async def receive(self) -> Received:
         """Return the next message; raise as `Channel.receive`."""
         try:
-            return self._received.FromString(await anext(self._requests))
+            message = self._received.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
             raise UnavailableError(f"{self._caller} has left") from error
+        if self._admit is not None:
+            await self._admit(message)
+            self._admit = None
+        return message
 
 
 class GrpcPeers:
     """Reaches other replicas by gRPC.
 
     Args:
-        settings: The settings of this replica.
+        settings: Those of the replica that calls.
     """
 
-    def __init__(self, settings: ServingSettings) -> None:
-        self._token = settings.token
+    def __init__(self, settings: ServerSettings) -> None:
+        self._token, self._asking = settings.token, handshake_of(settings)
         # Replicas are the same task.
         self._expected = Expected(settings.job, settings.task)
         self._certificates = settings.certificates
@@ -119,7 +136,7 @@ class GrpcPeers:
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
-        request, path = GetStatusRequest(asking=asking()), f"/{STATUS_SERVICE}/GetStatus"
+        request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
         question = Question(path, request, GetStatusResponse)
         try:
             status = await asked(self._channel(address), self._token, question, _ASK_SECONDS)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 
 from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.replication_pb2 import Introduction, Replica
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Task
 from stratagem_psserver.persistence.kernels import described
+from stratagem_psserver.replication.calls import handshake_of
 from stratagem_psserver.settings import ServerSettings
 
 
 def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels) -> Introduction:
     """Return how a replica introduces itself."""
-    asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION,
-        task=Task(job=settings.job, index=settings.task),
-    )
     return Introduction(
-        asking=asking,
+        asking=handshake_of(settings),
         replica=replica,
         kernels=kernels,
         durability=settings.durability,

@@ -277,12 +277,10 @@ class ReplicatedTask:
 
         Raises:
             UnavailableError: It does not lead.
-            UnauthenticatedError: The other one does not know the cluster's token.
             FailedPreconditionError: The other one cannot be a backup of this one.
             StratagemError: What has ended the call.
         """
         other = (await call.receive()).introduction
-        await self._host.state.handshakes.check(other.asking, "Follow")
         require_fitting(other, self._introduction, self._settings)
         if self._primary is None:
             raise UnavailableError(

@@ -6,10 +6,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.serving.access import Access
 from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem_proto.v1 import parameter_server_pb2
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Waiter
+
+_SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServerService"]
+
+# Other requests may ask for the permits that BeginStep gives.
+_BEGIN_STEP = Access(_SERVICE.methods_by_name["BeginStep"])
 
 
 class ConsistencyRpcs:
@@ -72,7 +79,13 @@ class ConsistencyRpcs:
 def begun_now(
     state: ServerState, session: Session, steps: Sequence[pb.StepBegin]
 ) -> list[pb.StepGrant]:
-    """Return permits for all of these steps; an empty list if one of them has to wait."""
+    """Return permits for all of these steps; an empty list if one of them has to wait.
+
+    Raises:
+        PermissionDeniedError: The role of the session may begin no steps.
+    """
+    if steps:
+        _BEGIN_STEP.require(session)
     _arrive(state, session, steps)
     grants = [_granted_now(state, step) for step in steps]
     found = [grant for grant in grants if grant is not None]

@@ -22,7 +22,6 @@ class SessionRpcs:
         self._state = state
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        await self._state.handshakes.check(request, "OpenSession")
         self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from stratagem_proto.protocol import SHOWN_ID_BYTES
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints.saving import Saves
@@ -47,7 +48,7 @@ class ParameterServerFacts:
 
     def _session(self, session: Session, now: float) -> pb.SessionStatus:
         status = pb.SessionStatus(
-            session_id=session.id,
+            session_id=session.id[:SHOWN_ID_BYTES],
             role=session.role,
             task=session.task,
             silent_seconds=now - session.heard,

@@ -8,6 +8,7 @@ from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.variable_requests_pb2 import AssignHeader, AssignResponse
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.manifest import Manifest
@@ -71,23 +72,23 @@ class ValueRpcs:
                 f"{state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
             )
 
-    async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> pb.AssignResponse:
+    async def assign(self, header: AssignHeader, chunks: Chunks) -> AssignResponse:
         return await self._state.mutations.apply_once(
             header,
             Manifest(header.tensors, borrows=True),
             chunks,
             partial(self._assign, header),
-            pb.AssignResponse,
+            AssignResponse,
         )
 
-    async def _assign(self, header: pb.AssignHeader, staged: StagedTensors) -> pb.AssignResponse:
+    async def _assign(self, header: AssignHeader, staged: StagedTensors) -> AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]
         async with state.changing(names, LockUse(staged.session.label, "assignment")):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
             await state.compute.run(partial(run, writes, state.store.memory_limit), size)
-            return pb.AssignResponse(versions=[_next_version(write) for write in writes])
+            return AssignResponse(versions=[_next_version(write) for write in writes])
 
 
 def _next_version(write: PreparedWrite) -> int:

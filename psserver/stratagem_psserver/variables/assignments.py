@@ -9,7 +9,17 @@ from functools import cache
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_DIVIDE,
+    ASSIGN_MODE_MAXIMUM,
+    ASSIGN_MODE_MINIMUM,
+    ASSIGN_MODE_MULTIPLY,
+    ASSIGN_MODE_SET,
+    ASSIGN_MODE_SUBTRACT,
+    Assignment,
+    AssignMode,
+)
 from stratagem_psserver.limits.allocation import allocating, require_memory
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.table import Table
@@ -21,14 +31,14 @@ _SCRATCH = 3
 
 Operation = Callable[[torch.Tensor, torch.Tensor], object]
 
-_OPERATIONS: Mapping[pb.AssignMode.ValueType, Operation] = {
-    pb.ASSIGN_MODE_SET: lambda target, value: target.copy_(value),
-    pb.ASSIGN_MODE_ADD: lambda target, value: target.add_(value),
-    pb.ASSIGN_MODE_SUBTRACT: lambda target, value: target.sub_(value),
-    pb.ASSIGN_MODE_MULTIPLY: lambda target, value: target.mul_(value),
-    pb.ASSIGN_MODE_DIVIDE: lambda target, value: target.div_(value),
-    pb.ASSIGN_MODE_MINIMUM: lambda target, value: torch.minimum(target, value, out=target),
-    pb.ASSIGN_MODE_MAXIMUM: lambda target, value: torch.maximum(target, value, out=target),
+_OPERATIONS: Mapping[AssignMode.ValueType, Operation] = {
+    ASSIGN_MODE_SET: lambda target, value: target.copy_(value),
+    ASSIGN_MODE_ADD: lambda target, value: target.add_(value),
+    ASSIGN_MODE_SUBTRACT: lambda target, value: target.sub_(value),
+    ASSIGN_MODE_MULTIPLY: lambda target, value: target.mul_(value),
+    ASSIGN_MODE_DIVIDE: lambda target, value: target.div_(value),
+    ASSIGN_MODE_MINIMUM: lambda target, value: torch.minimum(target, value, out=target),
+    ASSIGN_MODE_MAXIMUM: lambda target, value: torch.maximum(target, value, out=target),
 }
 
 
@@ -75,7 +85,7 @@ def _without_repetition(
 
 
 def prepare(
-    store: VariableStore, assignments: Sequence[pb.Assignment], tensors: Sequence[torch.Tensor]
+    store: VariableStore, assignments: Sequence[Assignment], tensors: Sequence[torch.Tensor]
 ) -> list[PreparedWrite]:
     """Check assignments without changing a variable.
 
@@ -118,7 +128,7 @@ def _keys_by_table(writes: Sequence[PreparedWrite]) -> dict[Table, torch.Tensor]
 
 
 def _prepare_one(
-    store: VariableStore, item: pb.Assignment, tensors: Sequence[torch.Tensor]
+    store: VariableStore, item: Assignment, tensors: Sequence[torch.Tensor]
 ) -> PreparedWrite:
     variable = store.get(item.variable)
     value = tensor_at(tensors, item.value, variable)
@@ -176,7 +186,7 @@ def check_fit(
         )
 
 
-def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
+def _operation(variable: Variable, mode: AssignMode.ValueType) -> Operation:
     operation = _OPERATIONS.get(mode)
     if operation is None:
         raise InvalidArgumentError(
@@ -186,7 +196,7 @@ def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
     reason = _inability(mode, variable.value.dtype)
     if reason:
         raise InvalidTypeError(
-            f"{pb.AssignMode.Name(mode)} does not exist for {variable.name!r}, a "
+            f"{AssignMode.Name(mode)} does not exist for {variable.name!r}, a "
             f"{variable.value.dtype}: {reason}",
             variable=variable.name,
         )
@@ -194,7 +204,7 @@ def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
 
 
 @cache
-def _inability(mode: pb.AssignMode.ValueType, dtype: torch.dtype) -> str:
+def _inability(mode: AssignMode.ValueType, dtype: torch.dtype) -> str:
     """Return why a dtype does not support an operation; "" if it does."""
     scratch = torch.empty(0, dtype=dtype)
     try:

@@ -18,7 +18,7 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_proto.errors import CancelledError, InvalidArgumentError, SupersededError
-from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_CLIENT, ROLE_WORKER, Role
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_COORDINATOR, ROLE_WORKER, Role
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -44,7 +44,7 @@ class Programs:
         self._groups: list[ServerGroup] = []
 
     def candidate(self, program: bytes) -> Candidate:
-        identity = Identity(ROLE_CLIENT, token=TOKEN, outlives_servers=True)
+        identity = Identity(ROLE_COORDINATOR, token=TOKEN, outlives_servers=True)
         group = ServerGroup([each.address for each in self._servers], identity)
         self._groups.append(group)
         return Candidate(group, program, f"program {program.hex()[:4]}")
@@ -105,7 +105,7 @@ def test_servers_refuse_a_program_that_was_not_heard_of_and_its_workers(
     first, second = programs.candidate(FIRST), programs.candidate(SECOND)
     first.await_turn()
     with ExitStack() as stack:
-        theirs = [stack.enter_context(connection_of(each, FIRST, role)) for each in servers]
+        theirs = [stack.enter_context(connection_of(each, FIRST)) for each in servers]
         for connection in theirs:
             make(connection, "v", torch.zeros(2))
         first.close()  # as if it had ended without a word

@@ -11,7 +11,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.variables import Writing, assign, delete
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from tests.client.clusters import running
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stratagem import AbortedError, ParameterServerStrategy
+from stratagem import AbortedError, DeadlineExceededError, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.pending import Pending
@@ -30,11 +30,11 @@ class Vanished(Exception):
 
 
 class Fate:
-    """Ends a worker in place of its request of some number, counted from 0."""
+    """Ends a worker in place of a request: of some number, counted from 0, or of some method."""
 
-    def __init__(self, worker: Pair, number: int) -> None:
+    def __init__(self, worker: Pair, before: int | str) -> None:
         self.sent: list[str] = []
-        self._number = number
+        self._before = before
         self._pending: list[Pending[Any]] = []
         patch = pytest.MonkeyPatch()
         extended = worker.strategy.extended
@@ -46,7 +46,7 @@ class Fate:
     def _start(
         self, connection: Connection, request: Request[Any], style: Style = Style.SENT
     ) -> Pending[Any]:
-        if len(self.sent) == self._number:
+        if self._before in (len(self.sent), request.method):
             for pending in self._pending:
                 # What was sent has arrived.
                 if pending._on_outcome is not None:
@@ -59,9 +59,9 @@ class Fate:
         return pending
 
 
-def vanish(worker: Pair, number: int) -> tuple[list[str], bool]:
+def vanish(worker: Pair, before: int | str) -> tuple[list[str], bool]:
     """Has a worker end in its step; returns what it had sent, and if that was all."""
-    fate = Fate(worker, number)
+    fate = Fate(worker, before)
     try:
         worker.complete()
     except Vanished:
@@ -147,12 +147,31 @@ def test_a_snapshot_has_a_step_on_all_servers_or_on_none() -> None:
         resolver = SimpleClusterResolver(cluster.spec, task_type="evaluator", task_id=0)
         with ParameterServerStrategy(resolver, token=TOKEN) as strategy:
             reader = Pair(strategy)
+            closed = sent.count("CommitContribution") == 2
+            # An evaluator changes nothing, and leaves it to the other worker to finish the step.
+            finishing = first.thread.submit(first.values) if closed else None
             with strategy.snapshot():
                 seen = reader.values()
-        closed = sent.count("CommitContribution") == 2
+        if finishing is not None:
+            assert finishing.result(60.0) == two
         assert seen == (two if closed else pytest.approx([-0.6, -0.8], rel=1e-5))
 
     vanishings(check)
+
+
+def test_an_evaluator_names_the_step_that_it_leaves_to_others_to_finish() -> None:
+    with running(num_servers=2) as cluster, ExitStack() as stack:
+        vanish(Pair(stack.enter_context(cluster.strategy(consistency="sync"))), "FinishStep")
+        resolver = SimpleClusterResolver(cluster.spec, task_type="evaluator", task_id=0)
+        impatient = ParameterServerStrategy(resolver, token=TOKEN, peer_seconds=0.1)
+        reader = Pair(stack.enter_context(impatient))
+        left = "step 1 of 'SGD' is not finished on all servers"
+        with pytest.raises(DeadlineExceededError, match=left), impatient.snapshot():
+            pass
+        again = Pair(stack.enter_context(cluster.strategy(consistency="sync")))
+        again.complete()
+        with impatient.snapshot():
+            assert reader.values() == again.values()
 
 
 def test_a_checkpoint_has_what_a_worker_left_closed(tmp_path: Path) -> None:

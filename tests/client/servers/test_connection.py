@@ -26,9 +26,6 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1.parameter_server_pb2 import (
-    ASSIGN_MODE_ADD,
-)
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -36,6 +33,7 @@ from stratagem_proto.v1.session_pb2 import (
     HeartbeatRequest,
 )
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of

@@ -16,9 +16,7 @@ from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import (
     ForkedProcessError,
 )
-from stratagem_proto.v1.parameter_server_pb2 import (
-    ASSIGN_MODE_ADD,
-)
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import (

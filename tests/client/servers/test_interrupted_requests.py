@@ -20,8 +20,8 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.variables import Writing, assign, create
 from stratagem._ps_client.step_count import StepCount
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

@@ -15,7 +15,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem.coordinator import ClusterCoordinator
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.servers.moving_servers import (

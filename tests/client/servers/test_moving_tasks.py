@@ -18,6 +18,7 @@ from stratagem import (
     FailedPreconditionError,
     NotFoundError,
     ParameterServerStrategy,
+    PermissionDeniedError,
     TaskMove,
     UnavailableError,
     Variable,
@@ -260,6 +261,18 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         assert "has --failover-seconds 2, but the primary 1" in str(refused.value)
         unlike.stop(grace=0)
         assert {n: tasks for n, tasks in tasks_of(strategy).items() if n <= SERVERS} == before
+
+
+def test_only_the_chief_moves_tasks_and_every_task_may_look(servers: MovableServers) -> None:
+    cluster = Cluster(servers.addresses, 2)
+    with filled(servers) as chief, cluster.strategy(1) as worker:
+        before = tasks_of(chief)
+        assert tasks_of(worker) == before
+        with pytest.raises(PermissionDeniedError, match="not for /job:worker/task:1"):
+            worker.servers.drain(2)
+        assert not servers.described(2).is_draining
+        assert tasks_of(chief) == before
+        assert chief.servers.drain(2) == [TaskMove(2, 2, 0)]
 
 
 def test_the_last_server_is_not_drained(servers: MovableServers) -> None:

@@ -27,6 +27,7 @@ from stratagem_proto.sockets.frames import FrameKind, prefix
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, AssignHeader, Assignment
 from stratagem_proto.wire import segment
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.wire.tensors import spec_of
@@ -311,9 +312,9 @@ def test_a_place_that_does_not_fit_is_refused(
     with served() as (_, connection):
         make(connection, "v", value)
         key = connection.open().next_key(connection._steps)
-        header = pb.AssignHeader(
+        header = AssignHeader(
             key=key,
-            assignments=[pb.Assignment(variable="v", mode=pb.ASSIGN_MODE_ADD)],
+            assignments=[Assignment(variable="v", mode=ASSIGN_MODE_ADD)],
             tensors=[spec_of(value)],
         )
         link = SocketLink(place_of(connection))

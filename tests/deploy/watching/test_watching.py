@@ -27,7 +27,7 @@ from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.live import show
 from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.serving.figures import Distribution
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -88,7 +88,7 @@ def test_the_status_of_a_server_is_told_in_words(trained: ParameterServer, token
 
 
 def test_the_program_that_coordinates_is_named(trained: ParameterServer, token_file: str) -> None:
-    servers = ServerGroup([trained.address], Identity(ROLE_CLIENT, token=TOKEN))
+    servers = ServerGroup([trained.address], Identity(ROLE_COORDINATOR, token=TOKEN))
     candidate = Candidate(servers, os.urandom(16), "process 7 of elsewhere")
     candidate.await_turn()
     _, output = told(token_file, "status", trained.address, "--json")

@@ -15,9 +15,17 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.checkpoint_pb2 import HoldStepsRequest, HoldStepsResponse
+from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_MULTIPLY,
+    ASSIGN_MODE_SET,
+    AssignHeader,
+    Assignment,
+    AssignMode,
+    AssignResponse,
+)
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -46,7 +54,7 @@ def assignment(
     client: RawClient,
     sequence: int,
     number: int,
-    mode: pb.AssignMode.ValueType = pb.ASSIGN_MODE_ADD,
+    mode: AssignMode.ValueType = ASSIGN_MODE_ADD,
     acknowledged: int = 0,
     name: str = "n",
 ) -> list[bytes]:
@@ -55,13 +63,13 @@ def assignment(
     key = session_pb2.RequestKey(
         session_id=client.session_id, sequence=sequence, acknowledged=acknowledged
     )
-    item = pb.Assignment(variable=name, mode=mode, value=0)
-    header = pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+    item = Assignment(variable=name, mode=mode, value=0)
+    header = AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
     return encoded(header, [value])
 
 
 def send(client: RawClient, messages: list[bytes]) -> list[int]:
-    return list(client.upload("Assign", messages, pb.AssignResponse).versions)
+    return list(client.upload("Assign", messages, AssignResponse).versions)
 
 
 def value(client: RawClient) -> int:
@@ -88,7 +96,7 @@ def test_requests_are_applied_in_the_order_of_their_numbers(
     client: RawClient,
 ) -> None:
     """They "are applied in order": 0 + 5 comes before the multiplication by 3."""
-    second = assignment(client, 3, 3, pb.ASSIGN_MODE_MULTIPLY)
+    second = assignment(client, 3, 3, ASSIGN_MODE_MULTIPLY)
     with ThreadPoolExecutor(1) as threads:
         early = threads.submit(send, client, second)
         assert send(client, assignment(client, 2, 5)) == [2]
@@ -161,8 +169,8 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         other.open()
         other.create(w=value)
         before = other.everything()
-        item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-        header = pb.AssignHeader(key=vanishing.key(), assignments=[item], tensors=[spec_of(value)])
+        item = Assignment(variable="w", mode=ASSIGN_MODE_SET, value=0)
+        header = AssignHeader(key=vanishing.key(), assignments=[item], tensors=[spec_of(value)])
         messages = encoded(header, [value * 2], chunk_bytes=1 << 16)
         upload = Upload(vanishing, messages)
         eventually(lambda: status_of(other).parameter_server.staged.used > 0)
@@ -173,15 +181,15 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         eventually(lambda: not refused(other, key, value))
         assert other.everything()["w"] == (2, before["w"][1])
         # The vanished request was not applied and may still come.
-        vanishing.upload("Assign", messages, pb.AssignResponse)
+        vanishing.upload("Assign", messages, AssignResponse)
         assert other.everything()["w"][0] == 3
 
 
 def refused(client: RawClient, key: session_pb2.RequestKey, value: torch.Tensor) -> bool:
-    item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-    header = pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+    item = Assignment(variable="w", mode=ASSIGN_MODE_SET, value=0)
+    header = AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
     try:
-        client.upload("Assign", encoded(header, [value]), pb.AssignResponse)
+        client.upload("Assign", encoded(header, [value]), AssignResponse)
     except ResourceExhaustedError:
         return True
     return False
@@ -190,10 +198,10 @@ def refused(client: RawClient, key: session_pb2.RequestKey, value: torch.Tensor)
 def test_a_step_of_a_session_that_ended_while_its_data_came_is_not_begun(
     client: RawClient, server: ParameterServer
 ) -> None:
-    value, item = torch.ones(COUNT, dtype=torch.int64), pb.Assignment(variable="n")
+    value, item = torch.ones(COUNT, dtype=torch.int64), Assignment(variable="n")
     key = client.key()
     key.step = 1
-    header = pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+    header = AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
     upload = Upload(client, encoded(header, [value], chunk_bytes=1 << 16))
     with RawClient(server.address, TOKEN) as other:
         other.open()

@@ -12,7 +12,11 @@ from google.protobuf.message_factory import GetMessageClass
 from stratagem_proto.v1 import checkpoint_pb2, closure_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import InputBinding
-from stratagem_proto.v1.variable_requests_pb2 import DeleteVariablesRequest
+from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
+    Assignment,
+    DeleteVariablesRequest,
+)
 from stratagem_psserver.exactly_once.intents import Mutation, intent_of
 
 
@@ -28,8 +32,8 @@ def numbered() -> Iterator[Descriptor]:
                     yield message
 
 
-def writing(*names: str) -> pb.AssignHeader:
-    return pb.AssignHeader(assignments=[pb.Assignment(variable=one) for one in names])
+def writing(*names: str) -> AssignHeader:
+    return AssignHeader(assignments=[Assignment(variable=one) for one in names])
 
 
 @pytest.mark.parametrize("message", [*numbered()], ids=lambda message: message.name)

@@ -11,13 +11,18 @@ from google.protobuf.message import Message
 
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.wire.asking import asking
+from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR, OpenSessionRequest
 from stratagem_psserver.moves.calls import SERVICE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 from tests.waiting import eventually
+
+
+def asking() -> OpenSessionRequest:
+    return OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_OPERATOR)
+
 
 _Response = TypeVar("_Response", bound=Message)
 

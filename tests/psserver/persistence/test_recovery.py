@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -97,7 +98,7 @@ def test_what_earlier_processes_have_logged_counts_as_well(folder: Path) -> None
     ):
         first = segments(left)[0]
         while first.exists():
-            again.assign("v", torch.ones(1), pb.ASSIGN_MODE_SET, torch.zeros(1, dtype=torch.int64))
+            again.assign("v", torch.ones(1), ASSIGN_MODE_SET, torch.zeros(1, dtype=torch.int64))
     # The file of a segment that was used before has its size.
     assert sum(path.stat().st_size for path in segments(left)) <= most
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_SET,
+    AssignHeader,
+    Assignment,
+    AssignResponse,
+)
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.persistence.images import Moment
@@ -142,13 +148,11 @@ def test_restorations_are_announced_in_their_order_by_who_gets_an_image(tmp_path
 
 def scheduled(client: RawClient, coordinator: bytes) -> None:
     """Adds one to "w" as the first function of a coordinator does."""
-    written = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_ADD, value=0)
-    header = pb.AssignHeader(
-        key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))]
-    )
+    written = Assignment(variable="w", mode=ASSIGN_MODE_ADD, value=0)
+    header = AssignHeader(key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))])
     header.key.closure.identity.space, header.key.closure.identity.number = coordinator, 1
     header.key.closure.ordinal = 1
-    client.upload("Assign", encoded(header, [torch.ones(3)]), pb.AssignResponse)
+    client.upload("Assign", encoded(header, [torch.ones(3)]), AssignResponse)
 
 
 def test_a_function_that_runs_again_and_changes_nothing_makes_no_difference(
@@ -171,12 +175,10 @@ async def end_request(mutations: Mutations, state: ServerState) -> None:
     state.waits.changed("image")
 
 
-def told_late(client: RawClient) -> pb.AssignHeader:
+def told_late(client: RawClient) -> AssignHeader:
     """A request by which the server learns what its client has done before."""
-    written = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
-    header = pb.AssignHeader(
-        key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))]
-    )
+    written = Assignment(variable="w", mode=ASSIGN_MODE_SET, value=0)
+    header = AssignHeader(key=client.key(), assignments=[written], tensors=[spec_of(torch.ones(3))])
     header.key.finished, header.key.report = 7, report('{"a": 1}')
     return header
 
@@ -195,7 +197,7 @@ def test_what_a_request_tells_that_waits_for_the_comparison_makes_no_difference(
             comparing = threads.submit(compared, primary)
             eventually(lambda: mutations._paused is not None)
             request = encoded(told_late(client), [torch.ones(3)])
-            waiting = threads.submit(client.upload, "Assign", request, pb.AssignResponse)
+            waiting = threads.submit(client.upload, "Assign", request, AssignResponse)
             eventually(lambda: bool(mutations._paused))
             primary._loop.run(end_request(mutations, primary._state))
             assert comparing.result() > 0

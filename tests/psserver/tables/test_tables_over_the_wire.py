@@ -30,6 +30,7 @@ from stratagem_proto.v1.update_program_pb2 import (
 )
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
     DeleteVariablesRequest,
     DeleteVariablesResponse,
     DescribeVariablesRequest,
@@ -107,7 +108,7 @@ def test_rows_of_a_huge_table_are_read_assigned_and_stepped(client: RawClient) -
     client.assign(
         "users",
         torch.ones(2, 16),
-        mode=pb.ASSIGN_MODE_ADD,
+        mode=ASSIGN_MODE_ADD,
         rows=torch.tensor([7, 7]),
     )
     gradients = {"users": ([999_999_999], torch.ones(1, 16))}

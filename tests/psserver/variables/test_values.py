@@ -23,6 +23,18 @@ from stratagem_proto.v1.tensor_pb2 import (
     DATA_TYPE_FLOAT32,
     DataType,
 )
+from stratagem_proto.v1.variable_requests_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_DIVIDE,
+    ASSIGN_MODE_MAXIMUM,
+    ASSIGN_MODE_MINIMUM,
+    ASSIGN_MODE_MULTIPLY,
+    ASSIGN_MODE_SET,
+    ASSIGN_MODE_SUBTRACT,
+    ASSIGN_MODE_UNSPECIFIED,
+    Assignment,
+    AssignMode,
+)
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.variables.assignments import prepare
 from stratagem_psserver.variables.read_plans import ReadPlan
@@ -32,14 +44,14 @@ from tests.psserver.wire import indices, model_spec
 
 pytestmark = pytest.mark.plain_servers_too
 
-MODES: dict[pb.AssignMode.ValueType, Callable[[Any, Any], Any]] = {
-    pb.ASSIGN_MODE_SET: lambda old, new: new,
-    pb.ASSIGN_MODE_ADD: lambda old, new: old + new,
-    pb.ASSIGN_MODE_SUBTRACT: lambda old, new: old - new,
-    pb.ASSIGN_MODE_MULTIPLY: lambda old, new: old * new,
-    pb.ASSIGN_MODE_DIVIDE: lambda old, new: old / new,
-    pb.ASSIGN_MODE_MINIMUM: min,
-    pb.ASSIGN_MODE_MAXIMUM: max,
+MODES: dict[AssignMode.ValueType, Callable[[Any, Any], Any]] = {
+    ASSIGN_MODE_SET: lambda old, new: new,
+    ASSIGN_MODE_ADD: lambda old, new: old + new,
+    ASSIGN_MODE_SUBTRACT: lambda old, new: old - new,
+    ASSIGN_MODE_MULTIPLY: lambda old, new: old * new,
+    ASSIGN_MODE_DIVIDE: lambda old, new: old / new,
+    ASSIGN_MODE_MINIMUM: min,
+    ASSIGN_MODE_MAXIMUM: max,
 }
 
 
@@ -181,11 +193,11 @@ def test_only_a_newer_version_is_wanted() -> None:
 
 def write(
     store: VariableStore,
-    mode: pb.AssignMode.ValueType,
+    mode: AssignMode.ValueType,
     value: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> None:
-    item = pb.Assignment(variable="w", mode=mode, value=0)
+    item = Assignment(variable="w", mode=mode, value=0)
     if rows is not None:
         item.rows = 1
     tensors = [value] if rows is None else [value, rows]
@@ -195,7 +207,7 @@ def write(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_assignment_combines_the_present_value_with_the_new(
-    mode: pb.AssignMode.ValueType,
+    mode: AssignMode.ValueType,
 ) -> None:
     old, new = torch.tensor([6.0, -2.0]), torch.tensor([3.0, 4.0])
     store, variable = hosting(old)
@@ -209,7 +221,7 @@ def test_an_assignment_combines_the_present_value_with_the_new(
     updates=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12),
 )
 def test_repeated_rows_accumulate_in_the_order_given(
-    mode: pb.AssignMode.ValueType, updates: list[tuple[int, int]]
+    mode: AssignMode.ValueType, updates: list[tuple[int, int]]
 ) -> None:
     """The contract: "Repeated rows accumulate in the order given"."""
     store, variable = hosting(torch.full((4, 1), 64.0))
@@ -225,20 +237,20 @@ def test_repeated_rows_accumulate_in_the_order_given(
 @pytest.mark.parametrize(
     ("value", "rows", "mode", "error"),
     [
-        (torch.zeros(3, 2), None, pb.ASSIGN_MODE_SET, InvalidArgumentError),
-        (torch.zeros(4, 2).double(), None, pb.ASSIGN_MODE_SET, InvalidTypeError),
-        (torch.zeros(4, 2), None, pb.ASSIGN_MODE_UNSPECIFIED, InvalidArgumentError),
-        (torch.zeros(1, 2), torch.tensor([9]), pb.ASSIGN_MODE_SET, RowIndexError),
+        (torch.zeros(3, 2), None, ASSIGN_MODE_SET, InvalidArgumentError),
+        (torch.zeros(4, 2).double(), None, ASSIGN_MODE_SET, InvalidTypeError),
+        (torch.zeros(4, 2), None, ASSIGN_MODE_UNSPECIFIED, InvalidArgumentError),
+        (torch.zeros(1, 2), torch.tensor([9]), ASSIGN_MODE_SET, RowIndexError),
         (
             torch.zeros(2, 2),
             torch.tensor([1]),
-            pb.ASSIGN_MODE_SET,
+            ASSIGN_MODE_SET,
             InvalidArgumentError,
         ),
         (
             torch.zeros(1, 2),
             torch.tensor([1.0]),
-            pb.ASSIGN_MODE_SET,
+            ASSIGN_MODE_SET,
             InvalidArgumentError,
         ),
     ],
@@ -246,7 +258,7 @@ def test_repeated_rows_accumulate_in_the_order_given(
 def test_a_write_that_does_not_fit_names_the_variable_and_changes_nothing(
     value: torch.Tensor,
     rows: torch.Tensor | None,
-    mode: pb.AssignMode.ValueType,
+    mode: AssignMode.ValueType,
     error: type[StratagemError],
 ) -> None:
     store, variable = hosting(torch.ones(4, 2))
@@ -258,13 +270,13 @@ def test_a_write_that_does_not_fit_names_the_variable_and_changes_nothing(
 @pytest.mark.parametrize(
     ("dtype", "mode"),
     [
-        (torch.int64, pb.ASSIGN_MODE_DIVIDE),
-        (torch.bool, pb.ASSIGN_MODE_SUBTRACT),
-        (torch.complex64, pb.ASSIGN_MODE_MAXIMUM),
+        (torch.int64, ASSIGN_MODE_DIVIDE),
+        (torch.bool, ASSIGN_MODE_SUBTRACT),
+        (torch.complex64, ASSIGN_MODE_MAXIMUM),
     ],
 )
 def test_an_operation_that_the_dtype_lacks_is_refused(
-    dtype: torch.dtype, mode: pb.AssignMode.ValueType
+    dtype: torch.dtype, mode: AssignMode.ValueType
 ) -> None:
     store, _ = hosting(torch.zeros(2, dtype=dtype))
     with pytest.raises(InvalidTypeError, match="does not exist"):
@@ -273,6 +285,6 @@ def test_an_operation_that_the_dtype_lacks_is_refused(
 
 def test_an_assignment_names_a_tensor_that_travels_with_it() -> None:
     store, _ = hosting(torch.zeros(2))
-    item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=1)
+    item = Assignment(variable="w", mode=ASSIGN_MODE_SET, value=1)
     with pytest.raises(InvalidArgumentError, match="tensor 1 of 1"):
         prepare(store, [item], [torch.zeros(2)])

@@ -11,8 +11,8 @@ import torch
 from stratagem._ps_client.requests import coordination, reads, variables
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD, ASSIGN_MODE_SET
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, ASSIGN_MODE_SET
 from stratagem_proto.wire.tensors import spec_of
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.programs.digits import MOST, digits_of, faults_of, times, vector

@@ -15,8 +15,8 @@ from stratagem._ps_client.requests.coordination import DataPass
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.programs.adding import spec
 from tests.simulation.programs.digits import faults_of, vector

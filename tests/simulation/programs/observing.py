@@ -18,7 +18,7 @@ from stratagem._ps_client.requests import checkpoints, reads, variables
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.programs.adding import spec
 from tests.simulation.programs.digits import MOST, digits_of, vector

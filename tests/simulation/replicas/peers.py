@@ -13,7 +13,7 @@ import grpc
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.server_status import SERVICE
 from tests.simulation.network import Delivery, Network, Sent
@@ -247,6 +247,6 @@ async def _asked(
 
 def asking(network: Network, who: str, target: SimulatedReplica, seconds: float) -> Delivery:
     """Ask a replica for its status, which is to come in so many seconds."""
-    handshake = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
+    handshake = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_OBSERVER)
     request = GetStatusRequest(asking=handshake).SerializeToString()
     return network.begin(who, target, Sent(f"/{SERVICE}/GetStatus", [request]), seconds)

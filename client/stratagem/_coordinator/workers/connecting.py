@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 from stratagem._cluster.membership import COORDINATOR
@@ -18,7 +19,7 @@ from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.link import WorkerLink, task_at
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.wire.channel import Deadlines
 
 
@@ -167,7 +168,7 @@ def worker_at(address: str, strategy: ParameterServerStrategy) -> int:
 def _identity_of(strategy: ParameterServerStrategy) -> Identity:
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    return extended._store.servers.identity
+    return replace(extended._store.servers.identity, role=ROLE_COORDINATOR)
 
 
 def completion_reporter(

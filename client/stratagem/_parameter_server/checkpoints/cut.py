@@ -12,7 +12,7 @@ from typing import Any
 
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.global_norm import finish_all
+from stratagem._parameter_server.pushing.global_norm import finish_all, first_unfinished
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import (
     close_snapshot,
@@ -29,6 +29,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
+from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR
 
 # Time that a server may take to answer how far clients are.
 _LOOK_SECONDS = 0.05
@@ -73,9 +74,7 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     with Wait(servers.identity.name, awaited.subject, seconds, awaited):
         while True:
             name = secrets.token_bytes(SESSION_ID_BYTES)
-            # No worker's step is under way any more that one has left half finished.
-            finish_all(servers)
-            found = _attempt(servers, name, mark)
+            found = _left_unfinished(servers) or _attempt(servers, name, mark)
             if isinstance(found, Cut):
                 return found
             busy[:] = found.busy
@@ -99,6 +98,20 @@ class _Miss:
 
     why: str
     busy: Sequence[AwaitedTask] = ()
+
+
+def _left_unfinished(servers: ServerGroup) -> _Miss | None:
+    """Finish steps that a worker has left half finished, or return which one others have to."""
+    if servers.identity.role != ROLE_EVALUATOR:
+        finish_all(servers)
+        return None
+    step = first_unfinished(servers)
+    if step is None:
+        return None
+    return _Miss(
+        f"step {step.step} of {step.group!r} is not finished on all servers, and an evaluator "
+        "leaves that to the tasks that train; see that one of them goes on"
+    )
 
 
 def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | _Miss:

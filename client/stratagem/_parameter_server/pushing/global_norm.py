@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import describe
@@ -24,6 +24,17 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
     Raises:
         NonFiniteGradientError: A gradient is not finite, and the limits want no such.
     """
+    for step, norm in _unfinished(servers, mark, wait):
+        servers.together({server: finish_step(step, norm) for server in servers.used})
+
+
+def _unfinished(
+    servers: ServerGroup, mark: StepMark, wait: float = 0.0
+) -> Iterator[tuple[StepMark, GlobalNorm]]:
+    """Yield the steps of a group, up to one, that all servers have closed, unless all are finished.
+
+    The norm of each comes with it.
+    """
     answers = servers.together({server: closed_steps(mark, wait) for server in servers.used})
     known = [answers[server] for server in sorted(answers)]
     numbers = {number for one in known for number, share in one.items() if not share.finished}
@@ -31,8 +42,7 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
         shares = [one[number] for one in known if number in one]
         if len(shares) < len(known):
             return
-        step, norm = StepMark(group=mark.group, step=number), _norm(shares)
-        servers.together({server: finish_step(step, norm) for server in answers})
+        yield StepMark(group=mark.group, step=number), _norm(shares)
 
 
 def finish_all(servers: ServerGroup) -> None:
@@ -41,10 +51,21 @@ def finish_all(servers: ServerGroup) -> None:
     A worker that has ended may have told only some of the servers. A task that may not call all of
     them leaves that to others.
     """
-    if len(servers.called) < len(servers.used):
-        return
-    for group in servers.call(servers.used[0], describe()):
-        finish(servers, StepMark(group=group.group, step=_LAST))
+    for mark in _groups(servers):
+        finish(servers, mark)
+
+
+def first_unfinished(servers: ServerGroup) -> StepMark | None:
+    """Return a step that `finish_all` would finish; None if there is none."""
+    steps = (step for mark in _groups(servers) for step, _ in _unfinished(servers, mark))
+    return next(steps, None)
+
+
+def _groups(servers: ServerGroup) -> Iterator[StepMark]:
+    """Yield the last step of each group, if this task may call all servers."""
+    if len(servers.called) == len(servers.used):
+        for group in servers.call(servers.used[0], describe()):
+            yield StepMark(group=group.group, step=_LAST)
 
 
 def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:

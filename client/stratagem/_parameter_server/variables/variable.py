@@ -20,7 +20,14 @@ from stratagem._parameter_server.variables.shards import Rows
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
-from stratagem_proto.v1.parameter_server_pb2 import (
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_MODEL,
+    Aggregation,
+    Partition,
+    Synchronization,
+    VariableSpec,
+)
+from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,
     ASSIGN_MODE_MAXIMUM,
@@ -29,13 +36,6 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_SET,
     ASSIGN_MODE_SUBTRACT,
     AssignMode,
-)
-from stratagem_proto.v1.variable_pb2 import (
-    VARIABLE_KIND_MODEL,
-    Aggregation,
-    Partition,
-    Synchronization,
-    VariableSpec,
 )
 from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of

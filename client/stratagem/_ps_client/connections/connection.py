@@ -78,7 +78,9 @@ class Connection:
         The address may list those of its replicas. Where it is now is said by `directory`; by
         default it stays where it was.
         """
-        self.route = ServerRoute(task, address, directory, identity.token)
+        self.route = ServerRoute(
+            task, address, directory or TaskDirectory(task, identity), identity.token
+        )
         self.experience = Experience()
         self.peer = self.route.peer
         self.deadlines = deadlines

@@ -9,8 +9,9 @@ import grpc
 
 from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.connections.primary_search import Primary
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_proto.wire.asking import Answer, Question, asking
+from stratagem_proto.wire.asking import Answer, Question
 from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
@@ -25,7 +26,7 @@ class TaskDirectory:
 
     Args:
         task: The index of the task in the job ps.
-        token: The secret of the cluster.
+        identity: Who asks.
         locate: Returns the address that the program knows of, "" if it knows of none.
         servers: Returns the addresses of servers that may know where the task has moved.
     """
@@ -33,11 +34,12 @@ class TaskDirectory:
     def __init__(
         self,
         task: int,
-        token: str,
+        identity: Identity,
         locate: Callable[[], str] = str,
         servers: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        self._task, self._servers, self._token = task, servers, token
+        self._task, self._servers = task, servers
+        self._asking = handshake(identity, identifier=b"")
         self.located = locate
 
     def find(self, epoch: int) -> Primary | None:
@@ -61,10 +63,10 @@ class TaskDirectory:
         latest = max(found, key=lambda each: each.epoch, default=None)
         return latest if latest is not None and latest.epoch >= epoch else None
 
-
-def _asked(channel: grpc.Channel, token: str, task: int) -> Answer[pb.LocateTasksResponse]:
-    request = pb.LocateTasksRequest(asking=asking(), tasks=[task])
-    return Answer(channel, Question(_PATH, request, pb.LocateTasksResponse), token, _SECONDS)
+    def _asked(self, channel: grpc.Channel) -> Answer[pb.LocateTasksResponse]:
+        request = pb.LocateTasksRequest(asking=self._asking, tasks=[self._task])
+        question = Question(_PATH, request, pb.LocateTasksResponse)
+        return Answer(channel, question, self._token, _SECONDS)
 
 
 def _primary(call: Answer[pb.LocateTasksResponse]) -> Primary | None:

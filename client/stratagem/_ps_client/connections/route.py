@@ -71,7 +71,7 @@ class ServerRoute:
         self,
         task: int,
         address: str,
-        directory: TaskDirectory | None = None,
+        directory: TaskDirectory,
         token: str = "",
     ) -> None:
         """Describe the server; send nothing.
@@ -79,7 +79,7 @@ class ServerRoute:
         Args:
             task: Its index in the job ps.
             address: Its address, or those of its replicas with commas between them.
-            directory: Says where it is now; by default nobody can.
+            directory: Says where it is now.
             token: The secret by which replicas are asked which one serves.
         """
         self._index, self._task = task, f"/job:ps/task:{task}"
@@ -89,7 +89,7 @@ class ServerRoute:
         self.awaited: set[AwaitedAttempt] = set()
         self.reigns = 0
         self.has_backup = True
-        self._directory, self._token = directory or TaskDirectory(task, token), token
+        self._directory, self._token = directory, token
         self._epoch, self._instance = 0, b""
         self._failed_at = -_AGAIN_SECONDS
         self._looks_from, self._searches = 0.0, 0

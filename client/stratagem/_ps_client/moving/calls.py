@@ -9,10 +9,11 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.wire.asking import Answer, Question, asking
+from stratagem_proto.wire.asking import Answer, Question
 from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -30,11 +31,11 @@ class ServerCalls:
     """Calls servers by their addresses.
 
     Args:
-        token: The secret of the cluster.
+        identity: Who calls.
     """
 
-    def __init__(self, token: str) -> None:
-        self._token, self._asking = token, asking()
+    def __init__(self, identity: Identity) -> None:
+        self._token, self._asking = identity.token, handshake(identity, identifier=b"")
 
     def describe(
         self, addresses: Iterable[str]

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.moving.calls import ServerCalls
 from stratagem._ps_client.moving.plan import (
     TaskLoad,
@@ -41,14 +42,14 @@ class Servers:
 
     __module__ = "stratagem"
 
-    def __init__(self, addresses: Callable[[], Iterable[str]], token: str) -> None:
+    def __init__(self, addresses: Callable[[], Iterable[str]], identity: Identity) -> None:
         """Ask nothing yet.
 
         Args:
             addresses: Returns where some servers are, or were, each as "host:port".
-            token: The secret of the cluster.
+            identity: Who asks.
         """
-        self._addresses, self._calls = addresses, ServerCalls(token)
+        self._addresses, self._calls = addresses, ServerCalls(identity)
         self._added: list[str] = []
 
     def report(self, seconds: float = 1.0) -> Sequence[ServerTasks]:
@@ -91,6 +92,7 @@ class Servers:
             FailedPreconditionError: It is the last one, or a task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         survey = self._quiet()
         number = survey.number_of(server)
@@ -127,6 +129,7 @@ class Servers:
                 move, or all servers have no more than one task with variables.
             UnavailableError: It, or a server that serves tasks, does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         before = self._quiet()
         found = self._newcomer(address, before)
@@ -155,6 +158,7 @@ class Servers:
             FailedPreconditionError: A task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
+            PermissionDeniedError: This is the program of a worker or an evaluator.
         """
         survey = self._quiet()
         moves = self._balanced(survey, survey.willing)

@@ -10,15 +10,13 @@ import torch
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
-from stratagem_proto.v1.parameter_server_pb2 import (
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     Assignment,
     AssignMode,
     AssignResponse,
-)
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind, VariableSpec
-from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesResponse,
     DeleteVariablesRequest,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from stratagem_proto.errors import FailedPreconditionError, UnavailableError
-from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.v1.arbitration_pb2 import (
     Answer,
     ArbitrateRequest,
@@ -96,23 +95,18 @@ class ChiefArbiter:
         reason = self._office.delay or "see that it is not suspended"
         return f"{self._office.name} has not answered {label} within {self._seconds:g} s: {reason}"
 
-    async def serve(
-        self, call: ChiefCall, replica: Callable[[], Replica], handshakes: Handshakes
-    ) -> None:
+    async def serve(self, call: ChiefCall, replica: Callable[[], Replica]) -> None:
         """Be called by a chief, until one of the two ends it.
 
         Args:
             call: The call.
             replica: Returns the replica, with the state that it has at the moment.
-            handshakes: Those of this server.
 
         Raises:
             FailedPreconditionError: Another chief decides, or this is not the chief of the task.
-            UnauthenticatedError: It does not know the cluster's token.
             StratagemError: It may not call.
         """
         introduction = (await call.receive()).introduction
-        await handshakes.check(introduction.asking, "Arbitrate")
         require_chief(introduction, self._settings)
         office = self._enter(introduction)
         office.post(ArbitrateResponse(report=self._pledge.report(replica())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.arbitration_pb2 import ChiefIntroduction
-from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
+from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.settings import ServerSettings
 
 
@@ -35,16 +35,11 @@ def require_chief(introduction: ChiefIntroduction, settings: ServerSettings) -> 
 
     Raises:
         InvalidArgumentError: It does not say who it is.
-        FailedPreconditionError: It is not the chief, or not of a cluster with these replicas.
+        FailedPreconditionError: It is not of a cluster with these replicas.
     """
     name = name_of(introduction)
     if len(introduction.chief) != SESSION_ID_BYTES:
         raise InvalidArgumentError(f"{name} has no number of {SESSION_ID_BYTES} bytes")
-    if introduction.asking.role != ROLE_CHIEF:
-        raise FailedPreconditionError(
-            f"{name} is not the chief of its cluster, and cannot decide which replica of "
-            f"{settings.label} serves"
-        )
     called = introduction.server
     if called != Task(job=settings.job, index=settings.task):
         raise FailedPreconditionError(

@@ -164,7 +164,7 @@ def introduced(role: Role.ValueType = CHIEF.role) -> ChiefIntroduction:
 
 @pytest.mark.parametrize("role", [ROLE_WORKER, ROLE_EVALUATOR])
 def test_who_is_not_the_chief_does_not_decide(both: Pair, role: Role.ValueType) -> None:
-    assert "is not the chief of its cluster" in call(both.servers[0], introduced(role))
+    assert "Arbitrate is not for /job:chief/task:0" in call(both.servers[0], introduced(role))
 
 
 def test_a_chief_of_another_cluster_is_refused_by_name(both: Pair) -> None:

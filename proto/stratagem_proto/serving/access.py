@@ -1,0 +1,131 @@
+"""Which roles may call an RPC, as its option in the contract says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Protocol, TypeAlias
+
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+
+from stratagem_proto.errors import InternalError, PermissionDeniedError
+from stratagem_proto.server_log import printable
+from stratagem_proto.v1 import access_pb2
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Role
+
+_LONGEST_JOB = 60
+
+
+class Caller(Protocol):
+    """Whoever calls an RPC: a session, or what a handshake says."""
+
+    @property
+    def role(self) -> Role.ValueType:
+        """What it is to the cluster."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, for instance "/job:worker/task:1"."""
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """A caller without a session; as in `Caller`."""
+
+    role: Role.ValueType
+    label: str
+
+    @classmethod
+    def by(cls, handshake: OpenSessionRequest) -> Introduced:
+        """Return who a handshake says that it is of."""
+        task = handshake.task
+        job = printable(task.job[:_LONGEST_JOB])
+        label = f"/job:{job}/task:{task.index}" if job else "a program without a task"
+        return cls(handshake.role, label)
+
+
+def name_of(role: Role.ValueType) -> str:
+    """Return the name of a role for people, for instance "worker"."""
+    known = role in Role.values()
+    return Role.Name(role).removeprefix("ROLE_").lower() if known else f"role {role}"
+
+
+class Access:
+    """Who may call an RPC.
+
+    Args:
+        method: The RPC.
+
+    Attributes:
+        roles: The roles of those who may.
+        told: The paths of the fields whose values the log tells with each call.
+        for_anyone: Whether strangers may call it, too.
+
+    Raises:
+        InternalError: The contract does not say.
+    """
+
+    def __init__(self, method: MethodDescriptor) -> None:
+        option = method.GetOptions().Extensions[access_pb2.access]
+        if not (option.roles or option.anyone):
+            raise InternalError(f"{method.full_name} does not say by `access` who may call it")
+        self._rpc, self._allowed = method.name, ", ".join(map(name_of, option.roles))
+        self.roles, self.told = frozenset(option.roles), tuple(option.told)
+        self.for_anyone = option.anyone
+
+    def require(self, caller: Caller) -> None:
+        """Check that a caller may call the RPC.
+
+        Raises:
+            PermissionDeniedError: It may not.
+        """
+        if caller.role in self.roles:
+            return
+        raise PermissionDeniedError(
+            f"{self._rpc} is not for {caller.label}, which has the role {name_of(caller.role)}; "
+            f"roles that may call it: {self._allowed}. Do this in a program that has such a role, "
+            "or correct the task of this one, in TF_CONFIG or its resolver"
+        )
+
+
+Handshake: TypeAlias = Callable[[Any], OpenSessionRequest]
+"""Returns the handshake in a request."""
+
+_HANDSHAKES: dict[str, Handshake] = {
+    "asking": attrgetter("asking"),
+    "open": attrgetter("open.session"),
+    "introduction": attrgetter("introduction.asking"),
+}
+_SESSIONS = {"key": attrgetter("key.session_id"), "session_id": attrgetter("session_id")}
+
+
+def first_message(method: MethodDescriptor) -> Descriptor:
+    """Return what a call begins with: the request, or its header."""
+    header = method.input_type.fields_by_name.get("header")
+    return (header and header.message_type) or method.input_type
+
+
+def handshake_in(first: Descriptor) -> Handshake | None:
+    """Return what finds the handshake in a message; None if it has none."""
+    if first.full_name == OpenSessionRequest.DESCRIPTOR.full_name:
+        return lambda request: request
+    return _found(first, _HANDSHAKES)
+
+
+def session_in(first: Descriptor) -> Callable[[Any], bytes]:
+    """Return what finds the id of the session that a message names.
+
+    Raises:
+        InternalError: It names none.
+    """
+    find = _found(first, _SESSIONS)
+    if find is None:
+        raise InternalError(f"{first.full_name} says neither by a session nor itself who calls")
+    return find
+
+
+def _found(
+    first: Descriptor, ways: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[Any], Any] | None:
+    return next((way for field, way in ways.items() if field in first.fields_by_name), None)

@@ -1,0 +1,134 @@
+"""Who may call an RPC, and what the log tells of its calls, as the contract says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from stratagem_proto.errors import InternalError, PermissionDeniedError
+from stratagem_proto.serving.access import (
+    Access,
+    Introduced,
+    first_message,
+    handshake_in,
+    name_of,
+    session_in,
+)
+from stratagem_proto.serving.audit import facts_of
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_COORDINATOR,
+    ROLE_EVALUATOR,
+    ROLE_OBSERVER,
+    ROLE_UNSPECIFIED,
+    ROLE_WORKER,
+    OpenSessionRequest,
+    Role,
+    Task,
+)
+from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
+from tests.roles import services
+
+METHODS = [method for service in services() for method in service.methods]
+ACCESS = {method.name: Access(method) for method in METHODS}
+WRITES = {
+    "Assign",
+    "BeginSave",
+    "CommitContribution",
+    "CreateVariables",
+    "DeleteVariables",
+    "DrawBatch",
+    "EndClosures",
+    "FinishStep",
+    "OpenPass",
+    "RestoreVariables",
+    "SetConsistency",
+    "SetDraining",
+    "StageVariables",
+    "Succeed",
+    "TakeTask",
+    "Update",
+    "UpdateAndRead",
+    "UpdateNonSlot",
+}
+
+
+def may_call(role: Role.ValueType) -> set[str]:
+    return {name for name, access in ACCESS.items() if role in access.roles}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.full_name)
+def test_every_rpc_says_who_may_call_it_and_who_calls(method: MethodDescriptor) -> None:
+    access, first = Access(method), first_message(method)
+    assert access.roles <= set(Role.values()) - {ROLE_UNSPECIFIED}
+    if handshake_in(first) is None:
+        assert callable(session_in(first))
+
+
+def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
+    file = FileDescriptorProto(name="open.proto", package="open")
+    file.message_type.add(name="Request")
+    file.service.add(name="Door").method.add(
+        name="Enter", input_type=".open.Request", output_type=".open.Request"
+    )
+    pool = DescriptorPool()
+    pool.Add(file)
+    method = pool.FindServiceByName("open.Door").methods_by_name["Enter"]
+    with pytest.raises(InternalError, match=r"open\.Door\.Enter does not say"):
+        Access(method)
+    with pytest.raises(InternalError, match=r"open\.Request says neither"):
+        session_in(method.input_type)
+
+
+def test_evaluators_write_nothing_and_observers_see_the_status_alone() -> None:
+    assert ACCESS.keys() >= WRITES
+    assert not may_call(ROLE_EVALUATOR) & WRITES
+    assert may_call(ROLE_OBSERVER) == {"GetStatus"}
+    assert ACCESS["Work"].roles == {ROLE_COORDINATOR}
+    assert ACCESS["Copy"].roles == {ROLE_WORKER}
+
+
+def fields_of(message: Descriptor, path: list[str]) -> Iterator[FieldDescriptor]:
+    name, *rest = path
+    field = message.fields_by_name[name]
+    yield field
+    if rest:
+        assert field.message_type is not None
+        yield from fields_of(field.message_type, rest)
+
+
+TOLD = [(method, path) for method in METHODS for path in Access(method).told]
+
+
+@pytest.mark.parametrize(("method", "path"), TOLD, ids=lambda each: getattr(each, "name", each))
+def test_what_the_log_tells_is_a_name_or_a_setting(method: MethodDescriptor, path: str) -> None:
+    *_, last = fields_of(first_message(method), path.split("."))
+    assert last.cpp_type not in (FieldDescriptor.CPPTYPE_MESSAGE,)
+    assert last.type != FieldDescriptor.TYPE_BYTES
+    assert not {"token", "secret"} & {*last.name.split("_")}
+
+
+def test_who_is_refused_is_told_who_may() -> None:
+    caller = Introduced.by(OpenSessionRequest(role=ROLE_WORKER, task=Task(job="worker", index=3)))
+    with pytest.raises(PermissionDeniedError, match="Work is not for /job:worker/task:3") as error:
+        ACCESS["Work"].require(caller)
+    assert "role worker; roles that may call it: coordinator." in str(error.value)
+    ACCESS["Copy"].require(caller)
+
+
+def test_a_role_of_a_later_release_has_a_name() -> None:
+    assert name_of(99) == "role 99"  # type: ignore[arg-type]
+
+
+def test_the_log_tells_the_first_names_and_how_many_more_there_are() -> None:
+    few = DeleteVariablesRequest(names=["a", "b"])
+    assert facts_of(None, few, ["names"]) == {"about": {"names": ["a", "b"]}}
+    header = CreateVariablesHeader()
+    for number in range(100_000):
+        header.variables.add(name=f"w{number}" if number else "w" * 10_000)
+    told = facts_of(None, header, ["variables.name"])["about"]["variables.name"]
+    assert told["more"] == 99_990
+    assert told["first"] == ["w" * 200 + "...", *(f"w{number}" for number in range(1, 10))]

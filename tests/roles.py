@@ -1,0 +1,97 @@
+"""Calls of every RPC by whoever has some role, over gRPC and over sockets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from stratagem_proto import v1
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.access import first_message, handshake_in
+from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Role, Task
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.transport import GRPC, TCP, UNIX
+from tests.conftest import TOKEN
+
+SHARED = "shared memory"
+WAYS = (GRPC, UNIX, SHARED, TCP)
+
+SECONDS = 60.0
+
+
+def services() -> Iterator[ServiceDescriptor]:
+    """All services of the contract."""
+    for module in pkgutil.iter_modules(v1.__path__):
+        if module.name.endswith("_pb2"):
+            found: Any = importlib.import_module(f"{v1.__name__}.{module.name}")
+            yield from found.DESCRIPTOR.services_by_name.values()
+
+
+def handshake(role: Role.ValueType, token: str = TOKEN) -> OpenSessionRequest:
+    """The handshake of a task that says that it has a role."""
+    return OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_token=token,
+        session_id=os.urandom(16),
+        role=role,
+        task=Task(job="some", index=1),
+    )
+
+
+def request_of(method: MethodDescriptor, caller: OpenSessionRequest) -> bytes:
+    """The shortest request that says who calls, by the session of a handshake or by itself."""
+    request: Any = GetMessageClass(method.input_type)()
+    first = request.header if "header" in request.DESCRIPTOR.fields_by_name else request
+    find = handshake_in(first_message(method))
+    if find is not None:
+        find(first).CopyFrom(caller)
+    elif "key" in first.DESCRIPTOR.fields_by_name:
+        first.key.session_id, first.key.sequence = caller.session_id, 1
+    else:
+        first.session_id = caller.session_id
+    data: bytes = request.SerializeToString()
+    return data
+
+
+def answer(
+    way: str, address: str, told: FrameSockets, method: MethodDescriptor, data: bytes
+) -> grpc.StatusCode:
+    """The status with which a call ends that has one message."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    if way == GRPC:
+        return _by_grpc(address, path, data)
+    setting = UNIX if way == SHARED else way
+    (endpoint,) = [each for each in endpoints(told, address, setting) if each.way == setting]
+    link = SocketLink(endpoint)
+    try:
+        link.allow(SECONDS)
+        assert way != SHARED or link.share(1 << 20)
+        link.send(FrameKind.CALL, data, is_last=True, path=path.encode())
+        *_, last = link.frames()
+    finally:
+        link.close()
+    if last.kind != FrameKind.STATUS:
+        return grpc.StatusCode.OK
+    code = RecordedStatus.FromString(bytes(last.message)).code
+    return next(each for each in grpc.StatusCode if each.value[0] == code)
+
+
+def _by_grpc(address: str, path: str, data: bytes) -> grpc.StatusCode:
+    with open_channel(address) as channel:
+        call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
+        try:
+            list(call(iter([data]), timeout=SECONDS))
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK

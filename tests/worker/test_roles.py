@@ -1,0 +1,54 @@
+"""Which roles may call which RPC of a worker server."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+
+from stratagem_proto.serving.access import Access, name_of
+from stratagem_proto.v1 import status_pb2, worker_pb2
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_UNSPECIFIED, FrameSockets, Role
+from stratagem_worker.server import WorkerServer
+from tests.conftest import TOKEN
+from tests.roles import WAYS, answer, handshake, request_of
+
+METHODS: list[MethodDescriptor] = [
+    *worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].methods,
+    *status_pb2.DESCRIPTOR.services_by_name["StatusService"].methods,
+]
+
+# Clients share no memory with a worker server.
+WORKER_WAYS = [way for way in WAYS if way != "shared memory"]
+
+
+def status_of(
+    worker: WorkerServer,
+    way: str,
+    method: MethodDescriptor,
+    role: Role.ValueType,
+    token: str = TOKEN,
+) -> grpc.StatusCode:
+    told = worker._state.frame_sockets or FrameSockets()
+    request = request_of(method, handshake(role, token))
+    return answer(way, worker.address, told, method, request)
+
+
+@pytest.mark.parametrize("way", WORKER_WAYS)
+@pytest.mark.parametrize("role", Role.values(), ids=name_of)
+def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
+    worker: WorkerServer, way: str, role: Role.ValueType
+) -> None:
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    answers = {method.name: status_of(worker, way, method, role) for method in METHODS}
+    refused = {name for name, status in answers.items() if status is denied}
+    assert refused == {each.name for each in METHODS if role not in Access(each).roles}
+
+
+@pytest.mark.parametrize("way", WORKER_WAYS)
+@pytest.mark.parametrize("role", [ROLE_UNSPECIFIED, ROLE_COORDINATOR], ids=name_of)
+def test_who_does_not_know_the_token_is_told_no_more_than_that(
+    worker: WorkerServer, way: str, role: Role.ValueType
+) -> None:
+    answers = {status_of(worker, way, method, role, "guessed") for method in METHODS}
+    assert answers == {grpc.StatusCode.UNAUTHENTICATED}
