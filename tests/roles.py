@@ -13,14 +13,17 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto import v1
+from stratagem_proto.proofs import drawn_nonce, proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.access import first_message, handshake_in
 from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Role, Task
 from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.proving import CHALLENGE
 from stratagem_proto.wire.transport import GRPC, TCP, UNIX
 from tests.conftest import TOKEN
 
@@ -38,30 +41,45 @@ def services() -> Iterator[ServiceDescriptor]:
             yield from found.DESCRIPTOR.services_by_name.values()
 
 
-def handshake(role: Role.ValueType, token: str = TOKEN) -> OpenSessionRequest:
+def handshake(role: Role.ValueType) -> OpenSessionRequest:
     """The handshake of a task that says that it has a role."""
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
-        cluster_token=token,
         session_id=os.urandom(16),
         role=role,
         task=Task(job="some", index=1),
     )
 
 
-def request_of(method: MethodDescriptor, caller: OpenSessionRequest) -> bytes:
-    """The shortest request that says who calls, by the session of a handshake or by itself."""
+def request_of(
+    method: MethodDescriptor, caller: OpenSessionRequest, address: str, token: str = TOKEN
+) -> bytes:
+    """The shortest request that says who calls, by the session of a handshake or by itself.
+
+    What says it by itself proves a token to the server at an address.
+    """
     request: Any = GetMessageClass(method.input_type)()
     first = request.header if "header" in request.DESCRIPTOR.fields_by_name else request
     find = handshake_in(first_message(method))
     if find is not None:
         find(first).CopyFrom(caller)
+        _prove(address, method.name, find(first), token)
     elif "key" in first.DESCRIPTOR.fields_by_name:
         first.key.session_id, first.key.sequence = caller.session_id, 1
     else:
         first.session_id = caller.session_id
     data: bytes = request.SerializeToString()
     return data
+
+
+def _prove(address: str, method: str, asking: OpenSessionRequest, token: str) -> None:
+    nonce = drawn_nonce()
+    request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=nonce)
+    with open_channel(address) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
+        challenge = ChallengeResponse.FromString(call(request.SerializeToString(), timeout=SECONDS))
+    asking.proof.nonce, asking.proof.challenge = nonce, challenge.challenge
+    asking.proof.mac = proof_of_client(token, method, asking)
 
 
 def answer(

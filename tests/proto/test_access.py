@@ -64,7 +64,8 @@ def may_call(role: Role.ValueType) -> set[str]:
 def test_every_rpc_says_who_may_call_it_and_who_calls(method: MethodDescriptor) -> None:
     access, first = Access(method), first_message(method)
     assert access.roles <= set(Role.values()) - {ROLE_UNSPECIFIED}
-    if handshake_in(first) is None:
+    assert access.for_anyone is (method.name == "Challenge")
+    if handshake_in(first) is None and not access.for_anyone:
         assert callable(session_in(first))
 
 

@@ -25,9 +25,8 @@ def test_a_name_outside_the_rules_says_why(name: str, complaint: str) -> None:
 
 @pytest.mark.parametrize("version", [0, protocol.PROTOCOL_VERSION + 1])
 def test_a_peer_of_another_version_is_told_both(version: int) -> None:
-    with pytest.raises(
-        ProtocolVersionError, match=f"version {version}, this server {protocol.PROTOCOL_VERSION}"
-    ):
+    both = f"version {version}, this server {protocol.PROTOCOL_VERSION}"
+    with pytest.raises(ProtocolVersionError, match=both):
         protocol.check_version(version)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.log.changes import Changes
@@ -37,7 +38,7 @@ def test_an_answer_that_no_disk_lets_leave_holds_nothing() -> None:
         finally:
             held.clear()
 
-    boundary = RpcBoundary(ServerSettings(), Figures())
+    boundary = RpcBoundary(Handshakes(ServerSettings()), Figures())
     handler: Any = Methods(FailingDisk()).streamed(pb.ReadRequest, read)(boundary.rpc(READ))
 
     async def is_held_after_failure() -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from stratagem_proto import server_log
 from stratagem_proto.errors import PermissionDeniedError, StratagemError, UnauthenticatedError
+from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, servers_pb2
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -204,7 +205,7 @@ def test_a_change_that_its_caller_breaks_off_is_told_of(
 
 def forge(server: ParameterServer) -> None:
     """Sends names that look like the end of a line and another one behind it; four are refused."""
-    asking = OpenSessionRequest(protocol_version=1, cluster_token=TOKEN)
+    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION)
     asking.task.job = FORGED
     with chief(server) as client:
         client.open()
@@ -214,6 +215,7 @@ def forge(server: ParameterServer) -> None:
         with pytest.raises(StratagemError):
             client.create(**{FORGED: torch.ones(1)})
         with pytest.raises(PermissionDeniedError):
+            client.prove("GetStatus", asking)
             status = GetStatusRequest(asking=asking)
             client.unary("GetStatus", status, GetStatusResponse, service=STATUS_SERVICE)
     nobody = RawClient(server.address, TOKEN, Task(job=FORGED), ROLE_OBSERVER)

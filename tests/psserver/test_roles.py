@@ -14,6 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_proto.errors import PermissionDeniedError, SessionLostError
 from stratagem_proto.serving.access import Access, first_message, handshake_in, name_of
+from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import (
@@ -71,8 +72,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 def methods() -> list[MethodDescriptor]:
-    """All RPCs that parameter servers have."""
-    return [method for each in services() if each.name not in ELSEWHERE for method in each.methods]
+    """All RPCs of parameter servers that are not for everybody."""
+    found = (method for each in services() if each.name not in ELSEWHERE for method in each.methods)
+    return [method for method in found if not Access(method).for_anyone]
 
 
 def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
@@ -85,13 +87,18 @@ def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
 
 
 def status_of(
-    server: ParameterServer, way: str, method: MethodDescriptor, caller: OpenSessionRequest
+    server: ParameterServer,
+    way: str,
+    method: MethodDescriptor,
+    caller: OpenSessionRequest,
+    token: str = TOKEN,
 ) -> grpc.StatusCode:
     """The status of a call, by a session or a handshake of the caller."""
     if handshake_in(first_message(method)) is None:
         begin(server, caller)
     told = server._state.frame_sockets or FrameSockets()
-    ask = partial(answer, way, server.address, told, method, request_of(method, caller))
+    request = request_of(method, caller, server.address, token)
+    ask = partial(answer, way, server.address, told, method, request)
     return _attended(server, ask, caller) if method.name == "AttendSession" else ask()
 
 
@@ -131,7 +138,9 @@ def test_who_does_not_know_the_token_is_told_no_more_than_that(servers: Servers,
         if handshake_in(first_message(method)) is None:
             continue
         server = servers[method.containing_service.name]
-        status = status_of(server, way, method, handshake(ROLE_UNSPECIFIED, "guessed"))
+        # Else its address had to wait.
+        server._state.handshakes._failed = FailedProofs()
+        status = status_of(server, way, method, handshake(ROLE_UNSPECIFIED), "guessed")
         if status is not grpc.StatusCode.UNAUTHENTICATED:
             wrong[method.name] = status
     assert not wrong
@@ -142,7 +151,7 @@ def test_without_a_session_nothing_is_done(servers: Servers) -> None:
     for method in methods():
         if handshake_in(first_message(method)) is None:
             server, told = servers[method.containing_service.name], FrameSockets()
-            data = request_of(method, handshake(ROLE_CHIEF))
+            data = request_of(method, handshake(ROLE_CHIEF), server.address)
             answers[method.name] = answer("grpc", server.address, told, method, data)
     # What is over anyhow may be closed again.
     assert answers.pop("CloseSession") is grpc.StatusCode.OK

@@ -22,6 +22,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.methods import handler_of
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -241,7 +242,7 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
 
     async def call() -> grpc.aio.AioRpcError:
         server = grpc.aio.server()
-        boundary = RpcBoundary(ServerSettings(), Figures())
+        boundary = RpcBoundary(Handshakes(ServerSettings()), Figures())
         fail = Methods(Changes()).unary(session_pb2.HeartbeatRequest, failing)
         service = pb.DESCRIPTOR.services_by_name["ParameterServerService"]
         handler = handler_of(boundary, service, {"Heartbeat": fail})

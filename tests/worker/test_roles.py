@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_proto.serving.access import Access, name_of
+from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.v1 import status_pb2, worker_pb2
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_UNSPECIFIED, FrameSockets, Role
 from stratagem_worker.server import WorkerServer
@@ -30,7 +31,9 @@ def status_of(
     token: str = TOKEN,
 ) -> grpc.StatusCode:
     told = worker._state.frame_sockets or FrameSockets()
-    request = request_of(method, handshake(role, token))
+    # Else an address with a wrong token had to wait.
+    worker._state.handshakes._failed = FailedProofs()
+    request = request_of(method, handshake(role), worker.address, token)
     return answer(way, worker.address, told, method, request)
 
 

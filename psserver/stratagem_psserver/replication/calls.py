@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR, OpenSessionRequest

@@ -39,7 +39,7 @@ class TaskDirectory:
         servers: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._task, self._servers = task, servers
-        self._asking = handshake(identity, identifier=b"")
+        self._token, self._asking = identity.token, handshake(identity, identifier=b"")
         self.located = locate
 
     def find(self, epoch: int) -> Primary | None:
@@ -53,7 +53,7 @@ class TaskDirectory:
                 channels.enter_context(open_channel(address, expected=ANY_PARAMETER_SERVER))
                 for address in sorted({*self._servers()})
             ]
-            calls = [_asked(channel, self._token, self._task) for channel in opened]
+            calls = [self._asked(channel) for channel in opened]
             try:
                 found = [*filter(None, map(_primary, calls))]
             finally:
