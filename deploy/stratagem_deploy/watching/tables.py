@@ -102,6 +102,10 @@ def _servers(answers: Sequence[ServerAnswer]) -> Table:
         elif answer.is_missed:
             problem = f"[red]{escape(answer.problem)}[/red]"
             table.add_row(answer.label, answer.place.address, "", "", "", problem)
+    exposed = [each.label for each in answers if each.status and each.status.insecure]
+    if exposed:
+        told = f"What {', '.join(exposed)} send is not encrypted; --tls encrypts it."
+        table.caption, table.caption_justify = told, "left"
     return table
 
 

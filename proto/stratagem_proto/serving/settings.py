@@ -72,12 +72,21 @@ class ServingSettings:
         check_token(self.token)
         if self.certificates is not None:
             self._check_certificate(self.certificates.current().identity)
-        elif remote := [address for address in self._addresses if not is_loopback(address)]:
+        elif remote := self._remote:
             self._check_trust(remote[0])
 
     @property
     def _addresses(self) -> list[str]:
         return [self.bind, self.health_bind, *([self.metrics_bind] if self.metrics_bind else [])]
+
+    @property
+    def _remote(self) -> list[str]:
+        return [address for address in self._addresses if not is_loopback(address)]
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines reach the server unencrypted."""
+        return bool(self._remote) and self.tls is None
 
     @property
     def certificates(self) -> CertificateFolder | None:

@@ -76,6 +76,7 @@ class StatusService:
             uptime_seconds=time.monotonic() - self._began,
             unix_seconds=time.time(),
             versions=_versions(),
+            insecure=settings.is_exposed,
             methods=self._figures.methods(),
         )
         await self._fill(status, with_variables)

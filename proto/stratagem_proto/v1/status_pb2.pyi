@@ -73,6 +73,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     UNIX_SECONDS_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    INSECURE_FIELD_NUMBER: builtins.int
     PARAMETER_SERVER_FIELD_NUMBER: builtins.int
     WORKER_SERVER_FIELD_NUMBER: builtins.int
     incarnation: builtins.bytes
@@ -85,6 +86,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Time since the server started, in seconds."""
     unix_seconds: builtins.float
     """Time of the server's machine, in seconds since 1970, for comparison with others'."""
+    insecure: builtins.bool
+    """Whether other machines reach the server unencrypted: it has no certificates, and was started
+    with --insecure.
+    """
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the server."""
@@ -130,11 +135,12 @@ class GetStatusResponse(google.protobuf.message.Message):
         unix_seconds: builtins.float = ...,
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         lost: collections.abc.Iterable[global___LostClient] | None = ...,
+        insecure: builtins.bool = ...,
         parameter_server: global___ParameterServerStatus | None = ...,
         worker_server: global___WorkerServerStatus | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kind", b"kind", "parameter_server", b"parameter_server", "task", b"task", "worker_server", b"worker_server"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "kind", b"kind", "lost", b"lost", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "unix_seconds", b"unix_seconds", "uptime_seconds", b"uptime_seconds", "versions", b"versions", "worker_server", b"worker_server"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "insecure", b"insecure", "kind", b"kind", "lost", b"lost", "methods", b"methods", "parameter_server", b"parameter_server", "pid", b"pid", "protocol_version", b"protocol_version", "sessions", b"sessions", "task", b"task", "unix_seconds", b"unix_seconds", "uptime_seconds", b"uptime_seconds", "versions", b"versions", "worker_server", b"worker_server"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["parameter_server", "worker_server"] | None: ...
 
 global___GetStatusResponse = GetStatusResponse

@@ -87,6 +87,15 @@ def test_the_status_of_a_server_is_told_in_words(trained: ParameterServer, token
     assert "worker:0" in output
 
 
+def test_servers_that_other_machines_reach_unencrypted_are_named(token_file: str) -> None:
+    settings = ServerSettings(token=TOKEN, metrics_bind="0.0.0.0:0", insecure=True)
+    with ParameterServer(settings) as exposed:
+        _, output = told(token_file, "status", exposed.address)
+        assert "What ps:0 send is not encrypted; --tls encrypts it." in output
+        _, output = told(token_file, "status", exposed.address, "--json")
+        assert json.loads(output)["servers"][0]["insecure"] is True
+
+
 def test_the_program_that_coordinates_is_named(trained: ParameterServer, token_file: str) -> None:
     servers = ServerGroup([trained.address], Identity(ROLE_COORDINATOR, token=TOKEN))
     candidate = Candidate(servers, os.urandom(16), "process 7 of elsewhere")
