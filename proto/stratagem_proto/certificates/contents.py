@@ -23,6 +23,9 @@ from stratagem_proto.errors import InvalidArgumentError
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 """The files, named as cert-manager and the helpers of SPIFFE write them."""
 
+DENIED = "denied.txt"
+"""A file that need not be there: the serial numbers of certificates that count no more."""
+
 # The folder of container engines for secrets, which all users of the container may read.
 _MOUNTED_SECRETS = Path("/run/secrets")
 
@@ -39,6 +42,7 @@ class Certificates:
         key: Its private key, in PEM.
         authorities: The certificates of the authorities that it trusts, in PEM.
         leaf: The certificate.
+        denied: The serial numbers of certificates that are refused, whoever has signed them.
     """
 
     identity: CertifiedIdentity
@@ -46,6 +50,7 @@ class Certificates:
     key: bytes = field(repr=False)
     authorities: bytes
     leaf: x509.Certificate
+    denied: frozenset[int]
 
 
 def read_certificates(folder: Path) -> Certificates:
@@ -53,7 +58,8 @@ def read_certificates(folder: Path) -> Certificates:
 
     Raises:
         InvalidArgumentError: A file is missing, others can read the key, the certificate does not
-            say whose it is, it is not valid now, or the authority has not signed it.
+            say whose it is, it is not valid now, the authority has not signed it, or a line of the
+            denied ones is no serial number.
     """
     chain, key = _content(folder / CERTIFICATE), _content(folder / KEY)
     authorities = _content(folder / AUTHORITY)
@@ -63,7 +69,7 @@ def read_certificates(folder: Path) -> Certificates:
     _require_valid(folder / CERTIFICATE, leaf)
     _require_signed(folder, leaf, [*between, *_certificates(folder / AUTHORITY, authorities)])
     identity = identified(folder / CERTIFICATE, leaf)
-    return Certificates(identity, chain, key, authorities, leaf)
+    return Certificates(identity, chain, key, authorities, leaf, _denied(folder / DENIED))
 
 
 def _content(path: Path) -> bytes:
@@ -73,6 +79,24 @@ def _content(path: Path) -> bytes:
         raise InvalidArgumentError(
             f"{path} cannot be read: {error.strerror}; a folder of certificates has {CERTIFICATE}, "
             f"{KEY} and {AUTHORITY}, as `stratagem certs issue` writes them"
+        ) from error
+
+
+def _denied(path: Path) -> frozenset[int]:
+    if not path.exists():
+        return frozenset()
+    lines = _content(path).decode(errors="replace").splitlines()
+    given = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    return frozenset(_serial(path, number, text) for number, text in given if text)
+
+
+def _serial(path: Path, number: int, text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{path}, line {number}: {text[:60]!r} is no serial number; write one as `stratagem "
+            "certs show --json` prints it, and what it is after a #"
         ) from error
 
 

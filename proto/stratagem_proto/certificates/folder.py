@@ -12,6 +12,7 @@ import grpc
 from stratagem_proto.certificates.contents import (
     AUTHORITY,
     CERTIFICATE,
+    DENIED,
     KEY,
     Certificates,
     read_certificates,
@@ -62,7 +63,8 @@ class CertificateFolder:
             self._warn(f"new certificates cannot be used: {error.message}")
 
     def _signature(self) -> _Signature:
-        return tuple(_signature(self.path / name) for name in (CERTIFICATE, KEY, AUTHORITY))
+        names = (CERTIFICATE, KEY, AUTHORITY, DENIED)
+        return tuple(_signature(self.path / name) for name in names)
 
     def of_clients(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel that is opened now."""

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.server_log import printable
 from stratagem_proto.v1 import access_pb2
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Role
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Role, Task
 
 _LONGEST_JOB = 60
 
@@ -25,6 +25,10 @@ class Caller(Protocol):
         """What it is to the cluster."""
 
     @property
+    def task(self) -> Task:
+        """Its task; without a job if it has none."""
+
+    @property
     def label(self) -> str:
         """Its name in messages, for instance "/job:worker/task:1"."""
 
@@ -34,6 +38,7 @@ class Introduced:
     """A caller without a session; as in `Caller`."""
 
     role: Role.ValueType
+    task: Task
     label: str
 
     @classmethod
@@ -42,7 +47,7 @@ class Introduced:
         task = handshake.task
         job = printable(task.job[:_LONGEST_JOB])
         label = f"/job:{job}/task:{task.index}" if job else "a program without a task"
-        return cls(handshake.role, label)
+        return cls(handshake.role, task, label)
 
 
 def name_of(role: Role.ValueType) -> str:

@@ -21,6 +21,11 @@ def arrived(call: object) -> None:
     _PRESENT.set(call)
 
 
+def present_call() -> object:
+    """Return the present call, as gRPC or a socket gives it; None if the server itself acts."""
+    return _PRESENT.get()
+
+
 def present_address() -> str:
     """Return where the present call comes from, without a port; "" where nobody knows.
 

@@ -26,6 +26,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.proofs import NONCE_BYTES, proof_of_client, proof_of_server
 from stratagem_proto.protocol import check_version
 from stratagem_proto.serving.callers import present_address
+from stratagem_proto.serving.certified_callers import require_certified
 from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.serving.methods import handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
@@ -109,11 +110,14 @@ class Handshakes:
 
         Raises:
             ProtocolVersionError: Its version is not known.
-            UnauthenticatedError: It has not proved that it knows the secret.
+            UnauthenticatedError: It has not proved that it knows the secret, or its certificate
+                counts no more.
+            PermissionDeniedError: Its certificate is that of somebody else.
             UnavailableError: The challenge is too old, or of another process.
             ResourceExhaustedError: Too many have proved themselves lately, or wait to do so.
         """
         check_version(asking.protocol_version)
+        require_certified(asking.role, asking.task, self.settings)
         token, proof = self.settings.token, asking.proof
         if bool(token) != asking.HasField("proof"):
             raise self._unproved(bool(token))

@@ -28,7 +28,9 @@ from stratagem_proto.serving.access import (
 )
 from stratagem_proto.serving.audit import facts_of
 from stratagem_proto.serving.callers import arrived
+from stratagem_proto.serving.certified_callers import require_certified
 from stratagem_proto.serving.figures import Calls, Figures
+from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import code_of, to_record, trailers
@@ -159,6 +161,9 @@ class Rpc:
             self.prove = partial(_prove, boundary.handshakes, self._name, handshake)
         elif not self.access.for_anyone:
             self.caller = _by_session(first, boundary.sessions)
+            settings = boundary.handshakes.settings
+            if settings.tls is not None:
+                self.caller = _certified(settings, self.caller)
 
     def crossing(self, context: Context) -> Crossing:
         """Return a context that ends a call with the status of an error that its block raises."""
@@ -206,6 +211,20 @@ async def _prove(
 def _by_session(first: Descriptor, sessions: Sessions) -> Callable[[Message], Caller | None]:
     session_id = session_in(first)
     return lambda request: sessions(session_id(request))
+
+
+def _certified(
+    settings: ServingSettings, find: Callable[[Message], Caller | None]
+) -> Callable[[Message], Caller | None]:
+    """Return what finds the caller of a session, and checks that the call is the caller's."""
+
+    def found(request: Message) -> Caller | None:
+        caller = find(request)
+        if caller is not None:
+            require_certified(caller.role, caller.task, settings)
+        return caller
+
+    return found
 
 
 def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:

@@ -1,0 +1,87 @@
+"""Whether callers are whom their certificates name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stratagem_proto.certificates.identity import CertifiedIdentity
+from stratagem_proto.errors import PermissionDeniedError
+from stratagem_proto.serving.callers import present_call
+from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_CHIEF,
+    ROLE_COORDINATOR,
+    ROLE_EVALUATOR,
+    ROLE_OBSERVER,
+    ROLE_OPERATOR,
+    ROLE_SERVER,
+    ROLE_WORKER,
+    Role,
+    Task,
+)
+
+_LEADS = frozenset({ROLE_CHIEF, ROLE_COORDINATOR, ROLE_OPERATOR, ROLE_OBSERVER})
+
+# What a process may call itself, by the role in its certificate. Who creates variables is the chief
+# to parameter servers, and to worker servers the coordinator. Everybody may look.
+_ROLES: Mapping[str, frozenset[Role.ValueType]] = {
+    "chief": _LEADS,
+    "coordinator": _LEADS,
+    "worker": frozenset({ROLE_WORKER, ROLE_OBSERVER}),
+    "evaluator": frozenset({ROLE_EVALUATOR, ROLE_OBSERVER}),
+    "operator": frozenset({ROLE_OPERATOR, ROLE_OBSERVER}),
+    "server": frozenset({ROLE_SERVER, ROLE_OBSERVER}),
+    "observer": frozenset({ROLE_OBSERVER}),
+}
+
+
+def require_certified(role: Role.ValueType, task: Task, settings: ServingSettings) -> None:
+    """Check that the present call comes from whom it says that it comes from.
+
+    Calls over sockets have no certificates: they act for the session of their socket alone, which
+    was opened by a call that had one.
+
+    Args:
+        role: What the caller says that it is to the cluster.
+        task: The task that it says it is; without a job, it says of none.
+        settings: The settings of the server, which has certificates.
+
+    Raises:
+        UnauthenticatedError: The certificate of the caller counts no more.
+        PermissionDeniedError: It is that of somebody else.
+    """
+    context = getattr(present_call(), "auth_context", None)
+    if context is None or settings.certificates is None:
+        return
+    identity = _identity(context(), settings)
+    if role not in _ROLES[identity.role]:
+        raise _denied(settings, identity, f"the role {_name(role)}")
+    if task.job and (task.job, task.index) != (identity.job, identity.task):
+        raise _denied(settings, identity, f"the task /job:{task.job[:60]}/task:{task.index}")
+
+
+def _identity(context: Mapping[str, Any], settings: ServingSettings) -> CertifiedIdentity:
+    from stratagem_proto.certificates.shown import require_current, shown_certificate
+
+    assert settings.certificates is not None
+    (pem,) = context["x509_pem_cert"]
+    shown = shown_certificate(pem)
+    require_current(shown, settings.certificates.current())
+    own = settings.certificates.current().identity
+    if shown.identity.cluster != own.cluster:
+        raise _denied(settings, shown.identity, f"the cluster {own.cluster!r}")
+    return shown.identity
+
+
+def _name(role: Role.ValueType) -> str:
+    return Role.Name(role).removeprefix("ROLE_").lower() if role in Role.values() else str(role)
+
+
+def _denied(
+    settings: ServingSettings, identity: CertifiedIdentity, what: str
+) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"{settings.label} was called with {what}, and with the certificate of {identity.label} of "
+        f"the cluster {identity.cluster!r}; give the process the certificate of its own task"
+    )
