@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from stratagem_proto.certificates.identity import ROLES
 from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.serving.access import (
     Access,
@@ -32,6 +34,7 @@ from stratagem_proto.v1.session_pb2 import (
 from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader, DeleteVariablesRequest
 from tests.roles import services
 
+ROOT = Path(__file__).parents[2]
 METHODS = [method for service in services() for method in service.methods]
 ACCESS = {method.name: Access(method) for method in METHODS}
 WRITES = {
@@ -84,6 +87,19 @@ def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
         session_in(method.input_type)
 
 
+def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:
+    sources = [
+        path
+        for folder in ("proto", "psserver", "client", "worker", "deploy")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.name.endswith("_pb2_grpc.py")
+    ]
+    making = [
+        path.name for path in sources if "method_handlers_generic_handler" in path.read_text()
+    ]
+    assert making == ["methods.py"]
+
+
 def test_evaluators_write_nothing_and_observers_see_the_status_alone() -> None:
     assert ACCESS.keys() >= WRITES
     assert not may_call(ROLE_EVALUATOR) & WRITES
@@ -118,6 +134,10 @@ def test_who_is_refused_is_told_who_may() -> None:
         ACCESS["Work"].require(caller)
     assert "role worker; roles that may call it: coordinator." in str(error.value)
     ACCESS["Copy"].require(caller)
+
+
+def test_certificates_know_the_same_roles() -> None:
+    assert {name_of(role) for role in Role.values()} == {"unspecified", *ROLES}
 
 
 def test_a_role_of_a_later_release_has_a_name() -> None:
