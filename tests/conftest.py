@@ -14,6 +14,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
 pytest_plugins = (
+    "tests.marked_files",
     "tests.spec.without_rows",
     "tests.plain_pushes",
     "tests.plain_servers",

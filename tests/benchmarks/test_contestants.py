@@ -53,6 +53,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in ("clusters", "startup"):
         cluster = f"benchmarks.peers.stratagem.{module}.LocalCluster"
         monkeypatch.setattr(cluster, in_threads)
+    # Of each turn, which is only answered here.
+    monkeypatch.setattr("benchmarks.peers.stratagem.workers._STEPS", 2)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -115,10 +115,11 @@ def described(cluster: LocalCluster, number: int) -> DescribeServerResponse:
 
 @contextmanager
 def moving(
-    cluster: LocalCluster,
+    cluster: LocalCluster, connect_seconds: float = 60.0
 ) -> Iterator[tuple[Adding, ParameterServerStrategy, Callable[[], Future[Sequence[TaskMove]]]]]:
     """A program that adds, another one, and what begins to drain the first server."""
-    with strategies(cluster) as (adds, reads), ThreadPoolExecutor(1) as threads:
+    made = strategies(cluster, connect_seconds=connect_seconds)
+    with made as (adds, reads), ThreadPoolExecutor(1) as threads:
         counter = counter_of(adds)
         counter_of(reads)
         with Adding(counter) as adding:
@@ -127,7 +128,8 @@ def moving(
 
 
 def test_a_task_stays_where_it_is_if_the_server_is_killed_that_is_about_to_take_it() -> None:
-    with movable(2) as cluster, moving(cluster) as (adding, reads, drain):
+    # For so long, the snapshot is left on the one that is gone.
+    with movable(2) as cluster, moving(cluster, connect_seconds=5.0) as (adding, reads, drain):
         with reads.snapshot():
             draining = drain()
             eventually(lambda: described(cluster, 1).HasField("taking"), PATIENCE)

@@ -22,12 +22,15 @@ PATIENCE = 300.0
 
 @contextmanager
 def strategies(
-    cluster: LocalCluster, consistency: str = "async"
+    cluster: LocalCluster, consistency: str = "async", connect_seconds: float = 60.0
 ) -> Iterator[list[ParameterServerStrategy]]:
     """Those of all workers."""
     made = [
         ParameterServerStrategy(
-            cluster.resolver("worker", index), consistency=consistency, peer_seconds=PATIENCE
+            cluster.resolver("worker", index),
+            consistency=consistency,
+            connect_seconds=connect_seconds,
+            peer_seconds=PATIENCE,
         )
         for index in range(WORKERS)
     ]

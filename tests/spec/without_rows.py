@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,6 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if isinstance(item, pytest.Function)
             for without in _without_each_row(item)
         ]
+        # The first optimizer in each fork would load it, for more than a second.
+        import_module("torch._dynamo")
         gc.freeze()  # else collecting garbage in a fork copies all memory
 
 

@@ -15,6 +15,7 @@ from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import Scope, entered
 from stratagem._core.device_names import canonicalize
 from stratagem._hosting.hosting import MadeElsewhere
+from stratagem._hosting.optimizers.compiler import defer_compiler
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
@@ -178,6 +179,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
             names = [canonicalize(device) for device in devices]
             home = canonicalize(default_parameter_device(names))
             return LocalExtended(self, names, home)
+        defer_compiler()
         member = member_of(self._resolver)
         servers = servers_of(member, self._resolver, self._settings)
         return ParameterServerExtended(

@@ -1,0 +1,35 @@
+"""Files without the mark that is asked for are not loaded, and no test is lost by that."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ("pytester",)
+
+MARKED = "import pytest\n\n@pytest.mark.cluster\ndef test_marked(): pass\n"
+
+
+@pytest.fixture(autouse=True)
+def marks(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmarkers = cluster\n  timeout")
+
+
+def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return pytester.runpytest("-p", "tests.marked_files", *options)
+
+
+def test_only_files_with_the_mark_are_loaded(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_one=MARKED, test_other="raise AssertionError('loaded')")
+    run(pytester, "-m", "cluster").assert_outcomes(passed=1)
+    for options in [(), ("-m", "not cluster")]:
+        run(pytester, *options).stdout.fnmatch_lines("*AssertionError: loaded*")
+
+
+def test_a_mark_that_would_not_be_found_is_refused(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        marks="import pytest\nelsewhere = pytest.mark.cluster",
+        test_it="from marks import elsewhere\n\n@elsewhere\ndef test_hidden(): pass\n",
+    )
+    run(pytester, "-m", "not cluster").stderr.fnmatch_lines(
+        "*test_hidden has the mark cluster, and its file does not; write pytest.mark.cluster in*"
+    )
