@@ -176,7 +176,7 @@ def test_the_log_tells_who_was_refused_because_of_a_role(
 def test_the_log_believes_nothing_that_a_stranger_says_of_itself(
     log: io.StringIO, server: ParameterServer
 ) -> None:
-    stranger = RawClient(server.address, "guessed", Task(job="chief"), ROLE_CHIEF)
+    stranger = RawClient(server.address, "", Task(job="chief"), ROLE_CHIEF)
     with stranger, pytest.raises(UnauthenticatedError):
         stranger.open()
     (line,) = lines(log)
