@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto import v1
-from stratagem_proto.proofs import drawn_nonce, proof_of_client
+from stratagem_proto.proofs import credential_of, drawn_nonce, proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.access import first_message, handshake_in
 from stratagem_proto.sockets.client.endpoints import endpoints
@@ -59,15 +59,16 @@ def request_of(
     What says it by itself proves a token to the server at an address.
     """
     request: Any = GetMessageClass(method.input_type)()
+    shown = caller.session_id + credential_of(caller.session_id, TOKEN)
     first = request.header if "header" in request.DESCRIPTOR.fields_by_name else request
     find = handshake_in(first_message(method))
     if find is not None:
         find(first).CopyFrom(caller)
         _prove(address, method.name, find(first), token)
     elif "key" in first.DESCRIPTOR.fields_by_name:
-        first.key.session_id, first.key.sequence = caller.session_id, 1
+        first.key.session_id, first.key.sequence = shown, 1
     else:
-        first.session_id = caller.session_id
+        first.session_id = shown
     data: bytes = request.SerializeToString()
     return data
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from functools import lru_cache
 
 from stratagem_proto.v1.handshake_pb2 import ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 
 NONCE_BYTES = 32
+
+_CREDENTIAL_BYTES = 16
 
 
 def drawn_nonce() -> bytes:
@@ -57,6 +60,15 @@ def proof_of_client(token: str, method: str, asking: OpenSessionRequest) -> byte
         asking.incarnation,
         asking.program,
     )
+
+
+@lru_cache(maxsize=4096)
+def credential_of(session_id: bytes, token: str) -> bytes:
+    """Return what requests show to act for a session; empty without a token.
+
+    Its owner and the server make it of what they know; nobody else can.
+    """
+    return _mac(token, b"stratagem session", session_id)[:_CREDENTIAL_BYTES] if token else b""
 
 
 def _mac(token: str, *parts: bytes) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from functools import lru_cache
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, ProtocolVersionError
 
@@ -27,7 +29,6 @@ PING_SECONDS = 5.0
 """A connection whose peer leaves a ping unanswered for this time is closed."""
 
 SESSION_ID_BYTES = 16
-SHOWN_ID_BYTES = 4
 """Bytes of a session's id that others are told; whoever knows all of it could use the session."""
 
 TOKEN_BYTES = 16
@@ -72,6 +73,21 @@ def check_token(token: str, what: str = "the cluster token") -> None:
             "guessed; make another by 'openssl rand -hex 32' or by "
             "'python -c \"import secrets; print(secrets.token_hex(32))\"'"
         )
+
+
+@lru_cache(maxsize=4096)
+def session_name(session_id: bytes) -> bytes:
+    """Return what servers know a session by, and store: a digest of its id, which opens nothing.
+
+    Args:
+        session_id: The id, which a credential may follow.
+    """
+    return hashlib.sha256(session_id[:SESSION_ID_BYTES]).digest()[:SESSION_ID_BYTES]
+
+
+def digest_of(session_id: bytes) -> str:
+    """Return what a session is called where people read it."""
+    return session_name(session_id).hex()[:8]
 
 
 def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:

@@ -13,7 +13,7 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.limits.budget import Reservation
@@ -120,7 +120,7 @@ class ParameterServer(RpcServer):
             what = "restored" if resume(state, path) else "no checkpoint there yet"
             self._log.info(what, path=path)
 
-    def _listens(self, sockets: FrameSockets) -> None:
+    def _listens(self, sockets: OfferedSockets) -> None:
         self._state.frame_sockets = sockets
 
     def _share(self, nbytes: int) -> Reservation:

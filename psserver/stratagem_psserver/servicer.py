@@ -96,7 +96,7 @@ def _methods(state: ServerState) -> Methods:
 def _handler(
     state: ServerState, service: ServiceDescriptor, methods: Handlers
 ) -> grpc.GenericRpcHandler:
-    boundary = RpcBoundary(state.handshakes, state.figures, state.ledger.known)
+    boundary = RpcBoundary(state.handshakes, state.figures, state.known)
     return handler_of(boundary, service, methods)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
+from stratagem_proto.serving.callers import claimed
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
+from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
+from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
@@ -74,7 +76,10 @@ class ServerState:
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.succession = Succession()
         self.ledger = SessionLedger(
-            settings.lease_seconds, settings.reconnect_seconds, self.succession
+            settings.lease_seconds,
+            settings.reconnect_seconds,
+            self.succession,
+            partial(claimed, settings=settings),
         )
         self.attendance = Attendance()
         self.lost = LostClients()
@@ -103,7 +108,7 @@ class ServerState:
         self.receiver = Receiver(self.budget, self.figures)
         self.mutations: Mutations | ReplayedMutations = self._new_mutations()
         self.resumed = False
-        self.frame_sockets: FrameSockets | None = None
+        self.frame_sockets: OfferedSockets | None = None
         self.restored = Announcements()
 
     def _new_mutations(self) -> Mutations:
@@ -115,22 +120,27 @@ class ServerState:
         if self.rounds.reclaim():
             self.changes.reclaimed()
 
-    def session(self, session_id: bytes) -> Session:
-        """Renew the lease of an open session and return the session.
+    def known(self, shown: bytes) -> Session | None:
+        """Return the session that a request shows, whether or not its call may act for it."""
+        return self.ledger.known(session_name(shown))
+
+    def session(self, shown: bytes) -> Session:
+        """Renew the lease of the session that the present call shows, and return the session.
 
         Raises:
+            PermissionDeniedError: The call may not act for it.
             SessionLostError: No session with that id is open.
         """
-        return self.ledger.session(session_id, self.clock())
+        return self.ledger.of_call(shown, self.clock())
 
-    def finished(self, session_id: bytes, step: int, report: bytes) -> Session:
+    def finished(self, shown: bytes, step: int, report: bytes) -> Session:
         """Note the last step that a client has finished, and return its session.
 
         Raises:
             SessionLostError: No session with that id is open.
             InvalidArgumentError: The report is not valid.
         """
-        session = self.session(session_id)
+        session = self.session(shown)
         self.note_finished(session, step, report)
         return session
 

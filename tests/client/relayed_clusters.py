@@ -70,8 +70,8 @@ def _relay(server: ParameterServer, transport: str) -> Relay:
     """What stands between a server and all of its clients that come later."""
     if transport == GRPC:
         return Relay(int(server.address.rpartition(":")[2]))
-    told = server._state.frame_sockets
-    assert told is not None
+    assert server._state.frame_sockets is not None
+    told = server._state.frame_sockets.described
     if transport == TCP:
         between = Relay(told.data_port)
         told.data_port = between.port

@@ -30,7 +30,7 @@ class Unlucky(ParameterServer):
 
     async def _begin(self) -> None:
         assert self._state.frame_sockets is not None
-        self.local_name = self._state.frame_sockets.name
+        self.local_name = self._state.frame_sockets.described.name
         raise RuntimeError("the sky has fallen")
 
 

@@ -45,7 +45,7 @@ def client(server: ParameterServer) -> Iterator[RawClient]:
 
 def proved(client: RawClient, run: bytes = b"") -> OpenSessionRequest:
     """A handshake with a proof that the server has not seen yet."""
-    request = handshake(WORKER, client.session_id)
+    request = handshake(WORKER, client.session_id[:16])
     request.incarnation = run
     client.prove("OpenSession", request)
     return request

@@ -13,6 +13,8 @@ import torch
 from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_proto.errors import PermissionDeniedError, SessionLostError
+from stratagem_proto.proofs import credential_of
+from stratagem_proto.protocol import session_name
 from stratagem_proto.serving.access import Access, first_message, handshake_in, name_of
 from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -81,7 +83,8 @@ def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
     """Opens a session, also for roles that no handshake gets one for."""
 
     async def opened() -> None:
-        server._state.open_session(caller.session_id, caller.role, caller.task)
+        name = session_name(caller.session_id)
+        server._state.open_session(name, caller.role, caller.task)
 
     server._loop.run(opened())
 
@@ -96,7 +99,8 @@ def status_of(
     """The status of a call, by a session or a handshake of the caller."""
     if handshake_in(first_message(method)) is None:
         begin(server, caller)
-    told = server._state.frame_sockets or FrameSockets()
+    offered = server._state.frame_sockets
+    told = offered.to(caller.session_id) if offered else FrameSockets()
     request = request_of(method, caller, server.address, token)
     ask = partial(answer, way, server.address, told, method, request)
     return _attended(server, ask, caller) if method.name == "AttendSession" else ask()
@@ -109,10 +113,11 @@ def _attended(
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask)
         attended = server._state.ledger._attended
-        eventually(lambda: asking.done() or attended[caller.session_id] > 0)
+        eventually(lambda: asking.done() or attended[session_name(caller.session_id)] > 0)
         if not asking.done():
             with RawClient(server.address, TOKEN) as client:
-                request = CloseSessionRequest(session_id=caller.session_id)
+                shown = caller.session_id + credential_of(caller.session_id, TOKEN)
+                request = CloseSessionRequest(session_id=shown)
                 client.unary("CloseSession", request, CloseSessionResponse)
         return asking.result()
 

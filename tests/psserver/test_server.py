@@ -166,6 +166,15 @@ def test_a_wrong_token_is_refused_with_where_to_look(server: ParameterServer, to
         client.open()
 
 
+def test_a_session_id_of_another_length_is_refused(server: ParameterServer) -> None:
+    with (
+        RawClient(server.address, TOKEN) as client,
+        pytest.raises(InvalidArgumentError, match="a session id has 16 bytes; this one has 5"),
+    ):
+        client.session_id = b"short"
+        client.open()
+
+
 def test_another_protocol_version_is_refused_by_naming_both(
     server: ParameterServer,
 ) -> None:

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.programs.update_programs import encode_group
-from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
+from stratagem_proto.proofs import credential_of
+from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
@@ -65,7 +66,9 @@ class RawClient:
     ) -> None:
         self.address = address
         self.channel = open_channel(address)
-        self.session_id = os.urandom(16)
+        identifier = os.urandom(16)
+        # As requests show it.
+        self.session_id = identifier + credential_of(identifier, token)
         self.sequence = 0
         self.acknowledged = 0
         self._token = token
@@ -91,7 +94,7 @@ class RawClient:
         """Opens the session if the server is that run."""
         request = session_pb2.OpenSessionRequest(
             protocol_version=version,
-            session_id=self.session_id,
+            session_id=self.session_id[:SESSION_ID_BYTES],
             role=self.role,
             task=self.task,
             incarnation=run,

@@ -140,7 +140,7 @@ class SimulatedConnection:
                 request = opening(self._identity)
                 self._choose_session_id(request)
                 answer = await self._opened_by(request, knows_run=False)
-                self.session = opened(request, answer, self.peer)
+                self.session = opened(request, answer, self.peer, "")
                 self._attend()
             return self.session
 
@@ -279,7 +279,7 @@ class SimulatedConnection:
         """Have the server see that this process lives, by a call that lasts as long as it."""
         if self.session is None or self._attends_present():
             return
-        request = AttendSessionRequest(session_id=self.session.identifier)
+        request = AttendSessionRequest(session_id=self.session.shown)
         sent = Sent(_ATTEND, [request.SerializeToString()])
         self.close()
         self._attended = self._route.server

@@ -30,10 +30,11 @@ def status_of(
     role: Role.ValueType,
     token: str = TOKEN,
 ) -> grpc.StatusCode:
-    told = worker._state.frame_sockets or FrameSockets()
+    caller, offered = handshake(role), worker._state.frame_sockets
+    told = offered.to(caller.session_id) if offered else FrameSockets()
     # Else an address with a wrong token had to wait.
     worker._state.handshakes._failed = FailedProofs()
-    request = request_of(method, handshake(role), worker.address, token)
+    request = request_of(method, caller, worker.address, token)
     return answer(way, worker.address, told, method, request)
 
 

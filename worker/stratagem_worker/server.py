@@ -10,7 +10,7 @@ from stratagem_proto.serving.handshake import challenge_handler
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.wire.channel import PATIENT_SERVER_OPTIONS
 from stratagem_worker.servicer import SERVICE, service_handler
 from stratagem_worker.settings import WorkerSettings
@@ -43,7 +43,7 @@ class WorkerServer(RpcServer):
     def _status_service(self) -> StatusService:
         return self._status
 
-    def _listens(self, sockets: FrameSockets) -> None:
+    def _listens(self, sockets: OfferedSockets) -> None:
         self._state.frame_sockets = sockets
 
     async def _begin(self) -> None:

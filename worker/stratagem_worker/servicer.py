@@ -108,7 +108,7 @@ class _Work:
 
     async def _send(self, session: WorkSession, context: Context) -> None:
         """Let the client know what happens until the session ends."""
-        opened = pb.WorkResponse(opened=self._state.answer())
+        opened = pb.WorkResponse(opened=self._state.answer(session))
         await context.write(opened.SerializeToString())
         session.outbox.write_by(direct(context))
         async for message in session.outbox.messages():

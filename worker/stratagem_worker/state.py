@@ -12,11 +12,12 @@ from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, SHOWN_ID_BYTES
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
+from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionResponse, Task
+from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.v1.worker_pb2 import Runtime
 from stratagem_worker.functions.executor import Executor
@@ -56,7 +57,7 @@ class WorkerState:
         self._memory = ResultMemory(settings.result_bytes)
         self._sessions: dict[bytes, WorkSession] = {}
         self._draining = False
-        self.frame_sockets: FrameSockets | None = None
+        self.frame_sockets: OfferedSockets | None = None
 
     def begin(self) -> None:
         """Start the thread."""
@@ -81,22 +82,25 @@ class WorkerState:
         self._sessions[identifier] = session
         return session
 
-    def answer(self) -> pb.WorkerSessionOpened:
+    def answer(self, session: WorkSession) -> pb.WorkerSessionOpened:
         """Return what the client of a new session is told."""
+        sockets = self.frame_sockets
         return pb.WorkerSessionOpened(
             session=OpenSessionResponse(
                 protocol_version=PROTOCOL_VERSION,
                 incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
-                frame_sockets=self.frame_sockets,
+                frame_sockets=sockets.to(session.results.session_id) if sockets else None,
             ),
             gpus=self._gpus,
         )
 
     def end(self, session: WorkSession) -> None:
-        """End a session."""
-        self._sessions.pop(session.results.session_id, None)
+        """End a session; its client may have opened it again meanwhile, by another way."""
+        identifier = session.results.session_id
+        if self._sessions.get(identifier) is session:
+            del self._sessions[identifier]
         session.end()
 
     def result(self, request: pb.CopyRequest) -> bytes:
@@ -111,7 +115,7 @@ class WorkerState:
         now, mine = time.monotonic(), status.worker_server
         for identifier, session in self._sessions.items():
             status.sessions.add(
-                session_id=identifier[:SHOWN_ID_BYTES],
+                digest=digest_of(identifier),
                 role=session.role,
                 task=session.task,
                 silent_seconds=now - session.heard,

@@ -112,17 +112,17 @@ class WorkerLink:
             UnimplementedError: What answers is no worker server.
         """
         self.close()
-        setting = transport_from_environment()
+        setting, session = transport_from_environment(), secrets.token_bytes(SESSION_ID_BYTES)
         token = self._identity.token
-        self._begin(partial(GrpcWire, self._address, token, expected=self._expected))
+        wire = partial(GrpcWire, self._address, token, expected=self._expected)
+        self._begin(session, wire)
         for endpoint in endpoints(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                return self._begin(partial(SocketWire, endpoint, self.batchers, token))
+                return self._begin(session, partial(SocketWire, endpoint, self.batchers, token))
 
-    def _begin(self, make: MakeWire) -> None:
-        """Open a session, in place of the one there is."""
-        session = secrets.token_bytes(SESSION_ID_BYTES)
+    def _begin(self, session: bytes, make: MakeWire) -> None:
+        """Open a session, in place of the one there is, which may be the same by another way."""
         wire = make(_opening(self._identity, session, self._address), self.meter)
         stream = WorkStream(wire, self.peer, self._show, self.meter)
         try:

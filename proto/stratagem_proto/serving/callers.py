@@ -6,9 +6,15 @@ it is.
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 from contextvars import ContextVar
 from typing import Any
+
+from stratagem_proto.errors import PermissionDeniedError, SessionLostError
+from stratagem_proto.proofs import credential_of
+from stratagem_proto.protocol import SESSION_ID_BYTES, digest_of, session_name
+from stratagem_proto.serving.settings import ServingSettings
 
 _PRESENT: ContextVar[Any] = ContextVar("stratagem_call", default=None)
 
@@ -27,12 +33,48 @@ def present_call() -> object:
 
 
 def present_address() -> str:
-    """Return where the present call comes from, without a port; "" where nobody knows.
+    """Return where the present call by gRPC comes from, without a port; "" of other calls."""
+    peer = getattr(_PRESENT.get(), "peer", None)
+    return host_of(peer()) if peer else ""
 
-    Of an address of IPv6 it is the network, since a host can use all addresses of its own.
+
+def claimed(shown: bytes, settings: ServingSettings) -> bytes:
+    """Return the name of the session that the present call may act for.
+
+    Args:
+        shown: The id of the session and its credential, as in a request.
+        settings: Those of the server.
+
+    Raises:
+        SessionLostError: It shows nothing.
+        PermissionDeniedError: It may not act for the session, whether or not there is one.
     """
-    call = _PRESENT.get()
-    return host_of(call.peer()) if hasattr(call, "peer") else ""
+    if not shown:
+        raise SessionLostError("the request has no session id; open a session first")
+    session_id, credential = shown[:SESSION_ID_BYTES], shown[SESSION_ID_BYTES:]
+    require_socket_of(session_id, settings)
+    if not hmac.compare_digest(credential, credential_of(session_id, settings.token)):
+        raise PermissionDeniedError(
+            f"{settings.label} got a call for session {digest_of(session_id)} without the "
+            "credential of that session; its id alone opens nothing. Only the program that has "
+            "opened the session can use it: open another one"
+        )
+    return session_name(session_id)
+
+
+def require_socket_of(session_id: bytes, settings: ServingSettings) -> None:
+    """Check that a session is that of the present call's socket, if it comes over a socket.
+
+    Raises:
+        PermissionDeniedError: It is another one.
+    """
+    mine: bytes = getattr(_PRESENT.get(), "session_id", session_id)
+    if mine != session_id:
+        raise PermissionDeniedError(
+            f"{settings.label} got a call for session {digest_of(session_id)} over a socket of "
+            f"session {digest_of(mine)}, which may act for that session alone; open a socket for "
+            "each session"
+        )
 
 
 def host_of(peer: str) -> str:

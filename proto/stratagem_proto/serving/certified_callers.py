@@ -17,6 +17,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_OPERATOR,
     ROLE_SERVER,
     ROLE_WORKER,
+    OpenSessionRequest,
     Role,
     Task,
 )
@@ -34,6 +35,30 @@ _ROLES: Mapping[str, frozenset[Role.ValueType]] = {
     "server": frozenset({ROLE_SERVER, ROLE_OBSERVER}),
     "observer": frozenset({ROLE_OBSERVER}),
 }
+
+
+# Which calls with a handshake go on with the session of their socket.
+_OPENING = {"OpenSession", "Work"}
+
+
+def require_certified_handshake(
+    asking: OpenSessionRequest, method: str, settings: ServingSettings
+) -> None:
+    """Check that a handshake comes from whom it says; raise as `require_certified`.
+
+    Args:
+        asking: The handshake.
+        method: The name of the RPC without its service.
+        settings: The settings of the server.
+    """
+    call = present_call()
+    is_by_socket = call is not None and not hasattr(call, "auth_context")
+    if settings.tls is not None and is_by_socket and method not in _OPENING:
+        raise PermissionDeniedError(
+            f"{settings.label} got {method} over a socket, on which nobody shows a certificate; "
+            "call it by gRPC"
+        )
+    require_certified(asking.role, asking.task, settings)
 
 
 def require_certified(role: Role.ValueType, task: Task, settings: ServingSettings) -> None:

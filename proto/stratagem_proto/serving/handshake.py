@@ -25,8 +25,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.proofs import NONCE_BYTES, proof_of_client, proof_of_server
 from stratagem_proto.protocol import check_version
-from stratagem_proto.serving.callers import present_address
-from stratagem_proto.serving.certified_callers import require_certified
+from stratagem_proto.serving.callers import present_address, require_socket_of
+from stratagem_proto.serving.certified_callers import require_certified_handshake
 from stratagem_proto.serving.failed_proofs import FailedProofs
 from stratagem_proto.serving.methods import handler_of, unary_method
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
@@ -112,12 +112,15 @@ class Handshakes:
             ProtocolVersionError: Its version is not known.
             UnauthenticatedError: It has not proved that it knows the secret, or its certificate
                 counts no more.
-            PermissionDeniedError: Its certificate is that of somebody else.
+            PermissionDeniedError: Its certificate is that of somebody else, or it asks for another
+                session than that of its socket.
             UnavailableError: The challenge is too old, or of another process.
             ResourceExhaustedError: Too many have proved themselves lately, or wait to do so.
         """
         check_version(asking.protocol_version)
-        require_certified(asking.role, asking.task, self.settings)
+        require_certified_handshake(asking, method, self.settings)
+        if asking.session_id:
+            require_socket_of(asking.session_id, self.settings)
         token, proof = self.settings.token, asking.proof
         if bool(token) != asking.HasField("proof"):
             raise self._unproved(bool(token))

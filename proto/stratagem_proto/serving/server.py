@@ -21,9 +21,8 @@ from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.sockets.server.listener import SocketListener
-from stratagem_proto.sockets.server.listening import NO_PORT, listen
+from stratagem_proto.sockets.server.listening import NO_PORT, OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 
@@ -74,8 +73,8 @@ class RpcServer(ABC):
         """Return what describes the server at present."""
 
     @abstractmethod
-    def _listens(self, sockets: FrameSockets) -> None:
-        """Keep the description of the sockets for clients; called before calls arrive."""
+    def _listens(self, sockets: OfferedSockets) -> None:
+        """Keep what sessions are told of the sockets; called before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:
         """Take bytes of the budget for memory that clients share.
@@ -153,7 +152,7 @@ class RpcServer(ABC):
         listening = listen(self.address, self._transport, self._data_port)
         if not listening.sockets:
             return None
-        self._listens(listening.told)
+        self._listens(listening.offered)
         return SocketListener(handlers, listening, self._share, self.patience)
 
     def _forget_handlers(self) -> None:

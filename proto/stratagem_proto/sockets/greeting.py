@@ -1,8 +1,9 @@
-"""The greeting, in which both ends of a socket prove that they know the server's secret.
+"""The greeting, in which both ends of a socket prove that they know the secret of a session.
 
-The client sends a nonce. The server answers with a nonce of its own and its proof. The client
-checks the proof and answers with its own. A process that has taken over the port or the name of a
-server that is gone learns neither the secret nor a proof that is valid for another connection.
+The client sends the session and a nonce. The server answers with a nonce of its own and its proof.
+The client checks the proof and answers with its own. A process that has taken over the port or the
+name of a server that is gone learns neither the secret nor a proof that is valid for another
+connection. The server keeps no secrets: it makes that of a session anew from one of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import secrets
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 
 SECRET_BYTES = 32
@@ -20,17 +22,24 @@ PROOF_BYTES = 32
 # The longest message of a HELLO.
 HELLO_BYTES = NONCE_BYTES + PROOF_BYTES
 
+_ASKING_BYTES = SESSION_ID_BYTES + NONCE_BYTES
+
 
 def drawn_nonce() -> bytes:
     """Return a new nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
+def secret_of(session_id: bytes, run_secret: bytes) -> bytes:
+    """Return the secret of a session with the run of a server that has drawn another one."""
+    return hmac.digest(run_secret, b"session" + session_id, "sha256")
+
+
 class Proofs:
     """The proofs of the two ends of one connection, which only those that know the secret can make.
 
     Args:
-        secret: The server's secret.
+        secret: The secret of the session.
         asked: The client's nonce.
         answered: The server's nonce.
 
@@ -50,15 +59,16 @@ class Greeting:
     """The server's side of the greeting, without a socket and without a clock.
 
     Args:
-        secret: The secret that the client must know.
+        run_secret: The secret of the server's run, of which those of sessions are made.
 
     Attributes:
-        is_over: Whether the client has proved that it knows the secret.
+        is_over: Whether the client has proved that it knows the secret of the session.
+        session_id: The session that the client has named; empty before it has.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        self.is_over = False
-        self._secret = secret
+    def __init__(self, run_secret: bytes) -> None:
+        self.is_over, self.session_id = False, b""
+        self._run_secret = run_secret
         self._proofs: Proofs | None = None
 
     def answer(self, frame: SocketFrame) -> bytes:
@@ -72,13 +82,14 @@ class Greeting:
         if self._proofs is None:
             return self._challenge(bytes(frame.message))
         if not hmac.compare_digest(frame.message, self._proofs.of_client):
-            raise MalformedStreamError("its secret is not the server's")
+            raise MalformedStreamError("its secret is not that of the session which it names")
         self.is_over = True
         return b""
 
-    def _challenge(self, asked: bytes) -> bytes:
-        if len(asked) != NONCE_BYTES:
-            raise MalformedStreamError(f"a nonce has {len(asked)} bytes")
+    def _challenge(self, asking: bytes) -> bytes:
+        if len(asking) != _ASKING_BYTES:
+            raise MalformedStreamError(f"a session and a nonce have {len(asking)} bytes")
+        self.session_id, asked = asking[:SESSION_ID_BYTES], asking[SESSION_ID_BYTES:]
         answered = drawn_nonce()
-        self._proofs = Proofs(self._secret, asked, answered)
+        self._proofs = Proofs(secret_of(self.session_id, self._run_secret), asked, answered)
         return answered + self._proofs.of_server

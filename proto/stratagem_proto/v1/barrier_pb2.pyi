@@ -24,7 +24,7 @@ class BarrierRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     name: builtins.str
     """Name of the barrier, chosen by the program."""
     generation: builtins.int

@@ -23,7 +23,9 @@ class ClientStep(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     client: builtins.bytes
-    """As in OpenSessionRequest; the session id of a client that has sent none."""
+    """As in OpenSessionRequest; of a client that has sent none, the name of its session, which is a
+    digest of the session's id.
+    """
     step: builtins.int
     """Its number, from 1."""
     def __init__(
@@ -47,7 +49,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     cut: builtins.bytes
     """Which cut, 16 random bytes."""
     wait_seconds: builtins.float
@@ -141,7 +143,7 @@ class ReleaseStepsRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     cut: builtins.bytes
     """As in HoldStepsRequest."""
     def __init__(
@@ -172,7 +174,7 @@ class BeginSaveRequest(google.protobuf.message.Message):
     CUT_FIELD_NUMBER: builtins.int
     FOLDER_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     cut: builtins.bytes
     """As in HoldStepsRequest."""
     folder: builtins.str
@@ -205,7 +207,7 @@ class OpenSnapshotRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     cut: builtins.bytes
     """Reads name the snapshot by it. The new snapshot replaces the one that the session
     has, and ends with the session at the latest.
@@ -236,7 +238,7 @@ class CloseSnapshotRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     def __init__(
         self,
         *,
@@ -264,7 +266,7 @@ class FinishSaveRequest(google.protobuf.message.Message):
     CUT_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     cut: builtins.bytes
     """As in HoldStepsRequest."""
     wait_seconds: builtins.float
@@ -455,7 +457,7 @@ class StageVariablesRequest(google.protobuf.message.Message):
     DATA_FIELD_NUMBER: builtins.int
     CLOSURES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     restoration: builtins.bytes
     """Identifies the restoration, 16 random bytes; RestoreVariables has the same."""
     path: builtins.str
@@ -546,7 +548,7 @@ class ListRestoredRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     def __init__(
         self,
         *,

@@ -27,7 +27,7 @@ class ListClosedStepsRequest(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     group: builtins.str
     """Name of the synchronous group; an optimizer's name."""
     step: builtins.int

@@ -21,7 +21,7 @@ class EndClosuresRequest(google.protobuf.message.Message):
     THROUGH_FIELD_NUMBER: builtins.int
     UNENDED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     space: builtins.bytes
     """As in ClosureIdentity."""
     through: builtins.int

@@ -91,7 +91,7 @@ class BeginStepRequest(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
     status that names the workers that are too slow.
@@ -254,7 +254,7 @@ class DescribeConsistencyRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     def __init__(
         self,
         *,

@@ -22,7 +22,7 @@ class ListKeysRequest(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     table: builtins.str
     """The table, or its part on this server."""
     after: builtins.int

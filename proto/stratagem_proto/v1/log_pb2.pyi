@@ -92,7 +92,9 @@ global___Kernels = Kernels
 
 @typing.final
 class LogRecord(google.protobuf.message.Message):
-    """One change. The bytes of the tensors that came with a request follow the record."""
+    """One change. The bytes of the tensors that came with a request follow the record. In requests,
+    `session_id` is the name of the session, as in OpenedSession: nothing of a log opens a session.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -208,7 +210,7 @@ class OpenedSession(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """Name of the session, a digest of its id; see `name_of` in `stratagem_proto.protocol`."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     client: builtins.bytes
     program: builtins.bytes

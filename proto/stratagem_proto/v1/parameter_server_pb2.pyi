@@ -33,7 +33,7 @@ class ReadRequest(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
     status that names the workers that are missing.

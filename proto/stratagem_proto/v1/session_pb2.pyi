@@ -153,7 +153,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """
     session_id: builtins.bytes
     """Chosen by the client, 16 random bytes. Opening the same session again resumes it,
-    with its numbering and its recorded replies.
+    with its numbering and its recorded replies. Servers store and show a digest of it.
     """
     role: global___Role.ValueType
     """What the client is to the cluster. A session is not opened again in another role."""
@@ -287,6 +287,7 @@ class FrameSockets(google.protobuf.message.Message):
     PORT_FIELD_NUMBER: builtins.int
     DATA_PORT_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
     name: builtins.bytes
     """Name of a Unix socket in the abstract namespace of Linux, without the leading zero
     byte; drawn by this run of the server. Empty if there is none. Processes on other
@@ -299,8 +300,12 @@ class FrameSockets(google.protobuf.message.Message):
     data_port: builtins.int
     """TCP port for frames, at the host that the client called; 0 if there is none."""
     secret: builtins.bytes
-    """Drawn by this run of the server, 32 bytes. Client and server prove to each other
-    that they know it before anything else crosses a socket; neither sends it there.
+    """What this run of the server has made for the session, 32 bytes. Client and server prove to each
+    other that they know it before anything else crosses a socket; neither sends it there.
+    """
+    session_id: builtins.bytes
+    """The session, as in OpenSessionRequest. The client names it with its proof, and calls over the
+    socket act for it alone.
     """
     def __init__(
         self,
@@ -309,8 +314,9 @@ class FrameSockets(google.protobuf.message.Message):
         port: builtins.int = ...,
         data_port: builtins.int = ...,
         secret: builtins.bytes = ...,
+        session_id: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data_port", b"data_port", "name", b"name", "port", b"port", "secret", b"secret"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_port", b"data_port", "name", b"name", "port", b"port", "secret", b"secret", "session_id", b"session_id"]) -> None: ...
 
 global___FrameSockets = FrameSockets
 
@@ -326,7 +332,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     WAITS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
@@ -441,7 +447,7 @@ class AttendSessionRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     def __init__(
         self,
         *,
@@ -467,7 +473,7 @@ class CloseSessionRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     def __init__(
         self,
         *,
@@ -505,7 +511,10 @@ class RequestKey(google.protobuf.message.Message):
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CLOSURE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """The session: its id, as in OpenSessionRequest, and behind it its credential, 16 bytes that only
+    those can make of the id who know the cluster's secret; see `stratagem_proto.proofs`. The id
+    alone opens nothing. Without the credential where the server was started without a secret.
+    """
     sequence: builtins.int
     """Number of this request."""
     acknowledged: builtins.int

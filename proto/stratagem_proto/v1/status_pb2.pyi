@@ -149,7 +149,6 @@ global___GetStatusResponse = GetStatusResponse
 class SessionStatus(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     SILENT_SECONDS_FIELD_NUMBER: builtins.int
@@ -159,10 +158,7 @@ class SessionStatus(google.protobuf.message.Message):
     RELEASED_SECONDS_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
-    session_id: builtins.bytes
-    """The first four bytes of the id in OpenSessionRequest, by which people tell sessions apart.
-    Whoever knew all of it could make requests in the session.
-    """
+    DIGEST_FIELD_NUMBER: builtins.int
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float
@@ -176,6 +172,10 @@ class SessionStatus(google.protobuf.message.Message):
     released_seconds: builtins.float
     """Time since a request of it ended that had waited for others, in seconds; absent if none did
     lately. What the last heartbeat says of it may be over.
+    """
+    digest: builtins.str
+    """What the session is called where people read it: the beginning of a digest of its id, which
+    itself is not told.
     """
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
@@ -196,7 +196,6 @@ class SessionStatus(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        session_id: builtins.bytes = ...,
         role: stratagem_proto.v1.session_pb2.Role.ValueType = ...,
         task: stratagem_proto.v1.session_pb2.Task | None = ...,
         silent_seconds: builtins.float = ...,
@@ -206,9 +205,10 @@ class SessionStatus(google.protobuf.message.Message):
         released_seconds: builtins.float | None = ...,
         waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
         pace: stratagem_proto.v1.session_pb2.StepPace | None = ...,
+        digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "role", b"role", "session_id", b"session_id", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "digest", b"digest", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "role", b"role", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_released_seconds", b"_released_seconds"]) -> typing.Literal["released_seconds"] | None: ...
 
 global___SessionStatus = SessionStatus

@@ -53,7 +53,7 @@ class AwaitVacancyRequest(google.protobuf.message.Message):
     PROGRAM_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     program: builtins.bytes
     """Who asks, as in OpenSessionRequest."""
     wait_seconds: builtins.float

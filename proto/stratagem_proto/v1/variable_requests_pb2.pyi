@@ -143,7 +143,7 @@ class DescribeVariablesRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Of variables of this server."""
@@ -183,7 +183,7 @@ class ListVariablesRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     KINDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """As in OpenSessionRequest."""
+    """As in RequestKey."""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[stratagem_proto.v1.variable_pb2.VariableKind.ValueType]:
         """Only variables of these kinds; empty means all."""

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from stratagem_proto.errors import (
-    InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
     SessionLostError,
 )
-from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
+from stratagem_proto.protocol import PING_SECONDS, check_name
 from stratagem_proto.serving.access import name_of
 from stratagem_proto.v1.session_pb2 import (
     AwaitedAnswer,
@@ -48,6 +47,7 @@ class Session:
     """A client's session. Times are in seconds of a monotonic clock.
 
     Attributes:
+        id: The name of the session, of which nobody learns the id that its client shows.
         expires: When its lease ends.
         heard: When the client was last heard of.
         requested: When its program last made a request. A heartbeat is none.
@@ -100,6 +100,11 @@ class SessionLedger:
         reconnect_seconds: A session whose connection was closed ends after this much silence, if
             that is less than the lease.
         succession: Says which programs are refused; by default none.
+        claim: Returns the session that the present call may act for by what it shows, or raises
+            why it may not; by default each may, and shows the session itself.
+
+    Attributes:
+        claim: The same.
     """
 
     def __init__(
@@ -107,7 +112,9 @@ class SessionLedger:
         lease_seconds: float,
         reconnect_seconds: float = math.inf,
         succession: Succession | None = None,
+        claim: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        self.claim = claim
         self._lease = lease_seconds
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
@@ -122,16 +129,12 @@ class SessionLedger:
         """Begin a session, or resume the one with that id and its numbering.
 
         Raises:
-            InvalidArgumentError: The id is not 16 bytes long, or the task has no valid name.
+            InvalidArgumentError: The task has no valid name.
             PermissionDeniedError: It was opened in another role, or for another task.
             ResourceExhaustedError: Too many sessions are open.
         """
         if task.job:
             check_name(task.job, "job")
-        if len(session_id) != SESSION_ID_BYTES:
-            raise InvalidArgumentError(
-                f"a session id has {SESSION_ID_BYTES} bytes; this one has {len(session_id)}"
-            )
         if session_id not in self._open and len(self._open) >= MAX_SESSIONS:
             raise ResourceExhaustedError(
                 f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
@@ -150,6 +153,20 @@ class SessionLedger:
         self._open[session_id] = session
         return session
 
+    def of_call(self, shown: bytes, now: float) -> Session:
+        """Return the session of the present call, as `session`.
+
+        Args:
+            shown: What the request shows.
+            now: The time.
+
+        Raises:
+            PermissionDeniedError: The call may not act for it.
+            SessionLostError: It is not open.
+            SupersededError: Another program has taken the place of the client's.
+        """
+        return self.session(self.claim(shown), now)
+
     def session(self, session_id: bytes, now: float) -> Session:
         """Renew the lease of an open session and return the session.
 
@@ -167,9 +184,10 @@ class SessionLedger:
         """Note a heartbeat, where the program is that makes no requests, and what it waits for.
 
         Raises:
+            PermissionDeniedError: The call may not act for the session.
             SessionLostError: No session with that id is open.
         """
-        session = self._renewed(heartbeat.session_id, now)
+        session = self._renewed(self.claim(heartbeat.session_id), now)
         session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
         session.awaited = heartbeat.awaited[:_MOST_AWAITED]
         session.waits = heartbeat.waits[:_MOST_AWAITED]
@@ -290,8 +308,6 @@ def _require_same(session: Session, known: Session) -> None:
 
 
 def _lost(session_id: bytes, ended: bool) -> str:
-    if not session_id:
-        return "the request has no session id; open a session first"
     reason = (
         "its lease ran out or it was closed; open it again to go on"
         if ended

@@ -68,7 +68,7 @@ class Mutations:
         response_type: type[Response],
     ) -> Response:
         """Apply a request that has no tensors, or repeat its reply."""
-        session = self._ledger.session(request.key.session_id, self._clock())
+        session = self._ledger.of_call(request.key.session_id, self._clock())
         for_log = ForLog(partial(self._changes.request, response_type, request))
         work = Work(_begun(partial(apply, session), for_log), response_type, for_log)
         return await self._in_step(session, request, work)
@@ -92,7 +92,7 @@ class Mutations:
             response_type: The class of the response.
         """
         key = header.key
-        session = self._ledger.session(key.session_id, self._clock())
+        session = self._ledger.of_call(key.session_id, self._clock())
         if known := session.numbering.outcome(key):
             return recorded_response(known, response_type)
         with self._receiver.reservation() as reservation:

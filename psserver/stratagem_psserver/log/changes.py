@@ -8,12 +8,13 @@ from typing import Protocol
 import torch
 from google.protobuf.message import Message
 
+from stratagem_proto.protocol import session_name
 from stratagem_proto.v1 import log_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import Role, Task
+from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_proto.wire.tensors import as_bytes
 
@@ -23,6 +24,10 @@ _HALF_DONE = {"CommitContribution", "FinishStep"}
 
 class Mutation(Protocol):
     """A request that changes something, or its header."""
+
+    @property
+    def key(self) -> RequestKey:
+        """The identity of the request."""
 
     def SerializeToString(self) -> bytes:
         """Return it as bytes."""
@@ -115,7 +120,7 @@ class Changes:
             return None
         method = response_type.DESCRIPTOR.name.removesuffix("Response")
         content = b"".join(map(as_bytes, tensors))
-        return LoggedRequest(method, request.SerializeToString(), content)
+        return LoggedRequest(method, _text_of(request), content)
 
     @property
     def present(self) -> int:
@@ -191,7 +196,9 @@ class Changes:
 
     def met(self, request: BarrierRequest) -> None:
         """Record that a task has arrived at a barrier."""
-        self._append(pb.LogRecord(barrier=request))
+        record = pb.LogRecord(barrier=request)
+        record.barrier.session_id = session_name(request.session_id)
+        self._append(record)
 
     def arrived(self, session_id: bytes, begin: StepBegin, closed: int) -> None:
         """Record that a worker wants to begin a step."""
@@ -207,7 +214,9 @@ class Changes:
 
     def closures_ended(self, request: EndClosuresRequest) -> None:
         """Record that scheduled functions have ended."""
-        self._append(pb.LogRecord(closures=request))
+        record = pb.LogRecord(closures=request)
+        record.closures.session_id = session_name(request.session_id)
+        self._append(record)
 
     def reclaimed(self) -> None:
         """Record that contributions of workers that are gone were dropped."""
@@ -225,3 +234,13 @@ class Changes:
     def _append(self, record: pb.LogRecord) -> None:
         if self.log is not None:
             self.log.append(record)
+
+
+def _text_of(request: Mutation) -> bytes:
+    """Return a request as bytes, with the name of its session in place of what it shows."""
+    key, shown = request.key, request.key.session_id
+    key.session_id = session_name(shown)
+    try:
+        return request.SerializeToString()
+    finally:
+        key.session_id = shown

@@ -65,7 +65,7 @@ class CheckpointRpcs:
         session = state.session(request.session_id)
 
         def hold() -> None:
-            state.session(session.id)  # it may have ended meanwhile
+            state.ledger.session(session.id, state.clock())  # it may have ended meanwhile
             state.held.hold(session.id, cut, state.store)
 
         if not state.held.knows(session.id, cut):
@@ -116,7 +116,7 @@ class CheckpointRpcs:
             work = partial(_read, request, specs, state.settings.task)
             staged = await state.compute.run(work, 1 << 30)
             # The session may have ended meanwhile, and nobody would drop what it stages now.
-            state.session(session.id)
+            state.ledger.session(session.id, state.clock())
             state.staging.keep(session.id, request.restoration, staged)
         return pb.StageVariablesResponse()
 

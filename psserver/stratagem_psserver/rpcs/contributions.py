@@ -74,7 +74,7 @@ class ContributionRpcs:
     async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
         """Wait until those have committed whose contributions to the step were dropped."""
         state, key, mark = self._state, request.key, request.step
-        session = state.ledger.known(key.session_id)
+        session = state.ledger.known(state.ledger.claim(key.session_id))
         if session is None or session.numbering.outcome(key):
             return
         ready = partial(state.rounds.may_commit, session.id, mark)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
+from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError
+from stratagem_proto.protocol import (
+    MAX_CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    SESSION_ID_BYTES,
+    session_name,
+)
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.state import ServerState
@@ -22,17 +27,24 @@ class SessionRpcs:
         self._state = state
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
+        if len(request.session_id) != SESSION_ID_BYTES:
+            raise InvalidArgumentError(
+                f"a session id has {SESSION_ID_BYTES} bytes; this one has {len(request.session_id)}"
+            )
         self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
-            return self._response(0)
+            return self._response(request, 0)
+        name = session_name(request.session_id)
         session = self._state.open_session(
-            request.session_id, request.role, request.task, request.client, request.program
+            name, request.role, request.task, request.client, request.program
         )
-        return self._response(session.numbering.last)
+        return self._response(request, session.numbering.last)
 
-    def _response(self, last_sequence: int) -> pb.OpenSessionResponse:
-        settings = self._state.settings
+    def _response(
+        self, request: pb.OpenSessionRequest, last_sequence: int
+    ) -> pb.OpenSessionResponse:
+        settings, sockets = self._state.settings, self._state.frame_sockets
         return pb.OpenSessionResponse(
             protocol_version=PROTOCOL_VERSION,
             incarnation=self._state.incarnation,
@@ -43,7 +55,7 @@ class SessionRpcs:
             max_request_bytes=settings.staged_bytes,
             last_sequence=last_sequence,
             restored=self._state.resumed,
-            frame_sockets=self._state.frame_sockets,
+            frame_sockets=sockets.to(request.session_id) if sockets else None,
             replicas=settings.replicas if settings.replicas > 1 else 0,
         )
 
@@ -54,8 +66,7 @@ class SessionRpcs:
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
     async def attend(self, request: pb.AttendSessionRequest) -> pb.AttendSessionResponse:
-        state, session_id = self._state, request.session_id
-        state.session(session_id)
+        state, session_id = self._state, self._state.session(request.session_id).id
         state.ledger.attend(session_id)
         try:
             await state.attendance.until_end(session_id)
@@ -64,7 +75,7 @@ class SessionRpcs:
         return pb.AttendSessionResponse()
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
-        state, session_id = self._state, request.session_id
+        state, session_id = self._state, self._state.ledger.claim(request.session_id)
         if session := state.ledger.known(session_id):
 
             def idle() -> bool | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from stratagem_proto.protocol import SHOWN_ID_BYTES
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints.saving import Saves
@@ -48,7 +47,7 @@ class ParameterServerFacts:
 
     def _session(self, session: Session, now: float) -> pb.SessionStatus:
         status = pb.SessionStatus(
-            session_id=session.id[:SHOWN_ID_BYTES],
+            digest=session.id.hex()[:8],
             role=session.role,
             task=session.task,
             silent_seconds=now - session.heard,

@@ -39,7 +39,7 @@ class ValueRpcs:
         grants = begun_now(state, session, request.begins)
         if request.HasField("after"):
             await self._wait(session, request.after, request.wait_seconds)
-        variables = state.variables(request.session_id, request.snapshot)
+        variables = state.variables(session.id, request.snapshot)
 
         def make_header(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)

@@ -104,7 +104,7 @@ class KeyRpcs:
         session = state.session(request.session_id)
         # A request that stores rows changes the keys in place.
         async with state.locked([request.table], LockUse(session.label, "listing of keys")):
-            variables = state.variables(request.session_id, request.snapshot)
+            variables = state.variables(session.id, request.snapshot)
             keys = variables.get(request.table).keys()
             # Paging selects the larger keys and makes a mask of them.
             with state.budget.reserve(2 * keys.nbytes, "listing keys"):

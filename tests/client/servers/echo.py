@@ -20,6 +20,8 @@ from stratagem_proto.sockets.server.listening import listen
 
 MEBIBYTE = bytes(1 << 20)
 
+SESSION = b"the only session"
+
 
 class Echo:
     """A service with a method of each shape."""
@@ -92,7 +94,7 @@ class Served:
     def __init__(self, loop: LoopThread, way: str) -> None:
         self.loop, self.echo = loop, Echo()
         self.listener = loop.run(self._listener(way))
-        self.told = self.listener.told
+        self.told = self.listener.offered.to(SESSION)
         (self.endpoint,) = endpoints(self.told, "127.0.0.1:1", way)
         self.transport = SocketTransport(self.endpoint)
         self.stopped = False

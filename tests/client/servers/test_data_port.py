@@ -43,7 +43,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 def told_by(server: ParameterServer) -> FrameSockets:
     """What its clients will hear of its sockets; to be changed before they do."""
     assert server._state.frame_sockets is not None
-    return server._state.frame_sockets
+    return server._state.frame_sockets.described
 
 
 @pytest.fixture
@@ -221,8 +221,9 @@ def test_servers_are_reached_at_hosts_of_either_family(host: str) -> None:
 
 
 def place_of(server: ParameterServer) -> TcpEndpoint:
-    told = told_by(server)
-    return TcpEndpoint("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
+    assert server._state.frame_sockets is not None
+    told = server._state.frame_sockets.to(bytes(16))
+    return TcpEndpoint("127.0.0.1", told.data_port, bytes(16), told.secret, stall_seconds=15)
 
 
 def unsupported(*_: object) -> None:

@@ -24,13 +24,13 @@ from stratagem_proto.sockets.server import listener, peer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import GRPC
-from tests.client.servers.echo import Served
+from tests.client.servers.echo import SESSION, Served
 from tests.waiting import eventually
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\n\r\n",
     prefix(FrameKind.CALL, 0, True, b"/echo.Echo/Echo"),
-    prefix(FrameKind.HELLO, 31, True) + bytes(31),
+    prefix(FrameKind.HELLO, 47, True) + bytes(47),
     prefix(FrameKind.HELLO, 2**31, True),
 ]
 
@@ -58,16 +58,16 @@ def test_who_has_taken_the_name_or_the_port_of_a_server_is_not_believed(
 
 def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) -> None:
     with served.endpoint.connect(20) as stranger:
-        hello = prefix(FrameKind.HELLO, NONCE_BYTES, True)
-        stranger.sendall(hello + bytes(NONCE_BYTES))
+        hello = prefix(FrameKind.HELLO, len(SESSION) + NONCE_BYTES, True)
+        stranger.sendall(hello + SESSION + bytes(NONCE_BYTES))
         assert len(stranger.recv(100)) == len(hello) + HELLO_BYTES
-        stranger.sendall(hello + bytes(NONCE_BYTES))
+        stranger.sendall(prefix(FrameKind.HELLO, NONCE_BYTES, True) + bytes(NONCE_BYTES))
         assert stranger.recv(1) == b""
 
 
 def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = TcpEndpoint("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
+        endpoint = TcpEndpoint("127.0.0.1", silent.getsockname()[1], SESSION, bytes(32), 15)
         with pytest.raises(TimeoutError):
             SocketLink(endpoint, 0.05)
 
@@ -78,7 +78,7 @@ class PatientEndpoint(TcpEndpoint):
 
 def test_who_closes_a_transport_ends_the_greeting_of_a_server_that_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as thread:
-        endpoint = PatientEndpoint("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
+        endpoint = PatientEndpoint("127.0.0.1", silent.getsockname()[1], SESSION, bytes(32), 15)
         transport = SocketTransport(endpoint)
         call = Call("/echo.Echo/Echo", lambda _: iter([b"hello"]), 20.0)
         calling = thread.submit(transport.send, call)
@@ -112,7 +112,7 @@ def test_strangers_keep_out_neither_clients_nor_each_other(
 
 def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as liar:
-        endpoint = TcpEndpoint("127.0.0.1", liar.getsockname()[1], bytes(32), 15)
+        endpoint = TcpEndpoint("127.0.0.1", liar.getsockname()[1], SESSION, bytes(32), 15)
 
         def lie() -> None:
             connection, _ = liar.accept()

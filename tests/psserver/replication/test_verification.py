@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stratagem_proto.protocol import session_name
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
@@ -136,7 +137,9 @@ def test_restorations_are_announced_in_their_order_by_who_gets_an_image(tmp_path
         both.crash(backup)
         with client_of(primary) as first, client_of(primary) as second, client_of(primary) as third:
             for client, identity in ((first, "a"), (second, "b"), (third, "c")):
-                primary._loop.run(announce(primary._state, identity, client.session_id))
+                primary._loop.run(
+                    announce(primary._state, identity, session_name(client.session_id))
+                )
             close(second)
             both.start(index)
             primary, backup = both.await_backup()

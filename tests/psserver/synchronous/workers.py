@@ -7,6 +7,7 @@ from contextlib import suppress
 import torch
 
 from stratagem_proto.errors import AbortedError, DeadlineExceededError
+from stratagem_proto.protocol import session_name
 from stratagem_proto.v1 import closed_step_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
@@ -86,12 +87,12 @@ class Worker:
 
 
 async def _end_lease(server: ParameterServer, session_id: bytes) -> None:
-    server._state.ledger.session(session_id, 0.0).expires = 0.0
+    server._state.ledger.session(session_name(session_id), 0.0).expires = 0.0
 
 
 async def _is_open(server: ParameterServer, session_id: bytes) -> bool:
     state: ServerState = server._state
-    return any(session.id == session_id for session in state.ledger.opened())
+    return any(session.id == session_name(session_id) for session in state.ledger.opened())
 
 
 def losing(server: ParameterServer) -> tuple[Worker, Worker]:

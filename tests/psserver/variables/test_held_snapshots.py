@@ -70,7 +70,7 @@ def test_the_end_of_a_lease_lets_go_of_a_snapshot(state: ServerState) -> None:
     with pytest.raises(FailedPreconditionError, match="lease ran out"):
         state.held.of(SESSION, CUT)
     with pytest.raises(SessionLostError):
-        state.session(SESSION)
+        state.ledger.session(SESSION, state.clock())
     assert add_one(state) == before
 
 

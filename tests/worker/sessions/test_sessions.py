@@ -253,9 +253,11 @@ def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> N
 
 
 def socket_link(worker: WorkerServer) -> SocketLink:
-    with connected(worker) as other:
-        (endpoint, _) = endpoints(other._told, worker.address, AUTO)
-        return SocketLink(endpoint)
+    """A socket for the session of `opening`."""
+    assert worker._state.frame_sockets is not None
+    told = worker._state.frame_sockets.to(bytes(16))
+    (endpoint, _) = endpoints(told, worker.address, AUTO)
+    return SocketLink(endpoint)
 
 
 def running(number: int) -> bytes:

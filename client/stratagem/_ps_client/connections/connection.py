@@ -281,7 +281,7 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return True
-        return self._attendance.begin(self.route.address, self.route.expected, session.identifier)
+        return self._attendance.begin(self.route.address, self.route.expected, session.shown)
 
     @property
     def is_replicated(self) -> bool:
@@ -363,7 +363,7 @@ class Connection:
             if self._session is None:
                 request = opening(self._identity, run=self._expected)
                 answer = self._opened_by(request, knows_run=bool(self._expected))
-                session = opened(request, answer, self.peer)
+                session = opened(request, answer, self.peer, self._identity.token)
                 self.route.require_all(answer.replicas)
                 self.route.learn(answer.frame_sockets)
                 self._session = session

@@ -14,6 +14,7 @@ from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, check_token
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import (
@@ -69,7 +70,8 @@ class ServerSession:
     """One session with one server.
 
     Attributes:
-        identifier: Random bytes that the server knows it by.
+        identifier: Random bytes that name it.
+        shown: The same, and what shows that this process may act for it.
         incarnation: The run of the server process that it belongs to.
         lease_seconds: Silence after which the server takes this client for dead.
         reconnect_seconds: The same once nothing attends the session any more.
@@ -78,6 +80,7 @@ class ServerSession:
     """
 
     identifier: bytes
+    shown: bytes = field(repr=False)
     incarnation: bytes
     lease_seconds: float
     reconnect_seconds: float
@@ -92,7 +95,7 @@ class ServerSession:
     def key(self, steps: StepCount) -> RequestKey:
         """Identify a request that changes nothing."""
         finished, report = steps.tell()
-        return RequestKey(session_id=self.identifier, finished=finished, report=report)
+        return RequestKey(session_id=self.shown, finished=finished, report=report)
 
     def next_key(self, steps: StepCount, closure: ClosureKey | None = None) -> RequestKey:
         """Number the next mutation; the caller holds the lock of mutations.
@@ -107,7 +110,7 @@ class ServerSession:
             acknowledged = next(iter(self._open)) - 1
         step, (finished, report) = steps.tell_within()
         return RequestKey(
-            session_id=self.identifier,
+            session_id=self.shown,
             sequence=sequence,
             acknowledged=acknowledged,
             step=step,
@@ -188,7 +191,7 @@ def heartbeat(
     """
     finished, report = steps.tell()
     message = HeartbeatRequest(
-        session_id=session.identifier,
+        session_id=session.shown,
         finished=finished,
         report=report,
         doing=doing,
@@ -201,7 +204,7 @@ def heartbeat(
 
 def farewell(session: ServerSession) -> Request[CloseSessionResponse]:
     """Return what ends a session."""
-    message = CloseSessionRequest(session_id=session.identifier)
+    message = CloseSessionRequest(session_id=session.shown)
     return Request("CloseSession", message, sole(CloseSessionResponse))
 
 
@@ -218,12 +221,13 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
 
 
 def opened(
-    request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
+    request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str, token: str
 ) -> ServerSession:
     """Return the session that a handshake gave; raise as `check_answering`."""
     check_answering(answer.task, server)
     return ServerSession(
         request.session_id,
+        request.session_id + credential_of(request.session_id, token),
         answer.incarnation,
         answer.lease_seconds,
         answer.reconnect_seconds,
@@ -270,7 +274,13 @@ class SessionAttendance:
         self._changing = threading.Lock()
 
     def begin(self, address: str, expected: Expected, session_id: bytes) -> bool:
-        """Call the server unless a call is under way; do not wait. Return whether one was."""
+        """Call the server unless a call is under way; do not wait. Return whether one was.
+
+        Args:
+            address: Where it is.
+            expected: Who has to be there.
+            session_id: The session, as `shown`.
+        """
         with uninterrupted(), self._changing:
             place = address, expected, session_id
             goes_on = self._call is not None and not self._call.done()

@@ -121,7 +121,7 @@ def task_name(text: str) -> str:
 
 def session_name(session: SessionStatus) -> str:
     """Return a client as commands name it."""
-    return _label(session.task) if session.task.job else f"session {session.session_id.hex()[:8]}"
+    return _label(session.task) if session.task.job else f"session {session.digest}"
 
 
 def _label(task: Task) -> str:

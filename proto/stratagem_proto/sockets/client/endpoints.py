@@ -21,7 +21,8 @@ class Endpoint(Protocol):
         way: The transport, as the setting names it.
         can_share: Whether both ends can share memory.
         seconds: The most seconds for connecting and the greeting.
-        secret: The secret that the server must prove to know.
+        secret: The secret of the session, which the server must prove to know.
+        session_id: The session.
     """
 
     way: ClassVar[str]
@@ -30,6 +31,9 @@ class Endpoint(Protocol):
 
     @property
     def secret(self) -> bytes: ...
+
+    @property
+    def session_id(self) -> bytes: ...
 
     def connect(self, seconds: float) -> socket.socket:
         """Return a connected socket, whose greeting is to follow.
@@ -48,6 +52,7 @@ class UnixEndpoint:
     seconds: ClassVar[float] = 5.0
 
     name: bytes
+    session_id: bytes = field(repr=False)
     secret: bytes = field(repr=False)
 
     def connect(self, seconds: float) -> socket.socket:
@@ -69,6 +74,7 @@ class TcpEndpoint:
 
     host: str
     port: int
+    session_id: bytes = field(repr=False)
     secret: bytes = field(repr=False)
     stall_seconds: float
 
@@ -96,6 +102,7 @@ def endpoints(
     if port != str(told.port) or len(told.secret) < SECRET_BYTES:
         return
     if told.name and setting in (AUTO, UNIX):
-        yield UnixEndpoint(told.name, told.secret)
+        yield UnixEndpoint(told.name, told.session_id, told.secret)
     if told.data_port and setting in (AUTO, TCP):
-        yield TcpEndpoint(host.strip("[]"), told.data_port, told.secret, stall_seconds)
+        known = told.session_id, told.secret
+        yield TcpEndpoint(host.strip("[]"), told.data_port, *known, stall_seconds)

@@ -66,13 +66,13 @@ class SocketLink:
         self._socket = endpoint.connect(seconds)
         with closed_on_failure(self._socket):
             greets(self)
-            self._greet(endpoint.secret, deadline)
+            self._greet(endpoint, deadline)
 
-    def _greet(self, secret: bytes, deadline: float) -> None:
+    def _greet(self, endpoint: Endpoint, deadline: float) -> None:
         asked = drawn_nonce()
-        answer = self._answer(asked, deadline)
+        answer = self._answer(endpoint.session_id + asked, deadline)
         answered, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-        proofs = Proofs(secret, asked, answered)
+        proofs = Proofs(endpoint.secret, asked, answered)
         if not hmac.compare_digest(proof, proofs.of_server):
             raise ConnectionRefusedError("somebody else answers in place of the server")
         self._answer(proofs.of_client, deadline)

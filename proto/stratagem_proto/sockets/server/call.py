@@ -39,6 +39,7 @@ class SocketCall:
 
     Attributes:
         segment: The shared memory in which its messages may name places; None if there is none.
+        session_id: The session that its connection may act for.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class SocketCall:
         first: SocketFrame,
         requests: IncomingMessages,
         out: SendBuffer,
-        segment: Segment | None = None,
+        segment: Segment | None,
+        session_id: bytes,
     ) -> None:
-        self.requests, self.segment = requests, segment
+        self.requests, self.segment, self.session_id = requests, segment, session_id
         self._handler, self._first, self._out = handler, first, out
         self._held: bytes | None = None
 

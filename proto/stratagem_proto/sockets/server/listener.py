@@ -16,6 +16,7 @@ from stratagem_proto.sockets.server.call import Handler, find_handler
 from stratagem_proto.sockets.server.listening import Listening
 from stratagem_proto.sockets.server.peer import Peer
 from stratagem_proto.sockets.server.peer_memory import Reserve, refused
+from stratagem_proto.sockets.server.user import is_trusted, user_of
 from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
 
 # The pause after a failure to accept, for instance because all file descriptors are in use.
@@ -30,7 +31,7 @@ class SocketListener:
     """Serves a server's gRPC services over sockets, too; runs on the event loop.
 
     Attributes:
-        told: The description of the sockets for clients.
+        offered: What it offers to the sessions of its server.
         scratch: The buffer into which all peers read small frames.
         reserve: Takes bytes of the budget for shared memory.
         patience: The most seconds that a client may take to send or read more of a call.
@@ -52,7 +53,7 @@ class SocketListener:
             patience: The most seconds that a client may take to send the next message of a call, or
                 to read more of the answer; None for any time.
         """
-        self.told = listening.told
+        self.offered = listening.offered
         self.scratch = bytearray(SCRATCH_BYTES)
         self.handler = lru_cache(maxsize=256)(self._find)
         self._services, self.reserve = services, reserve
@@ -90,6 +91,10 @@ class SocketListener:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 tune(accepted, self.patience or PATIENT_SECONDS)
+            elif not is_trusted(user := user_of(accepted)):
+                # Such a client uses the data port or gRPC.
+                LOG.info("a process of another user was hung up on", user=user)
+                return accepted.close()
         except OSError as error:
             LOG.info("a connection was gone at once", who=who, why=str(error))
             return accepted.close()

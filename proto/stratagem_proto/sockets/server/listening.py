@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import socket
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import closed_on_failure
-from stratagem_proto.sockets.greeting import SECRET_BYTES
+from stratagem_proto.sockets.greeting import SECRET_BYTES, secret_of
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
@@ -20,15 +21,35 @@ _BACKLOG = 4096
 NO_PORT = -1
 
 
+@dataclass(frozen=True)
+class OfferedSockets:
+    """What a server offers to its sessions.
+
+    Attributes:
+        described: What it tells all of them.
+        run_secret: Drawn by this run of the server, and told to nobody.
+    """
+
+    described: FrameSockets
+    run_secret: bytes = field(repr=False)
+
+    def to(self, session_id: bytes) -> FrameSockets:
+        """Return what a session is told, which it alone can use."""
+        told = FrameSockets()
+        told.CopyFrom(self.described)
+        told.session_id, told.secret = session_id, secret_of(session_id, self.run_secret)
+        return told
+
+
 class Listening(NamedTuple):
     """The sockets to which clients connect.
 
     Attributes:
-        told: The description of the sockets for clients.
+        offered: The description of the sockets for clients.
         sockets: The sockets; empty if clients can only use gRPC.
     """
 
-    told: FrameSockets
+    offered: OfferedSockets
     sockets: list[socket.socket]
 
 
@@ -44,8 +65,8 @@ def listen(address: str, transport: str, data_port: int = 0) -> Listening:
         UnavailableError: The data port is taken.
     """
     host, _, port = address.rpartition(":")
-    secret = secrets.token_bytes(SECRET_BYTES)
-    listening = Listening(FrameSockets(port=int(port), secret=secret), [])
+    run_secret = secrets.token_bytes(SECRET_BYTES)
+    listening = Listening(OfferedSockets(FrameSockets(port=int(port)), run_secret), [])
     with ExitStack() as opened:
         if transport in (AUTO, UNIX):
             _listen_here(listening, opened)
@@ -64,7 +85,7 @@ def _listen_here(listening: Listening, opened: ExitStack) -> None:
     except OSError as error:
         LOG.info("cannot listen on a Unix socket", why=str(error))
     else:
-        listening.told.name = name
+        listening.offered.described.name = name
 
 
 def _listen_for_others(listening: Listening, opened: ExitStack, host: str, port: int) -> None:
@@ -76,7 +97,7 @@ def _listen_for_others(listening: Listening, opened: ExitStack, host: str, port:
         LOG.info("cannot listen on a data port", host=host, why=str(error))
     else:
         listening.sockets.append(sock)
-        listening.told.data_port = sock.getsockname()[1]
+        listening.offered.described.data_port = sock.getsockname()[1]
 
 
 def unix_socket(name: bytes) -> socket.socket:

@@ -45,7 +45,7 @@ class Peer:
         self._listener, self._socket, self._who = listener, sock, who
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
-        self._greeting = Greeting(listener.told.secret)
+        self._greeting = Greeting(listener.offered.run_secret)
         # Before its proof a client cannot send a larger message.
         self._reader = FrameReader(listener.scratch, HELLO_BYTES)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
@@ -163,7 +163,8 @@ class Peer:
         requests = IncomingMessages(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
-        self._call = SocketCall(handler, frame, requests, self._out, memory)
+        session_id = self._greeting.session_id
+        self._call = SocketCall(handler, frame, requests, self._out, memory, session_id)
         return self._call
 
     async def leave(self) -> None:
