@@ -27,6 +27,7 @@ from stratagem_proto.v1.session_pb2 import (
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.asking import asking
 from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.proving import Proving
 from stratagem_proto.wire.server_status import SERVICE as STATUS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -177,6 +178,12 @@ def test_a_server_that_does_not_know_the_token_learns_nothing(proof: bytes, says
     sent = ChallengeRequest.FromString(told)
     assert sent == ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=sent.nonce)
     assert TOKEN not in str(caught.value)
+
+
+def test_an_answer_that_is_no_challenge_is_no_server() -> None:
+    proving = Proving(TOKEN, "OpenSession")
+    with pytest.raises(grpc.RpcError, match="no server of Stratagem; correct the address"):
+        proving.challenged(b"\xff")
 
 
 def test_a_program_with_a_token_is_no_client_of_a_server_without(client: RawClient) -> None:

@@ -46,7 +46,8 @@ def owner(server: ParameterServer) -> Iterator[RawClient]:
 def first_message(method: MethodDescriptor, owner: RawClient, session_id: bytes) -> bytes:
     """The smallest request in the name of a session."""
     header = method.input_type.fields_by_name.get("header")
-    request: Any = GetMessageClass(beginning(method))()
+    kind = header.message_type if header else None
+    request: Any = GetMessageClass(kind or method.input_type)()
     if hasattr(request, "key"):
         request.key.CopyFrom(owner.key())
         request.key.session_id = session_id

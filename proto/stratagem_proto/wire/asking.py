@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.errors import CancelledError
+from stratagem_proto.errors import CancelledError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.wire.call_error import CallError
@@ -75,18 +75,16 @@ class Answer(Future[Response]):
         self._request.CopyFrom(question.request)
         if token:
             proving = Proving(token, question.method)
-            self._call = self._begun(CHALLENGE, proving.request, partial(self._proved, proving))
+            self._begin(CHALLENGE, proving.request, partial(self._proved, proving))
         else:
             self._ask()
 
-    def _begun(
-        self, path: str, message: bytes, then: Callable[[bytes], None]
-    ) -> grpc.Future[bytes]:
+    def _begin(self, path: str, message: bytes, then: Callable[[bytes], None]) -> None:
         method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         left = max(self._deadline - time.monotonic(), 0.0)
-        call = method.future(message, timeout=left, wait_for_ready=self._waits)
-        call.add_done_callback(partial(self._pass_on, then))
-        return call
+        # Before it can be answered, which begins the next one in another thread.
+        self._call = method.future(message, timeout=left, wait_for_ready=self._waits)
+        self._call.add_done_callback(partial(self._pass_on, then))
 
     def _proved(self, proving: Proving, answer: bytes) -> None:
         proving.prove(proving.challenged(answer), self._request.asking)
@@ -94,7 +92,7 @@ class Answer(Future[Response]):
 
     def _ask(self) -> None:
         message = self._request.SerializeToString()
-        self._call = self._begun(self._question.path, message, self._answered)
+        self._begin(self._question.path, message, self._answered)
         if self.done():
             self._call.cancel()
 
@@ -104,13 +102,16 @@ class Answer(Future[Response]):
             self.set_result(response)
 
     def _pass_on(self, then: Callable[[bytes], None], call: grpc.Future[bytes]) -> None:
-        # In a thread of gRPC, which nobody hears of errors.
+        # In a thread of gRPC, where nobody hears of errors.
         try:
             then(call.result())
+        except grpc.RpcError as error:
+            self._fail(error)
         except grpc.FutureCancelledError:
             self._fail(CallError.of(CancelledError("the call was given up")))
         except Exception as error:
-            self._fail(error)
+            # For instance because the channel is closed by now.
+            self._fail(CallError.of(UnavailableError(f"the server cannot be asked: {error}")))
 
     def _fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):

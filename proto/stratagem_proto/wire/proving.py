@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import StratagemError, UnauthenticatedError
 from stratagem_proto.proofs import drawn_nonce, proof_of_client, proof_of_server
@@ -44,7 +45,10 @@ class Proving:
         Raises:
             CallError: The server has not proved itself.
         """
-        challenge = ChallengeResponse.FromString(answer)
+        try:
+            challenge = ChallengeResponse.FromString(answer)
+        except DecodeError as error:
+            raise CallError.of(_alien()) from error
         expected = proof_of_server(self._token, self._nonce, challenge)
         if not hmac.compare_digest(challenge.proof, expected):
             raise CallError.of(_stranger(challenge))
@@ -54,6 +58,13 @@ class Proving:
         """Write the proof into what is asked with, and must not change any more."""
         asking.proof.nonce, asking.proof.challenge = self._nonce, challenge.challenge
         asking.proof.mac = proof_of_client(self._token, self._method, asking)
+
+
+def _alien() -> StratagemError:
+    return UnauthenticatedError(
+        "what answers is no server of Stratagem; correct the address, or end the program that has "
+        "the port"
+    )
 
 
 def _stranger(challenge: ChallengeResponse) -> StratagemError:

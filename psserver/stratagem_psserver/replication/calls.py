@@ -57,7 +57,7 @@ async def asked(
     """Return what a server answers to one request, and close the channel to it.
 
     Args:
-        channel: A channel to it.
+        channel: The channel.
         token: The secret of the cluster.
         question: The request, into which the proof is written.
         seconds: The longest wait, once the server has proved itself as well.

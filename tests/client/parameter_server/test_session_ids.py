@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,13 +59,10 @@ def test_no_file_and_no_answer_has_what_opens_a_session(
     state, checkpoints = tmp_path / "state", tmp_path / "checkpoints"
     state.mkdir()
     settings = ServerSettings(token=TOKEN, durability="log", durability_folder=str(state))
-    with (
-        ParameterServer(settings) as server,
-        Cluster([server.address], 1).strategy() as strategy,
-    ):
-        trained(strategy, checkpoints)
-        with open_channel(server.address) as channel:
-            status = begin_status(channel, TOKEN, 30.0, with_variables=True).result()
+    with ParameterServer(settings) as server, ExitStack() as stack:
+        trained(stack.enter_context(Cluster([server.address], 1).strategy()), checkpoints)
+        channel = stack.enter_context(open_channel(server.address))
+        status = begin_status(channel, TOKEN, 30.0, with_variables=True).result()
     assert drawn
     assert status.sessions[0].digest
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

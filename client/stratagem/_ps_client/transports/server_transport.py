@@ -30,6 +30,7 @@ class ServerTransport:
     Args:
         address: "host:port" of the server.
         token: The secret of the cluster, or "".
+        expected: Who has to be there.
 
     Attributes:
         address: "host:port" of the server.
