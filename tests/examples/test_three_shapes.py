@@ -10,9 +10,9 @@ from examples import movielens
 from stratagem_deploy import LocalCluster
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import coordinating
-from tests.demo import CLOSE, DEMO_RMSE
+from tests.demo import CLOSE, RMSE_OF_FEW_EPOCHS
 from tests.examples.three_shapes import (
-    WHOLE,
+    SHORTENED,
     Course,
     train_as_worker,
     train_by_workers,
@@ -41,14 +41,14 @@ def test_with_one_worker_the_same_model_comes_of_each() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_with_two_workers_the_error_is_the_demos() -> None:
+def test_with_two_workers_the_error_is_that_of_one_process() -> None:
     with LocalCluster(ps=2, workers=2, processes=True) as cluster:
-        between = cluster.run(train_as_worker, WHOLE)
+        between = cluster.run(train_as_worker, SHORTENED)
     with (
         LocalCluster(ps=2, worker_servers=2, processes=True) as cluster,
         stratagem.ParameterServerStrategy(cluster.cluster_resolver) as strategy,
     ):
-        coordinated = train_by_workers(strategy, WHOLE)
+        coordinated = train_by_workers(strategy, SHORTENED)
 
-    assert between == [pytest.approx(DEMO_RMSE, abs=CLOSE)] * 2
-    assert coordinated.error == pytest.approx(DEMO_RMSE, abs=CLOSE)
+    assert between == [pytest.approx(RMSE_OF_FEW_EPOCHS, abs=CLOSE)] * 2
+    assert coordinated.error == pytest.approx(RMSE_OF_FEW_EPOCHS, abs=CLOSE)

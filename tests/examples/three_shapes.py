@@ -15,6 +15,7 @@ from examples import movielens
 from examples.coordinator import Learner
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import ClusterCoordinator
+from tests.demo import FEW_EPOCHS
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Course:
                 yield mine[batch]
 
 
-WHOLE = Course(80_000, movielens.BATCH, movielens.EPOCHS)
-"""The demo's."""
+SHORTENED = Course(80_000, movielens.BATCH, FEW_EPOCHS)
+"""The demo's, with fewer epochs."""
 
 
 @dataclass(frozen=True)
