@@ -12,7 +12,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.serving.access import first_message as beginning
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
