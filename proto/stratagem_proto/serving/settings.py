@@ -32,7 +32,7 @@ class ServingSettings:
         metrics_bind: The "host:port" of figures for Prometheus; "" for none.
         job: The job name of this task.
         task: The index of this task within its job.
-        token: The secret that clients must send when they open a session.
+        token: The secret of the cluster, which clients must prove to know.
         tls: The folder with the certificate of the server, its key, and the authority of the
             cluster. Only clients that this authority has certified can connect then, and all is
             encrypted that leaves the machine. None for a server that takes the token.
