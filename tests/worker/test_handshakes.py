@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem._worker_client import link as links
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import (
@@ -27,6 +27,7 @@ from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.worker.links import (
     PATIENCE,
+    connected,
     link_to,
     opening,
 )
@@ -38,6 +39,16 @@ PATH = b"/stratagem_proto.v1.WorkerService/Work"
 def test_without_the_token_no_function_runs(worker: WorkerServer, token: str) -> None:
     with pytest.raises(UnauthenticatedError, match="/job:worker/task:0"):
         link_to(worker.address, token=token).connect()
+
+
+def test_without_the_token_nobody_gets_a_result_by_the_id_of_its_session(
+    worker: WorkerServer,
+) -> None:
+    with connected(worker) as link, open_channel(worker.address) as channel:
+        asking = handshake(Identity(ROLE_CLIENT), link.incarnation)
+        copying = WorkerServiceStub(channel).Copy(pb.CopyRequest(asking=asking), timeout=PATIENCE)
+        with pytest.raises(UnauthenticatedError), translated("the worker", "Copy"):
+            list(copying)
 
 
 def test_a_worker_without_a_token_serves_nobody() -> None:
