@@ -124,8 +124,9 @@ class ProcessWorker:
     def restart(self, timeout: float) -> None:
         with self._lock:
             replaced = self._running()
+            # The next one would see a task that still trains.
+            _kill(replaced.process)
             self._attempt = self._try(replaced.call_file)
-        _kill(replaced.process)
 
     def end_call(self, grace: float) -> None:
         with self._lock:
