@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_WORKER, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
@@ -45,7 +45,7 @@ def test_without_the_token_nobody_gets_a_result_by_the_id_of_its_session(
     worker: WorkerServer,
 ) -> None:
     with connected(worker) as link, open_channel(worker.address) as channel:
-        asking = handshake(Identity(ROLE_CLIENT), link.incarnation)
+        asking = handshake(Identity(ROLE_WORKER), link.incarnation)
         copying = WorkerServiceStub(channel).Copy(pb.CopyRequest(asking=asking), timeout=PATIENCE)
         with pytest.raises(UnauthenticatedError), translated("the worker", "Copy"):
             list(copying)
