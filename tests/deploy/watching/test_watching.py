@@ -76,7 +76,7 @@ def test_the_status_of_a_cluster_is_told_as_json(trained: ParameterServer, token
     assert methods["Update"]["received_bytes"]["sum"] == 24
     totals = {one["kind"]: one for one in server["parameter_server"]["totals"]}
     assert totals["model"]["bytes"] == 24
-    assert server["sessions"][0]["role"] == "worker"
+    assert server["sessions"][0]["role"] == "chief"
     assert (worker["server"], worker["answers"]) == ("worker:1", False)
 
 
