@@ -15,6 +15,7 @@ from stratagem._ps_client.requests import updates, variables
 from stratagem._ps_client.requests.updates import SentGradient
 from stratagem.consistency import Sync
 from stratagem_proto.errors import UnstagedContributionError
+from stratagem_proto.protocol import session_name
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
 from stratagem_psserver.server import ParameterServer
@@ -68,4 +69,4 @@ def test_what_another_server_has_lost_does_not_count_on_the_first_one() -> None:
 def session_with(group: ServerGroup, server: int) -> bytes:
     session = group._connections[server].session
     assert session is not None
-    return session.identifier
+    return session_name(session.identifier)

@@ -248,7 +248,7 @@ def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
                 with pytest.raises(SessionLostError, match="gone"):
                     connection.resume()
                 # What another thread sends again must not reach new variables.
-                request = HeartbeatRequest(session_id=session.identifier)
+                request = HeartbeatRequest(session_id=session.shown)
                 with (
                     open_channel(address) as channel,
                     pytest.raises(SessionLostError),
@@ -263,7 +263,7 @@ def test_an_ended_session_goes_on_under_its_numbers(server: ParameterServer) -> 
         session = connection.open()
         with open_channel(server.address) as channel:
             stub = ParameterServerServiceStub(channel)
-            stub.CloseSession(CloseSessionRequest(session_id=session.identifier))
+            stub.CloseSession(CloseSessionRequest(session_id=session.shown))
         assert add(connection, "v", torch.ones(3)) == 2
         assert connection.open() is session
 

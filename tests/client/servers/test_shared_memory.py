@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import opening
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
@@ -34,7 +33,7 @@ from stratagem_proto.wire.tensors import spec_of
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import IDENTITY, add, connected, make, value_of
+from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.psserver.wire import optimizer_program
 from tests.waiting import eventually
@@ -56,7 +55,7 @@ def shared_bytes(server: ParameterServer) -> int:
 def place_of(connection: Connection) -> Endpoint:
     """The Unix socket of the server that a connection goes to."""
     connection.open()
-    told = connection.call(opening(IDENTITY)).frame_sockets
+    told = connection.route.transport._told
     return next(endpoints(told, connection.route.address, UNIX))
 
 
@@ -108,7 +107,7 @@ def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
         value = torch.zeros(400 * LARGE)
         make(connection, "v", value)
         request = pb.ReadRequest(
-            session_id=connection.open().identifier,
+            session_id=connection.open().shown,
             selections=[pb.Selection(variable="v")],
             into_segment=True,
         )
