@@ -13,6 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 
 import grpc
 
@@ -74,10 +75,14 @@ class Handshakes:
     ) -> None:
         self.settings = settings
         self._clock, self._random_bytes, self._sleep = clock, random_bytes, sleep
-        self._key = random_bytes(32)
         self._failed = FailedProofs()
         # When each was made, in the order in which their proofs came.
         self._taken: dict[bytes, float] = {}
+
+    @cached_property
+    def _key(self) -> bytes:
+        """What challenges are sealed with; drawn by the process that makes the first one."""
+        return self._random_bytes(32)
 
     def challenge(self, request: ChallengeRequest, incarnation: bytes) -> ChallengeResponse:
         """Return a new challenge, and prove that the server knows the secret.
