@@ -36,13 +36,14 @@ def launch(
     """Starts `python -m` of a server, which may open so many files."""
 
     def limited() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        assert files is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     return subprocess.Popen(
         [sys.executable, "-m", program, *arguments],
         env=os.environ | import_path(),
-        preexec_fn=limited,
+        # With a function, gRPC takes part in the fork, and may write to the child's log.
+        preexec_fn=limited if files is not None else None,
         stderr=subprocess.PIPE,
         text=True,
     )
