@@ -172,4 +172,8 @@ def open_aio_channel(
 
 def _meant(options: Options, expected: Expected, shown: CertificateFolder) -> Options:
     cluster = shown.current().identity.cluster
-    return [*options, ("grpc.ssl_target_name_override", server_name(cluster, *expected))]
+    changed: dict[str, int | str] = dict(options)
+    # The longest time for one attempt to connect; on a busy machine the handshake takes a part.
+    changed["grpc.min_reconnect_backoff_ms"] = 1_000
+    changed["grpc.ssl_target_name_override"] = server_name(cluster, *expected)
+    return [*changed.items()]
