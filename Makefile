@@ -130,11 +130,13 @@ certs: $(INSTALLED) deploy/compose/certs ## Make certificates for the containers
 
 # As the token: only the folder hides the keys.
 deploy/compose/certs:
-	$(BIN)/stratagem certs init compose --authority $@
-	$(BIN)/stratagem certs issue ps:0 ps:1 worker:0=chief worker:1 chief:0 observer --authority $@
-	$(BIN)/stratagem certs issue worker:0 worker:1 --authority $@ --out $@/worker-servers
-	chmod 755 $@/*/ $@/worker-servers/*/
-	chmod 444 $@/*/tls.key $@/worker-servers/*/tls.key
+	rm -rf $@.new
+	$(BIN)/stratagem certs init compose --authority $@.new
+	$(BIN)/stratagem certs issue ps:0 ps:1 worker:0=chief worker:1 chief:0 observer --authority $@.new
+	$(BIN)/stratagem certs issue worker:0 worker:1 --authority $@.new --out $@.new/worker-servers
+	chmod 755 $@.new/*/ $@.new/worker-servers/*/
+	chmod 444 $@.new/*/tls.key $@.new/worker-servers/*/tls.key
+	mv $@.new $@
 
 protos: $(INSTALLED) ## Compile the .proto files.
 	$(BIN)/python proto/compile.py

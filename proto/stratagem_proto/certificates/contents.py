@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,15 +17,13 @@ from cryptography.hazmat.primitives.serialization import (
 
 from stratagem_proto.certificates.identity import CertifiedIdentity
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.secret_files import is_readable_by_others
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 """The files, named as cert-manager and the helpers of SPIFFE write them."""
 
 DENIED = "denied.txt"
 """A file that need not be there: the serial numbers of certificates that count no more."""
-
-# The folder of container engines for secrets, which all users of the container may read.
-_MOUNTED_SECRETS = Path("/run/secrets")
 
 _SPIFFE = "spiffe://"
 
@@ -101,9 +97,7 @@ def _serial(path: Path, number: int, text: str) -> int:
 
 
 def _require_private(path: Path) -> None:
-    if _MOUNTED_SECRETS in path.absolute().parents or os.name != "posix":
-        return
-    if path.stat().st_mode & stat.S_IROTH:
+    if is_readable_by_others(path):
         raise InvalidArgumentError(
             f"other users of this machine can read the key {path}; chmod 600 it, and issue another "
             "one if somebody may have read it (on Kubernetes, give the volume defaultMode: 0440)"

@@ -44,7 +44,7 @@ class CertificateFolder:
         """
         self.path, self._warn = path, warn
         self._reading = threading.Lock()
-        self._written = self._signature()
+        self._written = self._refused = self._signature()
         self._current = read_certificates(path)
 
     def current(self) -> Certificates:
@@ -52,15 +52,19 @@ class CertificateFolder:
         with self._reading:
             written = self._signature()
             if written != self._written:
-                self._written = written
-                self._renew()
+                self._renew(written)
             return self._current
 
-    def _renew(self) -> None:
+    def _renew(self, written: _Signature) -> None:
         try:
             self._current = read_certificates(self.path)
         except InvalidArgumentError as error:
-            self._warn(f"new certificates cannot be used: {error.message}")
+            # They are tried again: what was refused may be valid in a moment, by a clock or a mode.
+            if written != self._refused:
+                self._warn(f"new certificates cannot be used: {error.message}")
+            self._refused = written
+        else:
+            self._written = written
 
     def _signature(self) -> _Signature:
         names = (CERTIFICATE, KEY, AUTHORITY, DENIED)

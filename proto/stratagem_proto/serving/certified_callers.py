@@ -7,6 +7,7 @@ from typing import Any
 
 from stratagem_proto.certificates.identity import CertifiedIdentity
 from stratagem_proto.errors import PermissionDeniedError
+from stratagem_proto.serving.access import name_of
 from stratagem_proto.serving.callers import present_call
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.session_pb2 import (
@@ -81,7 +82,7 @@ def require_certified(role: Role.ValueType, task: Task, settings: ServingSetting
         return
     identity = _identity(context(), settings)
     if role not in _ROLES[identity.role]:
-        raise _denied(settings, identity, f"the role {_name(role)}")
+        raise _denied(settings, identity, f"the role {name_of(role)}")
     if task.job and (task.job, task.index) != (identity.job, identity.task):
         raise _denied(settings, identity, f"the task /job:{task.job[:60]}/task:{task.index}")
 
@@ -97,10 +98,6 @@ def _identity(context: Mapping[str, Any], settings: ServingSettings) -> Certifie
     if shown.identity.cluster != own.cluster:
         raise _denied(settings, shown.identity, f"the cluster {own.cluster!r}")
     return shown.identity
-
-
-def _name(role: Role.ValueType) -> str:
-    return Role.Name(role).removeprefix("ROLE_").lower() if role in Role.values() else str(role)
 
 
 def _denied(

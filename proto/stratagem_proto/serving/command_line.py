@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,13 +19,11 @@ from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.notices.notice import notice_at
 from stratagem_proto.notices.watch import watched
+from stratagem_proto.secret_files import is_readable_by_others
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.descriptors import raise_limit
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import RpcServer
-
-# The folder of container engines for secrets, which all users of the container may read.
-_MOUNTED_SECRETS = Path("/run/secrets")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write the log as JSON on a terminal, too.")]
 
@@ -67,9 +64,7 @@ def _check_folder(ready_file: Path | None) -> None:
 
 def _warn_of_readers(path: Path | None) -> None:
     """Log a warning if other users of the machine can read the token."""
-    if path is None or _MOUNTED_SECRETS in path.parents:
-        return
-    if path.stat().st_mode & stat.S_IROTH:
+    if path is not None and is_readable_by_others(path):
         LOG.warning(
             "other users of this machine can read the cluster token",
             file=str(path),

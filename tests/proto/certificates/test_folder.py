@@ -152,3 +152,16 @@ def test_what_is_written_later_counts_and_what_cannot_be_used_is_told_once(
     os.replace(folder / "aside", folder / "tls.key")
     assert read.current().leaf.serial_number == serial(folder)
     assert len(told) == 1
+
+
+def test_what_was_refused_is_used_once_it_can_be(authority: Certified) -> None:
+    folder, told = authority.of("ps:0"), list[str]()
+    read = CertificateFolder(folder, told.append)
+    before = read.current()
+    # As a clock that is behind does, this changes without the file being written again.
+    key = authority.of("ps:0") / "tls.key"
+    key.chmod(0o644)
+    assert [read.current() for _ in range(3)] == [before] * 3
+    key.chmod(0o600)
+    assert read.current().leaf.serial_number == serial(folder)
+    assert len(told) == 1
