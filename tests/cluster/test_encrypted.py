@@ -12,9 +12,13 @@ import pytest
 import torch
 
 import stratagem as sg
+from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
-from stratagem_proto.certificates.presented import presented
+from stratagem_proto.certificates.presented import presented, presenting
+from tests.certified import certified
+from tests.conftest import TOKEN
+from tests.psserver.process import serving
 
 pytestmark = pytest.mark.cluster
 
@@ -44,6 +48,41 @@ def test_functions_of_a_coordinator_go_on_when_a_primary_is_lost(
             cluster.restart("ps", 0, "primary")
         assert total.read_value().tolist() == [20, 20]
     assert presented() is None
+
+
+def test_functions_show_the_certificate_that_their_worker_server_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_TRANSPORT", "grpc")
+    authority, token = certified(tmp_path / "certs"), tmp_path / "token"
+    token.write_text(TOKEN)
+    given = ("--task", "0", "--token-file", str(token), "--tls")
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "worker").mkdir()
+    with (
+        serving(tmp_path / "ps", *given, str(authority.of("ps:0"))) as server,
+        serving(
+            tmp_path / "worker",
+            *given,
+            str(authority.of("worker:0")),
+            program="stratagem_worker",
+        ) as worker,
+        presenting(authority.of("chief:0")),
+    ):
+        jobs = {"ps": [server.address], "worker": [worker.address], "chief": ["127.0.0.1:0"]}
+        spec = sg.ClusterSpec(jobs)
+        resolver = SimpleClusterResolver(spec, task_type="chief", task_id=0)
+        resolver.cluster_token = TOKEN
+        strategy = sg.ParameterServerStrategy(resolver)
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            total = sg.Variable(torch.zeros(2))
+
+        def add() -> None:
+            total.assign_add(torch.ones(2))
+
+        coordinator.schedule(add).fetch()
+        assert total.read_value().tolist() == [1, 1]
 
 
 TRAINING = """

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from stratagem_proto import tracing
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.notices.notice import notice_at
 from stratagem_proto.notices.watch import watched
@@ -49,7 +50,9 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     raise_limit()
     _warn_of_readers(options.token_file)
     spans = exported_spans(options.label) if options.traces else nullcontext()
-    with spans, _asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):
+    # What runs in this process calls others, too, as the functions of a worker server do.
+    shown = presenting(options.tls) if options.tls else nullcontext()
+    with spans, shown, _asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):
         if ready_file is not None:
             _announce(server, ready_file)
         asked.recv(1)

@@ -133,18 +133,17 @@ def open_channel(
     address: str,
     options: Options = CHANNEL_OPTIONS,
     expected: Expected = ANY_SERVER,
-    certificates: CertificateFolder | None = None,
 ) -> grpc.Channel:
     """Return a channel to "host:port" with the options that the servers expect.
+
+    It shows what this process shows. If that is nothing, nothing is encrypted.
 
     Args:
         address: Where the server is.
         options: The options of gRPC.
         expected: Who has to be there.
-        certificates: What to show there; by default what this process shows. Without any, nothing
-            is encrypted.
     """
-    shown = certificates or presented()
+    shown = presented()
     if shown is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, shown.of_clients(), _meant(options, expected, shown))
