@@ -99,9 +99,12 @@ class Process:
         SIGTERM is for the program, which may want to end its own children in order; all others
         reach its children too.
         """
-        with self._lock, contextlib.suppress(ProcessLookupError):
-            if self._exit_code is None:
-                (os.kill if signum == signal.SIGTERM else os.killpg)(self.pid, signum)
+        with self._lock:
+            if self._exit_code is not None:
+                return
+            if signum == signal.SIGTERM or not _reaches_group(self.pid, signum):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signum)
 
     def end(self, grace: float) -> None:
         """End it by SIGTERM, or by SIGKILL if that takes over `grace` seconds."""
@@ -137,6 +140,18 @@ class Process:
         self._ended.set()
         if self._on_end:
             self._on_end(self)
+
+
+def _reaches_group(leader: int, signum: int) -> bool:
+    """Send a signal to a process group; return whether there is one.
+
+    A process that was forked a moment ago has none of its own yet, and no children either.
+    """
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _pump(reader: int, transcript: Transcript) -> None:

@@ -138,3 +138,12 @@ def test_whoever_ends_meanwhile_has_no_part_in_an_exit_code(tmp_path: Path) -> N
 
         children = [ended(code) for code in (3, 4, 5)]
     assert [child.reap() for child in children] == [3, 4, 5]
+
+
+def test_one_that_is_killed_at_once_has_ended() -> None:
+    """It may not have got a process group of its own by then."""
+    for _ in range(30):
+        process = forked("import time; time.sleep(600)")
+        process.send(signal.SIGKILL)
+        assert process.wait(60)
+        assert process.exit_code == -signal.SIGKILL
