@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,29 @@ def test_a_client_whose_connections_were_cut_goes_on_in_its_session(
             variable.assign_add(torch.ones(2))
             assert variable.numpy().tolist() == [count, count]
             assert [each is session for each in sessions(server)] == [True]
+
+
+def test_a_client_that_cannot_be_attended_for_a_while_is_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving(reconnect_seconds=1.0) as server,
+        Relay(int(server.address.rpartition(":")[2])) as relay,
+        Cluster([f"127.0.0.1:{relay.port}"], num_workers=1).strategy() as strategy,
+    ):
+        with strategy.scope():
+            variable = Variable(torch.zeros(2))
+        eventually(lambda: attended(server) == 1)
+        (session,) = sessions(server)
+        monkeypatch.setenv("STRATAGEM_TLS", str(tmp_path / "away"))
+        relay.break_off()
+        eventually(lambda: not attended(server))
+        heard = session.heard
+        eventually(lambda: session.heard > heard + 1.0)
+        monkeypatch.delenv("STRATAGEM_TLS")
+        eventually(lambda: attended(server) == 1)
+        variable.assign_add(torch.ones(2))
+        assert variable.numpy().tolist() == [1, 1]
 
 
 def test_a_client_that_leaves_is_attended_no_more() -> None:

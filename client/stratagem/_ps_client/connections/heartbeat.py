@@ -87,7 +87,7 @@ class Heartbeat:
 
     def _attend(self) -> bool:
         """Attend all sessions; return whether the servers saw until now that this process lives."""
-        return all([connection.attend() for connection in self._connections])
+        return all([_is_attended(connection) for connection in self._connections])
 
     def _tell_last_step(self) -> None:
         step, begun = self._steps.untold(), self._steps.begun
@@ -134,6 +134,14 @@ class Heartbeat:
 
     def _third_of_lease(self) -> float:
         return _third(session.lease_seconds for session in self._sessions())
+
+
+def _is_attended(connection: Connection) -> bool:
+    try:
+        return connection.attend()
+    except StratagemError:
+        # For instance, certificates cannot be read at the moment.
+        return False
 
 
 def _waits(name: str) -> Iterator[Waiter]:
