@@ -102,10 +102,11 @@ def count(resolver: SimpleClusterResolver, end: Path, kind: Kind, consistency: s
 
 
 def _resumed(there: list[int], file: Path) -> tuple[list[str], list[int]]:
-    if not file.exists():
-        return differences(there, [0] * len(there), most=0), there
-    faults, known = json.loads(file.read_text())
-    faults += differences(there, known, most=1)
+    faults, known, most = [], [0] * len(there), 0
+    if file.exists():
+        (faults, known), most = json.loads(file.read_text()), 1
+    faults += differences(there, known, most)
+    # Before the first step, too, which a kill may leave without an acknowledgement.
     _keep(file, faults, there)
     return faults, there
 
