@@ -21,7 +21,6 @@ from benchmarks.kills.attack import Attack
 from benchmarks.kills.batches import batched
 from benchmarks.kills.counting import counted, rows, update_functions, variables
 from benchmarks.kills.eviction import evicting
-from benchmarks.kills.former import RECONNECT
 from benchmarks.kills.lockstep import in_lockstep
 from stratagem_proto.wire.transport import VARIABLE
 
@@ -68,7 +67,7 @@ def main(
 
 
 def _attacked(name: str, transport: str, count: int, seed: int) -> tuple[list[str], Counter[str]]:
-    os.environ |= {VARIABLE: transport, **dict([RECONNECT])}
+    os.environ[VARIABLE] = transport
     with TemporaryDirectory(prefix="kills-", dir=_FOLDER) as folder:
         attack = Attack(Path(folder).resolve(), count, random.Random(seed))
         try:

@@ -12,7 +12,6 @@ import torch
 
 import stratagem
 from benchmarks.kills.attack import SERVERS, WORKERS, Attack
-from benchmarks.kills.former import await_end_of_former
 from benchmarks.kills.victims import Servers, Workers
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
@@ -89,7 +88,6 @@ def count(resolver: SimpleClusterResolver, end: Path, kind: Kind, consistency: s
 
     After a kill the worker goes on from what was acknowledged. What was not may be there, once.
     """
-    await_end_of_former(resolver)
     strategy = ParameterServerStrategy(resolver, consistency=consistency)
     worker = resolver.task_id or 0
     counters, file = kind(strategy, worker), end.with_name(f"acknowledged-{worker}")

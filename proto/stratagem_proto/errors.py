@@ -18,7 +18,7 @@ StratagemError
 │   ├── AttachmentError                    worker and chief built different variables
 │   ├── UnstagedContributionError          nothing is staged of what is to count
 │   ├── SessionLostError                   the server no longer knows the session
-│   ├── SupersededError                    another program coordinates in the place of this one
+│   ├── SupersededError                    another process has the place of this one
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
 │   └── ClosureInputError                  what a closure uses is not on its worker
@@ -139,7 +139,7 @@ class SessionLostError(FailedPreconditionError):
 
 
 class SupersededError(FailedPreconditionError):
-    """Another program has taken the place of this one, which coordinates no more."""
+    """Another process has the place of this one, as a coordinator or as the same task."""
 
 
 class ProtocolVersionError(FailedPreconditionError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stratagem_proto.v1.status_pb2 import LostClient
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 
 _MOST = 100
 

@@ -12,7 +12,6 @@ from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
@@ -20,11 +19,12 @@ from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
+from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.exactly_once.receiving import Receiver
 from stratagem_psserver.exactly_once.recording import ClosureTurns
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
@@ -150,23 +150,20 @@ class ServerState:
             self.changes.finished(session.id, step, report)
         self.waits.changed(STEPS)
 
-    def open_session(
-        self,
-        session_id: bytes,
-        role: Role.ValueType,
-        task: Task,
-        client: bytes = b"",
-        program: bytes = b"",
-    ) -> Session:
-        """Begin or resume a session."""
-        session = self.ledger.open(session_id, role, task, self.clock())
-        session.client, session.program = client or session_id, program
-        self.changes.opened(session, client)
+    def open_session(self, session: Session) -> Session:
+        """Begin or resume a session, of which its client has said so much."""
+        self.ledger.open(session, self.clock())
+        self.changes.opened(session)
         self.lost.discard(session)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
+
+    def fence_off(self, session: Session) -> None:
+        """End the session of a process in whose place another one acts."""
+        self.ledger.close(session.id)
+        self.session_ended(session, f"another process has taken the place of {session.label}")
 
     def close_session(self, session_id: bytes) -> None:
         """End a session as its client requests."""

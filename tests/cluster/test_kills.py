@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.kills.__main__ import PROGRAMS
 from benchmarks.kills.attack import Attack
-from benchmarks.kills.former import RECONNECT
 
 # Each kill takes a start of a process.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -18,10 +17,7 @@ KILLS = 9
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_that_was_acknowledged_is_lost_or_there_twice(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(*RECONNECT)
+def test_nothing_that_was_acknowledged_is_lost_or_there_twice(name: str, tmp_path: Path) -> None:
     attack = Attack(tmp_path, KILLS, random.Random(name))
     assert PROGRAMS[name](attack) == []
     assert attack.done.total() >= KILLS

@@ -19,8 +19,8 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_psserver.consistency.clocks import Clocks
-from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.numbering import Apply, Numbering
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds
@@ -227,7 +227,7 @@ class Simulation:
         first = self.servers[0]
         closed = first.rounds.closed(GROUP)
         task = Task(job="worker", index=worker.number)
-        first.clocks.arrive(begin, Session(worker.session, ROLE_WORKER, task, 0.0), closed)
+        first.clocks.arrive(begin, Session(worker.session, ROLE_WORKER, task), closed)
         while (grant := self._grant(worker.number)) is None:
             self.held += 1
             yield False

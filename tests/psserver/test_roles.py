@@ -36,6 +36,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_psserver.exactly_once.session import session_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -84,7 +85,7 @@ def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
 
     async def opened() -> None:
         name = session_name(caller.session_id)
-        server._state.open_session(name, caller.role, caller.task)
+        server._state.open_session(session_of(caller, name))
 
     server._loop.run(opened())
 

@@ -49,7 +49,7 @@ class Process:
         world = self._world = network.world
         job, _, index = task.partition(":")
         client = world.chance.randbytes(16)
-        identity = Identity(ROLE_CHIEF, job, int(index), client=client)
+        identity = Identity(ROLE_CHIEF, job, int(index), client=client, process=client)
         self.name, self.steps, self.pauses = task, StepCount(), Pauses(world)
         self._connections = [
             SimulatedConnection(

@@ -12,7 +12,7 @@ from stratagem._coordinator.candidate import Candidate
 from stratagem._parameter_server.task import ServerLookup, member_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.program import this_program
+from stratagem._ps_client.process_name import process_name
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem_proto.configuration.token_file import token_from_environment
@@ -92,7 +92,7 @@ def _candidate(resolver: ClusterResolver, token: str | None, connect_seconds: fl
         locate=ServerLookup(resolver),
     )
     name = f"{member.name} (process {os.getpid()} of {socket.gethostname()})"
-    return Candidate(servers, this_program(), name)
+    return Candidate(servers, process_name(), name)
 
 
 def _require_chief(member: Membership) -> None:

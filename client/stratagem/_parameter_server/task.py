@@ -18,7 +18,7 @@ from stratagem._parameter_server.variables.partitioning import VariablePartition
 from stratagem._parameter_server.variables.placement import placement_named
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.program import this_program
+from stratagem._ps_client.process_name import process_name
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Consistency
 from stratagem_proto.configuration.token_file import token_from_environment
@@ -141,7 +141,8 @@ def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Id
         member.task_id,
         secret,
         outlives_servers=not synchronous,
-        program=this_program() if member.role == ROLE_CHIEF else b"",
+        program=process_name() if member.role == ROLE_CHIEF else b"",
+        process=process_name(),
     )
 
 

@@ -209,11 +209,13 @@ class OpenedSession(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
-    """Name of the session, a digest of its id; see `name_of` in `stratagem_proto.protocol`."""
+    """Name of the session, a digest of its id; see `session_name` in `stratagem_proto.protocol`."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     client: builtins.bytes
     program: builtins.bytes
+    process: builtins.bytes
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task: ...
     def __init__(
@@ -224,9 +226,10 @@ class OpenedSession(google.protobuf.message.Message):
         task: stratagem_proto.v1.session_pb2.Task | None = ...,
         client: builtins.bytes = ...,
         program: builtins.bytes = ...,
+        process: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "process", b"process", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenedSession = OpenedSession
 

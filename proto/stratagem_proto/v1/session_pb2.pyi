@@ -146,6 +146,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
     PROOF_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
@@ -172,6 +173,12 @@ class OpenSessionRequest(google.protobuf.message.Message):
     variables; worker servers that run its functions show the same. See SuccessionService. Empty
     for clients that belong to no such program.
     """
+    process: builtins.bytes
+    """The process that the client is in: 16 random bytes that it has drawn. Of the processes that say
+    to be the same task, as chief or worker, the one acts that has opened a session last: a server
+    ends the sessions of the others before it answers, and refuses what they ask. Empty for a client
+    that is to end no others.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions. A session is not opened
@@ -194,10 +201,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
         program: builtins.bytes = ...,
+        process: builtins.bytes = ...,
         proof: global___Proof | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["proof", b"proof", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "incarnation", b"incarnation", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

@@ -17,9 +17,9 @@ from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.versions import first_of_another_run
-from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def facts_of(state: ServerState) -> dict[str, Any]:
     """Return the state of a server except variables, as JSON."""
     return {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
+        "fence": state.ledger.fence.facts(),
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
         "clocks": state.clocks.facts(),
@@ -51,6 +52,7 @@ def _session_to_json(session: Session) -> dict[str, Any]:
         "id": session.id.hex(),
         "client": session.client.hex(),
         "program": session.program.hex(),
+        "process": session.process.hex(),
         "role": session.role,
         "task": [session.task.job, session.task.index],
         "opened": session.opened,
@@ -67,10 +69,10 @@ def _session_from_json(item: dict[str, Any]) -> Session:
         bytes.fromhex(item["id"]),
         item["role"],
         Task(job=job, index=index),
-        expires=0.0,
         numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
         client=bytes.fromhex(item["client"]),
         program=bytes.fromhex(item.get("program", "")),
+        process=bytes.fromhex(item.get("process", "")),
         opened=item.get("opened", 0),
     )
 
@@ -127,6 +129,8 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
     # Checkpoints of earlier releases lack some of these.
+    if fence := facts.get("fence"):
+        state.ledger.fence.restore(fence)
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))

@@ -9,7 +9,7 @@ from typing import Any
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, StepBegin, WorkerClock
 from stratagem_psserver.consistency.rules import StepRule
 from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 
 
 @dataclass

@@ -20,7 +20,7 @@ from stratagem_proto.v1.consistency_pb2 import Consistency, GroupConsistency, St
 from stratagem_psserver.consistency.clock_group import ClockGroup
 from stratagem_psserver.consistency.rules import rule_of
 from stratagem_psserver.consistency.schedule import Schedule
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
 from stratagem_psserver.waiting import Awaited, listed

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 from stratagem_proto.errors import (
     PermissionDeniedError,
@@ -18,16 +16,10 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PING_SECONDS, check_name
 from stratagem_proto.serving.access import name_of
-from stratagem_proto.v1.session_pb2 import (
-    AwaitedAnswer,
-    HeartbeatRequest,
-    Role,
-    StepPace,
-    Task,
-)
-from stratagem_proto.v1.waits_pb2 import Waiter
+from stratagem_proto.v1.session_pb2 import HeartbeatRequest
 from stratagem_proto.whereabouts import MAX_CHARACTERS
-from stratagem_psserver.exactly_once.numbering import Numbering
+from stratagem_psserver.exactly_once.fence import Fence, superseded
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 
 MAX_SESSIONS = 65_536
@@ -40,56 +32,6 @@ _MOMENT_SECONDS = 1.0
 
 # Ended sessions that can be resumed with their numbering.
 MAX_REMEMBERED = 10_000
-
-
-@dataclass
-class Session:
-    """A client's session. Times are in seconds of a monotonic clock.
-
-    Attributes:
-        id: The name of the session, of which nobody learns the id that its client shows.
-        expires: When its lease ends.
-        heard: When the client was last heard of.
-        requested: When its program last made a request. A heartbeat is none.
-        doing: Where its program was afterwards, as its last heartbeat said.
-        awaited: The answers that it waited for by then.
-        waits: What it waited for of other tasks by then.
-        pace: How fast it took its steps by then; None before it said so.
-        numbering: Which of its requests were applied.
-        client: Identifies the client across its sessions with several servers.
-        program: The program that it belongs to, as in OpenSessionRequest.
-        opened: Its place in the order in which sessions were opened. To resume it changes nothing.
-    """
-
-    id: bytes
-    role: Role.ValueType
-    task: Task
-    expires: float
-    heard: float = 0.0
-    requested: float = 0.0
-    doing: str = ""
-    awaited: Sequence[AwaitedAnswer] = ()
-    waits: Sequence[Waiter] = ()
-    pace: StepPace | None = None
-    numbering: Numbering = field(default_factory=Numbering)
-    client: bytes = b""
-    program: bytes = b""
-    opened: int = 0
-
-    @cached_property
-    def label(self) -> str:
-        """The name of the client in messages, for instance "/job:worker/task:1"."""
-        if self.task.job:
-            return f"/job:{self.task.job}/task:{self.task.index}"
-        return f"session {self.id.hex()[:8]}"
-
-    def seen(self, now: float) -> str:
-        """Return what was last heard of the client, as a clause for messages."""
-        silent, idle = now - self.heard, now - self.requested
-        words = f"silent for {silent:.1f} s" if silent > PING_SECONDS else "which is there"
-        if idle > max(silent, 1.0):
-            words += f", without a request for {idle:.1f} s"
-        return words + (f", last seen at {self.doing}" if self.doing else "")
 
 
 class SessionLedger:
@@ -105,6 +47,7 @@ class SessionLedger:
 
     Attributes:
         claim: The same.
+        fence: Says which process of each task acts.
     """
 
     def __init__(
@@ -119,39 +62,61 @@ class SessionLedger:
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
         self._succession = succession or Succession()
+        self.fence = Fence(self._succession)
         # When the connection of a session was closed, of those that nothing attends.
         self._cut_off: dict[bytes, float] = {}
         self._open: dict[bytes, Session] = {}
+        # Those of processes that are being replaced.
+        self._leaving: set[bytes] = set()
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
         self._last_opened = 0
 
-    def open(self, session_id: bytes, role: Role.ValueType, task: Task, now: float) -> Session:
+    def open(self, session: Session, now: float) -> Session:
         """Begin a session, or resume the one with that id and its numbering.
+
+        Args:
+            session: What its client said of itself.
+            now: The time.
 
         Raises:
             InvalidArgumentError: The task has no valid name.
             PermissionDeniedError: It was opened in another role, or for another task.
             ResourceExhaustedError: Too many sessions are open.
+            SupersededError: Another process has taken the place of the client's.
         """
-        if task.job:
-            check_name(task.job, "job")
-        if session_id not in self._open and len(self._open) >= MAX_SESSIONS:
+        if session.task.job:
+            check_name(session.task.job, "job")
+        if session.id not in self._open and len(self._open) >= MAX_SESSIONS:
             raise ResourceExhaustedError(
                 f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
                 "close those that are not needed"
             )
-        session = Session(session_id, role, task, now + self._lease, now, now)
-        known = self.known(session_id)
+        known = self.known(session.id)
         if known is not None:
             _require_same(session, known)
-        self._ended.pop(session_id, None)
-        self._cut_off.pop(session_id, None)
+        self.fence.enter(session, self.sessions())
+        self._ended.pop(session.id, None)
+        self._cut_off.pop(session.id, None)
         if known is None:
             session.opened = self._last_opened = self._last_opened + 1
         else:
             session.numbering, session.opened = known.numbering, known.opened
-        self._open[session_id] = session
+        session.expires, session.heard, session.requested = now + self._lease, now, now
+        self._open[session.id] = session
         return session
+
+    def replace(self, session: Session) -> Sequence[Session]:
+        """Admit no more requests of the process whose place that of a session takes.
+
+        Returns:
+            The sessions of that process, which are to be ended before the other one is opened.
+        """
+        former = self.fence.replaced_by(session)
+        if not former:
+            return []
+        leaving = [one for one in self._open.values() if one.is_of(session.task, former)]
+        self._leaving.update(one.id for one in leaving)
+        return leaving
 
     def of_call(self, shown: bytes, now: float) -> Session:
         """Return the session of the present call, as `session`.
@@ -163,7 +128,7 @@ class SessionLedger:
         Raises:
             PermissionDeniedError: The call may not act for it.
             SessionLostError: It is not open.
-            SupersededError: Another program has taken the place of the client's.
+            SupersededError: Another program or process has taken the place of the client's.
         """
         return self.session(self.claim(shown), now)
 
@@ -172,9 +137,11 @@ class SessionLedger:
 
         Raises:
             SessionLostError: No session with that id is open.
-            SupersededError: Another program has taken the place of the client's.
+            SupersededError: Another program or process has taken the place of the client's.
         """
         session = self._renewed(session_id, now)
+        if session_id in self._leaving:
+            raise superseded(session)
         if session.program:
             self._succession.require(session.program)
         session.requested, session.doing, session.awaited = now, "", ()
@@ -273,6 +240,7 @@ class SessionLedger:
         """End a session and return it; return None if it was not open."""
         session = self._open.pop(session_id, None)
         self._cut_off.pop(session_id, None)
+        self._leaving.discard(session_id)
         if session is not None:
             self._remember(session)
         return session

@@ -39,7 +39,9 @@ class OpenSession(Protocol):
     id: bytes
     role: Role.ValueType
     task: Task
+    client: bytes
     program: bytes
+    process: bytes
 
 
 class RecordLog(Protocol):
@@ -172,14 +174,15 @@ class Changes:
             )
             self.log.append(pb.LogRecord(mutation=mutation), request.tensors)
 
-    def opened(self, session: OpenSession, client: bytes) -> None:
-        """Record that a session was opened or resumed, by a client of that identity."""
+    def opened(self, session: OpenSession) -> None:
+        """Record that a session was opened or resumed."""
         opened = pb.OpenedSession(
             session_id=session.id,
             role=session.role,
             task=session.task,
-            client=client,
+            client=session.client,
             program=session.program,
+            process=session.process,
         )
         self._append(pb.LogRecord(opened=opened))
 

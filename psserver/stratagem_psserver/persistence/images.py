@@ -150,9 +150,7 @@ class Image:
         for session_id in map(bytes.fromhex, self.exact["open"]):
             session = state.ledger.known(session_id)
             assert session is not None
-            state.open_session(
-                session_id, session.role, session.task, session.client, session.program
-            )
+            state.open_session(session)
         state.clocks.restore(self.facts["clocks"], are_there=True)
         state.barriers.restore_gatherings(self.facts["barriers"])
         state.gate.restore(self.exact["gate"])

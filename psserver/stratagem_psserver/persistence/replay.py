@@ -26,9 +26,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.status import from_record
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.intents import intent_of
-from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.recording import NOT_RECORDED
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
+from stratagem_psserver.exactly_once.session import Session, session_of
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
@@ -191,7 +191,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
 
 
 def _open(state: ServerState, opened: logged.OpenedSession) -> None:
-    state.open_session(opened.session_id, opened.role, opened.task, opened.client, opened.program)
+    state.open_session(session_of(opened, opened.session_id))
 
 
 def _end(state: ServerState, ended: logged.EndedSession) -> None:

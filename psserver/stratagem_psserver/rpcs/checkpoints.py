@@ -10,7 +10,7 @@ from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints.saving import Saved, Saves
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.restoration import StagedVariables, read_accounts
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse

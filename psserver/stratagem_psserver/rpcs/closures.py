@@ -10,7 +10,7 @@ from stratagem_proto.v1 import closure_pb2
 from stratagem_proto.v1 import draws_pb2 as pb
 from stratagem_psserver.data.data_ledger import Function
 from stratagem_psserver.exactly_once.closures import EndedClosures
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.state import ServerState
 
 

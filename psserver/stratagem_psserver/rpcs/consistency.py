@@ -9,7 +9,7 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.serving.access import Access
 from stratagem_proto.v1 import consistency_pb2 as pb
 from stratagem_proto.v1 import parameter_server_pb2
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Waiter
 

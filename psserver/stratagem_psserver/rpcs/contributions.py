@@ -7,8 +7,8 @@ from functools import partial
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.receiving import StagedTensors
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.rpcs.closing import close, finish
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError
+from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from stratagem_proto.protocol import (
     MAX_CHUNK_BYTES,
     PROTOCOL_VERSION,
@@ -13,6 +14,7 @@ from stratagem_proto.protocol import (
 )
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_psserver.exactly_once.session import Session, session_of
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Awaited, Waiter, listed
 
@@ -35,11 +37,20 @@ class SessionRpcs:
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
             return self._response(request, 0)
-        name = session_name(request.session_id)
-        session = self._state.open_session(
-            name, request.role, request.task, request.client, request.program
-        )
+        session = session_of(request, session_name(request.session_id))
+        await self._fence_off(self._state.ledger.replace(session))
+        self._state.open_session(session)
         return self._response(request, session.numbering.last)
+
+    async def _fence_off(self, former: Sequence[Session]) -> None:
+        """End sessions once what was being applied of them is, so that the next process sees it."""
+        for session in former:
+            if not await self._is_idle(session):
+                raise UnavailableError(
+                    f"a request of the process that was {session.label} before is still being "
+                    "applied; try again"
+                )
+            self._state.fence_off(session)
 
     def _response(
         self, request: pb.OpenSessionRequest, last_sequence: int
@@ -77,14 +88,18 @@ class SessionRpcs:
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         state, session_id = self._state, self._state.ledger.claim(request.session_id)
         if session := state.ledger.known(session_id):
-
-            def idle() -> bool | None:
-                return not session.numbering.is_applying or None
-
-            waiter = Waiter(session.label, "the end of its own request", list)
-            await state.waits.until(session_id, idle, _CLOSING_SECONDS, waiter)
+            await self._is_idle(session)
         state.close_session(session_id)
         return pb.CloseSessionResponse()
+
+    async def _is_idle(self, session: Session) -> bool | None:
+        """Wait until no request of a session is being applied; return None if that takes long."""
+
+        def idle() -> bool | None:
+            return not session.numbering.is_applying or None
+
+        waiter = Waiter(session.label, "the end of its own request", list)
+        return await self._state.waits.until(session.id, idle, _CLOSING_SECONDS, waiter)
 
 
 class BarrierRpcs:

@@ -6,7 +6,7 @@ from functools import partial
 
 from stratagem_proto.v1 import succession_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Waiter
 

@@ -17,12 +17,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.succession_pb2 import Incumbent
-from stratagem_psserver.exactly_once.ledger import (
-    MAX_REMEMBERED,
-    MAX_SESSIONS,
-    Session,
-    SessionLedger,
-)
+from stratagem_psserver.exactly_once.ledger import MAX_REMEMBERED, MAX_SESSIONS, SessionLedger
 from stratagem_psserver.exactly_once.numbering import (
     MAX_REPLY_BYTES,
     MAX_UNACKNOWLEDGED,
@@ -32,6 +27,7 @@ from stratagem_psserver.exactly_once.numbering import (
     Replay,
     WaitForEarlier,
 )
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 
 LEASE = 30.0
@@ -140,7 +136,7 @@ def test_replies_that_are_never_acknowledged_may_take_only_so_much_memory() -> N
 
 def opened(ledger: SessionLedger, number: int = 1, now: float = 0.0) -> Session:
     identifier = number.to_bytes(16, "big")
-    return ledger.open(identifier, ROLE_WORKER, Task(job="worker"), now)
+    return ledger.open(Session(identifier, ROLE_WORKER, Task(job="worker")), now)
 
 
 def test_every_call_renews_the_lease() -> None:
@@ -238,19 +234,19 @@ def test_only_so_many_sessions_are_open_at_a_time() -> None:
 @pytest.mark.parametrize("job", ["j" * 513, "two words"])
 def test_the_job_of_a_task_is_a_name(job: str) -> None:
     with pytest.raises(InvalidNameError, match="job name"):
-        SessionLedger(LEASE).open(bytes(16), ROLE_WORKER, Task(job=job), 0.0)
+        SessionLedger(LEASE).open(Session(bytes(16), ROLE_WORKER, Task(job=job)), 0.0)
 
 
 def test_the_order_of_sessions_outlasts_resumption_and_a_restart() -> None:
     ledger = SessionLedger(10.0)
     first, second = b"1" * 16, b"2" * 16
     for session_id in (first, second):
-        ledger.open(session_id, ROLE_WORKER, Task(), 0.0)
+        ledger.open(Session(session_id, ROLE_WORKER, Task()), 0.0)
     ledger.close(first)
     again = SessionLedger(10.0)
     again.restore(ledger.sessions())
     opened = [
-        again.open(session_id, ROLE_WORKER, Task(), 1.0).opened
+        again.open(Session(session_id, ROLE_WORKER, Task()), 1.0).opened
         for session_id in (b"3" * 16, first, second)
     ]
     assert opened == [3, 1, 2]

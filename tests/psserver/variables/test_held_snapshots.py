@@ -11,6 +11,7 @@ from stratagem_proto.errors import FailedPreconditionError, SessionLostError
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, Task
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
@@ -34,7 +35,7 @@ def state_of(variable_bytes: int | None = None) -> ServerState:
     value = torch.zeros(2)
     spec = VariableSpec(name="v", tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
     state.store.create([spec], [value])
-    state.open_session(SESSION, ROLE_EVALUATOR, Task(job="evaluator"))
+    state.open_session(Session(SESSION, ROLE_EVALUATOR, Task(job="evaluator")))
     return state
 
 

@@ -9,8 +9,10 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse, RequestKey
 from stratagem_psserver.data.data_ledger import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.fence import Fence
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from tests.simulation.planted.plant import Plant, replaced, strikes
 
@@ -78,11 +80,17 @@ def _hands_out_again(self: DataLedger, number: int, function: Function) -> int |
     return batch
 
 
+def _replaces_nobody(self: Fence, session: Session) -> bytes:
+    """Let the former process of a task act beside the next one."""
+    return b""
+
+
 FAULTS: Mapping[str, Plant] = {
     "a reply is not recorded": replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": replaced(Numbering, "finish", _records_late),
     "the ledger of a session is lost": replaced(SessionLedger, "open", _loses_numbering),
     "a stale acknowledgement counts": replaced(Numbering, "outcome", _takes_stale_acknowledgement),
+    "a former process goes on": replaced(Fence, "replaced_by", _replaces_nobody),
     "requests overtake each other": replaced(Numbering, "admit", _applies_out_of_turn),
     "a session is with any run": replaced(SessionRpcs, "open", _opens_with_any_run),
     "a function's mutation is forgotten": replaced(ClosureLedger, "finish", _forgets_mutation),

@@ -39,6 +39,8 @@ class Adding(Program):
         super().__init__(world)
         self._sent = defaultdict[Place, set[int]](set)
         self._answered = defaultdict[Place, set[int]](set)
+        # What former processes have sent and a later one of the same worker has not found.
+        self._fenced = defaultdict[Place, set[int]](set)
         # By server and version, what the vector was then.
         self._known: dict[tuple[int, int], list[int]] = {}
         # By server, that something was sent to it since the last look.
@@ -109,6 +111,7 @@ class Adding(Program):
     def _check_sums(self, server: int, sums: list[int]) -> None:
         for worker, total in enumerate(sums):
             place = worker, server
+            self._require_fenced(place, total)
             for fault in faults_of(total, self._sent[place], self._answered[place]):
                 self.world.require(False, f"worker:{worker} on ps:{server}: {fault}")
 
@@ -155,9 +158,26 @@ class Adding(Program):
             self.world.require(not lacks, what)
         # What somebody has read may not be lost either, whether or not it was answered.
         for worker, total in enumerate(sums):
+            self._require_fenced((worker, server), total)
             self._answered[worker, server].update(digits_of(total))
         process.last[server] = version, sums
         return sums
+
+    def sent(self, worker: int) -> dict[int, set[int]]:
+        """Return what a worker has sent to each server so far."""
+        return {server: set(self._sent[worker, server]) for server in range(self.num_servers)}
+
+    def fence(self, worker: int, server: int, digits: set[int]) -> None:
+        """Note what a former process of a worker has sent and the present one does not find."""
+        self._fenced[worker, server] |= digits
+
+    def _require_fenced(self, place: tuple[int, int], total: int) -> None:
+        worker, server = place
+        late = self._fenced[place] & set(digits_of(total))
+        what = (
+            f"additions {late} of a former worker:{worker} came to ps:{server} after the next one"
+        )
+        self.world.require(not late, what)
 
     def arrive(self, worker: int) -> int:
         """Note that a worker is at the barrier; return how often it was there before."""
@@ -183,9 +203,12 @@ class _Adder:
         self._adding, self._worker = adding, worker
         self._chance = adding.chance
         self._left = self._chance.randint(6, 16)
+        # What former processes have sent, to the servers that this one has not read yet.
+        self._before: dict[int, set[int]] = {}
 
     async def add_all(self, process: Process) -> None:
         """Add all that is left; a process that is started again goes on."""
+        self._before = self._adding.sent(self._worker)
         await self._create_own(process)
         while self._left > 0:
             await self._add_some(process, min(self._left, self._chance.randint(1, 3)))
@@ -234,5 +257,7 @@ class _Adder:
                 await outcome
         self._left -= count
         server = self._chance.randrange(adding.num_servers)
-        await adding.read(process, server, process.last.get(server))
+        sums = await adding.read(process, server, process.last.get(server))
+        lost = self._before.pop(server, set()) - set(digits_of(sums[self._worker]))
+        adding.fence(self._worker, server, lost)
         await process.idle()

@@ -41,8 +41,8 @@ class Identity:
 
     `client` is random bytes that name it in all its sessions, empty if it has but one. It
     `outlives_servers` if it goes on with a server that restarts and restores a checkpoint, without
-    what was applied since. `program` is that of `this_program` where one coordinates or creates
-    variables, also of workers that run its functions.
+    what was applied since. `program` is the `process_name` of the process that coordinates or
+    creates variables, also of workers that run its functions; `process` is that of this one.
 
     Raises:
         InvalidArgumentError: The token is too short.
@@ -55,6 +55,7 @@ class Identity:
     client: bytes = b""
     outlives_servers: bool = False
     program: bytes = b""
+    process: bytes = b""
 
     def __post_init__(self) -> None:
         check_token(self.token)
@@ -217,6 +218,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
         task=Task(job=identity.job, index=identity.index),
         client=identity.client,
         program=identity.program,
+        process=identity.process,
     )
 
 

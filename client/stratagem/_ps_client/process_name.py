@@ -1,4 +1,4 @@
-"""The name of this program among those that could coordinate one cluster."""
+"""The name of this process among those of a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from stratagem_proto.protocol import SESSION_ID_BYTES
 
 
-def this_program() -> bytes:
+def process_name() -> bytes:
     """Return random bytes that name this process; those of a forked child are others."""
     return _name_of(os.getpid())
 

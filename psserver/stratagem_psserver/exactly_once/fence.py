@@ -1,0 +1,105 @@
+"""Which process of each task may act, where another one has been started in its place.
+
+A process that takes the place of another one reads how far that has come, and goes on from there.
+So nothing of the other may be applied any more by then, whether it has ended, or is cut off and
+does not know that it was replaced. This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from stratagem_proto.errors import SupersededError
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER, Task
+from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.succession import Succession
+
+# Former clients that are remembered. Those before have long been gone.
+_MOST_FORMER = 10_000
+
+_Place: TypeAlias = tuple[str, int]
+
+
+class Fence:
+    """The present process of each task that changes variables, and the clients of former ones.
+
+    The process counts that has come last. Which of the programs acts that could coordinate is said
+    by their succession.
+    """
+
+    def __init__(self, succession: Succession) -> None:
+        self._succession = succession
+        self._present: dict[_Place, bytes] = {}
+        self._former: OrderedDict[bytes, None] = OrderedDict()
+
+    def replaced_by(self, session: Session) -> bytes:
+        """Return the process whose place that of a session takes; b"" if there is none."""
+        if not self._is_guarded(session):
+            return b""
+        present = self._present.get(_place(session.task), b"")
+        return b"" if present == session.process else present
+
+    def enter(self, session: Session, known: Iterable[Session]) -> None:
+        """Let the process of a session act for its task, and no other one from now on.
+
+        Args:
+            session: One that is opened.
+            known: All that are open or can be resumed.
+
+        Raises:
+            SupersededError: Its client is that of a former process.
+        """
+        self.require(session)
+        if former := self.replaced_by(session):
+            self._retire(one for one in known if one.is_of(session.task, former))
+        if self._is_guarded(session):
+            self._present[_place(session.task)] = session.process
+
+    def _is_guarded(self, session: Session) -> bool:
+        changes = session.task.job and session.role in (ROLE_CHIEF, ROLE_WORKER)
+        coordinates = session.role == ROLE_CHIEF and self._succession.incumbent.program
+        return bool(changes and session.process and not coordinates)
+
+    def _retire(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            self._former[session.client] = None
+        while len(self._former) > _MOST_FORMER:
+            self._former.popitem(last=False)
+
+    def require(self, session: Session) -> None:
+        """Check that the client of a session may ask for something.
+
+        Raises:
+            SupersededError: It is that of a former process.
+        """
+        if session.client in self._former:
+            raise superseded(session)
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "present": [[*place, process.hex()] for place, process in self._present.items()],
+            "former": [client.hex() for client in self._former],
+        }
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Restore what `facts` returned."""
+        self._present = {
+            (job, index): bytes.fromhex(process) for job, index, process in facts["present"]
+        }
+        self._former = OrderedDict.fromkeys(map(bytes.fromhex, facts["former"]))
+
+
+def superseded(session: Session) -> SupersededError:
+    """Return the error of a process in whose place another one acts."""
+    return SupersededError(
+        f"another process has begun as {session.label} after this one, and has its place: what "
+        "this one asks is not carried out any more. End it; if both are meant to run, give each "
+        "a task of its own"
+    )
+
+
+def _place(task: Task) -> _Place:
+    return task.job, task.index
