@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,7 +39,8 @@ CLOCK = r"\d\d:\d\d:\d\d"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that come at once."""
+    """Lines that come at once, from a thread that waits of tests before have not made sleep."""
+    monkeypatch.setattr(waiting, "_teller", waiting._Teller())
     monkeypatch.setattr(waiting, "_FIRST_SECONDS", 0.05)
     monkeypatch.setattr(waiting, "_NEXT_SECONDS", 0.05)
 
@@ -107,14 +107,10 @@ def test_a_thread_is_there_only_while_somebody_waits(
 ) -> None:
     with Wait("me", "you"):
         eventually(lambda: bool(lines()))
-    # Threads that tests before have left behind may wait for a minute, too.
-    eventually(lambda: "stratagem-waiting" not in map(_name, threading.enumerate()), seconds=150)
+    thread = waiting._teller._thread
+    eventually(lambda: thread is None or not thread.is_alive())
     with Wait("me", "them"):
         eventually(lambda: any("them" in line for line in lines()))
-
-
-def _name(thread: threading.Thread) -> str:
-    return thread.name
 
 
 def test_of_a_server_that_is_absent(lines: Callable[[], list[str]], unused_address: str) -> None:

@@ -34,6 +34,8 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread; a new one takes the place of the oldest of many."""
 
     daemon_threads = True
+    # The system lets those wait for seconds for whom it has no room.
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, certificates: CertificateFolder | None) -> None:
         """Listen.
