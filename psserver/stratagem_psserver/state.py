@@ -12,11 +12,13 @@ from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_proto.v1.session_pb2 import FilteredTasks
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
+from stratagem_psserver.device_filters import DeviceFilters
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import SessionLedger
@@ -81,6 +83,7 @@ class ServerState:
             self.succession,
             partial(claimed, settings=settings),
         )
+        self.filters = DeviceFilters(settings.label)
         self.attendance = Attendance()
         self.lost = LostClients()
         self.absences = Absences(settings.rejoin_seconds)
@@ -150,20 +153,27 @@ class ServerState:
             self.changes.finished(session.id, step, report)
         self.waits.changed(STEPS)
 
-    def open_session(self, session: Session) -> Session:
-        """Begin or resume a session, of which its client has said so much."""
+    def open_session(self, session: Session, filtered: FilteredTasks | None = None) -> Session:
+        """Begin or resume a session, of which its client has said so much.
+
+        Args:
+            session: The session.
+            filtered: From which tasks the server is hidden, if a chief has said it.
+        """
         self.ledger.open(session, self.clock())
-        self.changes.opened(session)
+        if filtered is not None:
+            self.filters.learn(filtered)
+        self.changes.opened(session, filtered)
         self.lost.discard(session)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
 
-    def fence_off(self, session: Session) -> None:
-        """End the session of a process in whose place another one acts."""
+    def end_session(self, session: Session, why: str) -> None:
+        """End a session whose client has not asked for it; `why` is a clause for messages."""
         self.ledger.close(session.id)
-        self.session_ended(session, f"another process has taken the place of {session.label}")
+        self.session_ended(session, why)
 
     def close_session(self, session_id: bytes) -> None:
         """End a session as its client requests."""

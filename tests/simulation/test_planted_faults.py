@@ -30,7 +30,7 @@ RARE = {
     "a server that gives a move up forgets what it has": (201,),
     "a session is with any run": (7356,),
     "an answer leaves before its record": (113,),
-    "dropped contributions are forgotten": (3911,),
+    "dropped contributions are forgotten": (7296,),
     "memory is taken for the disk": (935,),
     "old batches are taken for later ones": (113,),
     "removed segments are read": (40,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stratagem._cluster.membership import Membership
@@ -10,6 +10,7 @@ from stratagem._core.device_names import DeviceName
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import cluster_pb2 as pb
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
+from stratagem_proto.v1.session_pb2 import FilteredTask, FilteredTasks, Task
 
 
 class ClusterDeviceFilters:
@@ -45,6 +46,13 @@ class ClusterDeviceFilters:
     def of(self, job_name: str, task_index: int) -> tuple[str, ...]:
         """Return the filters of one task; an empty tuple if it sees everything."""
         return self._filters.get(job_name, {}).get(task_index, ())
+
+    def hiding(self, device: str) -> Iterator[FilteredTask]:
+        """Yield the tasks from which a device of a server is hidden, with their filters."""
+        for job, tasks in self._filters.items():
+            for index, filters in tasks.items():
+                if TaskView(f"/job:{job}/task:{index}", (filters,)).hiding(device):
+                    yield FilteredTask(task=Task(job=job, index=index), device_filters=filters)
 
     def as_message(self) -> pb.ClusterDeviceFilters:
         """Return the filters as a message, for instance for a `ServerDef`."""
@@ -92,12 +100,16 @@ def _matches(partial: str, name: DeviceName) -> bool:
 class VisibleServers:
     """The parameter servers as one task sees them.
 
-    Variables are placed on those `used`, in turn, which the task that creates them sees. Those
-    `hidden` this task may not call, for the reason given.
+    Attributes:
+        used: Those on which variables are placed, in turn: the task that creates them sees them.
+        hidden: Those that this task may not call, with the reason.
+        filtered: The tasks that each server has to refuse, if this task creates variables and
+            there are filters of the cluster.
     """
 
     used: tuple[int, ...]
     hidden: Mapping[int, str] = field(default_factory=dict)
+    filtered: Mapping[int, FilteredTasks] = field(default_factory=dict)
 
     @property
     def called(self) -> tuple[int, ...]:
@@ -132,7 +144,10 @@ def visible_servers(
             f"servers from {creator.task}, which creates variables; add '/job:ps'"
         )
     hidden = {i: _hidden(own, i, name) for i, name in enumerate(names) if own.hiding(name)}
-    return VisibleServers(used, hidden)
+    if filters is None or not member.creates:
+        return VisibleServers(used, hidden)
+    filtered = {i: FilteredTasks(tasks=filters.hiding(name)) for i, name in enumerate(names)}
+    return VisibleServers(used, hidden, filtered)
 
 
 def _view(

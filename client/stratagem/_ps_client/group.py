@@ -94,8 +94,9 @@ class ServerGroup:
         for task, address in enumerate(addresses):
             located = partial(locate, task) if locate else str
             directory = TaskDirectory(task, identity, located, servers)
+            told = replace(client, filtered=self._visible.filtered.get(task))
             made.append(
-                Connection(task, address, client, deadlines or Deadlines(), self.steps, directory)
+                Connection(task, address, told, deadlines or Deadlines(), self.steps, directory)
             )
         self._connections = connections = tuple(made)
         self._backlog = Backlog(self.steps)

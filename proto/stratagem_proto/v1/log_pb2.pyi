@@ -210,6 +210,7 @@ class OpenedSession(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     PROCESS_FIELD_NUMBER: builtins.int
+    FILTERED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """Name of the session, a digest of its id; see `session_name` in `stratagem_proto.protocol`."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
@@ -218,6 +219,10 @@ class OpenedSession(google.protobuf.message.Message):
     process: builtins.bytes
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task: ...
+    @property
+    def filtered(self) -> stratagem_proto.v1.session_pb2.FilteredTasks:
+        """Absent unless a chief has said it."""
+
     def __init__(
         self,
         *,
@@ -227,9 +232,10 @@ class OpenedSession(google.protobuf.message.Message):
         client: builtins.bytes = ...,
         program: builtins.bytes = ...,
         process: builtins.bytes = ...,
+        filtered: stratagem_proto.v1.session_pb2.FilteredTasks | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "process", b"process", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["filtered", b"filtered", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "process", b"process", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenedSession = OpenedSession
 

@@ -136,6 +136,51 @@ class Proof(google.protobuf.message.Message):
 global___Proof = Proof
 
 @typing.final
+class FilteredTask(google.protobuf.message.Message):
+    """A task whose device filters hide a server."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    DEVICE_FILTERS_FIELD_NUMBER: builtins.int
+    @property
+    def task(self) -> global___Task: ...
+    @property
+    def device_filters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """All its filters, for messages: partial device names, as in TaskDeviceFilters."""
+
+    def __init__(
+        self,
+        *,
+        task: global___Task | None = ...,
+        device_filters: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["device_filters", b"device_filters", "task", b"task"]) -> None: ...
+
+global___FilteredTask = FilteredTask
+
+@typing.final
+class FilteredTasks(google.protobuf.message.Message):
+    """The tasks whose device filters hide a server."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: builtins.int
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FilteredTask]:
+        """Each task once."""
+
+    def __init__(
+        self,
+        *,
+        tasks: collections.abc.Iterable[global___FilteredTask] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tasks", b"tasks"]) -> None: ...
+
+global___FilteredTasks = FilteredTasks
+
+@typing.final
 class OpenSessionRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -147,6 +192,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     PROCESS_FIELD_NUMBER: builtins.int
+    FILTERED_FIELD_NUMBER: builtins.int
     PROOF_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
@@ -186,6 +232,13 @@ class OpenSessionRequest(google.protobuf.message.Message):
         """
 
     @property
+    def filtered(self) -> global___FilteredTasks:
+        """The tasks from which the cluster's device filters hide this server. Servers take them from a
+        chief alone, keep them with their state, and open no sessions for these tasks. Absent if the
+        client knows of no filters but its own; empty if no task has any.
+        """
+
+    @property
     def proof(self) -> global___Proof:
         """That the client knows the secret of the cluster. Absent only where the server was started
         without one.
@@ -202,10 +255,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
         incarnation: builtins.bytes = ...,
         program: builtins.bytes = ...,
         process: builtins.bytes = ...,
+        filtered: global___FilteredTasks | None = ...,
         proof: global___Proof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["proof", b"proof", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["filtered", b"filtered", "proof", b"proof", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

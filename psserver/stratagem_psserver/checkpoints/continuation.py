@@ -36,6 +36,7 @@ def facts_of(state: ServerState) -> dict[str, Any]:
     return {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "fence": state.ledger.fence.facts(),
+        "filters": state.filters.facts(),
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
         "clocks": state.clocks.facts(),
@@ -131,6 +132,7 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     # Checkpoints of earlier releases lack some of these.
     if fence := facts.get("fence"):
         state.ledger.fence.restore(fence)
+    state.filters.restore(facts.get("filters", ()))
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))

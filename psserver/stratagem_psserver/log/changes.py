@@ -14,7 +14,7 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
+from stratagem_proto.v1.session_pb2 import FilteredTasks, RequestKey, Role, Task
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_proto.wire.tensors import as_bytes
 
@@ -174,8 +174,8 @@ class Changes:
             )
             self.log.append(pb.LogRecord(mutation=mutation), request.tensors)
 
-    def opened(self, session: OpenSession) -> None:
-        """Record that a session was opened or resumed."""
+    def opened(self, session: OpenSession, filtered: FilteredTasks | None) -> None:
+        """Record that a session was opened or resumed, and what a chief has said with it."""
         opened = pb.OpenedSession(
             session_id=session.id,
             role=session.role,
@@ -183,6 +183,7 @@ class Changes:
             client=session.client,
             program=session.program,
             process=session.process,
+            filtered=filtered,
         )
         self._append(pb.LogRecord(opened=opened))
 

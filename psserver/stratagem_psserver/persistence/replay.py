@@ -191,7 +191,8 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
 
 
 def _open(state: ServerState, opened: logged.OpenedSession) -> None:
-    state.open_session(session_of(opened, opened.session_id))
+    filtered = opened.filtered if opened.HasField("filtered") else None
+    state.open_session(session_of(opened, opened.session_id), filtered)
 
 
 def _end(state: ServerState, ended: logged.EndedSession) -> None:

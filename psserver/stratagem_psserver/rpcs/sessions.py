@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -38,19 +38,27 @@ class SessionRpcs:
         if request.incarnation != self._state.incarnation:
             return self._response(request, 0)
         session = session_of(request, session_name(request.session_id))
-        await self._fence_off(self._state.ledger.replace(session))
-        self._state.open_session(session)
+        self._state.filters.require(session)
+        former = self._state.ledger.replace(session)
+        # The next process has to see what was being applied of the former one.
+        await self._end(former, f"another process has taken the place of {session.label}")
+        says = request.role == pb.ROLE_CHIEF and request.HasField("filtered")
+        self._state.open_session(session, request.filtered if says else None)
+        await self._end(
+            self._state.filters.hidden_from(self._state.ledger.opened()),
+            "its device filters hide this server",
+        )
         return self._response(request, session.numbering.last)
 
-    async def _fence_off(self, former: Sequence[Session]) -> None:
-        """End sessions once what was being applied of them is, so that the next process sees it."""
-        for session in former:
+    async def _end(self, sessions: Iterable[Session], why: str) -> None:
+        """End sessions, each once what was being applied of it is."""
+        for session in sessions:
             if not await self._is_idle(session):
                 raise UnavailableError(
-                    f"a request of the process that was {session.label} before is still being "
-                    "applied; try again"
+                    f"a session is to end, since {why}, but a request of {session.label} is still "
+                    "being applied; try again"
                 )
-            self._state.fence_off(session)
+            self._state.end_session(session, why)
 
     def _response(
         self, request: pb.OpenSessionRequest, last_sequence: int

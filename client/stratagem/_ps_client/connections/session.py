@@ -23,6 +23,7 @@ from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
     ClosureKey,
+    FilteredTasks,
     HeartbeatRequest,
     HeartbeatResponse,
     OpenSessionRequest,
@@ -43,6 +44,7 @@ class Identity:
     `outlives_servers` if it goes on with a server that restarts and restores a checkpoint, without
     what was applied since. `program` is the `process_name` of the process that coordinates or
     creates variables, also of workers that run its functions; `process` is that of this one.
+    `filtered` are the tasks from which a server is hidden; None if that is for others to say.
 
     Raises:
         InvalidArgumentError: The token is too short.
@@ -56,6 +58,7 @@ class Identity:
     outlives_servers: bool = False
     program: bytes = b""
     process: bytes = b""
+    filtered: FilteredTasks | None = None
 
     def __post_init__(self) -> None:
         check_token(self.token)
@@ -219,6 +222,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
         client=identity.client,
         program=identity.program,
         process=identity.process,
+        filtered=identity.filtered,
     )
 
 
