@@ -77,12 +77,7 @@ class ServerState:
         self.incarnation = random_bytes(SESSION_ID_BYTES)
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.succession = Succession()
-        self.ledger = SessionLedger(
-            settings.lease_seconds,
-            settings.reconnect_seconds,
-            self.succession,
-            partial(claimed, settings=settings),
-        )
+        self.ledger = self._new_ledger()
         self.filters = DeviceFilters(settings.label)
         self.attendance = Attendance()
         self.lost = LostClients()
@@ -113,6 +108,11 @@ class ServerState:
         self.resumed = False
         self.frame_sockets: OfferedSockets | None = None
         self.restored = Announcements()
+
+    def _new_ledger(self) -> SessionLedger:
+        lease, reconnect = self.settings.lease_seconds, self.settings.reconnect_seconds
+        claim = partial(claimed, settings=self.settings)
+        return SessionLedger(lease, reconnect, self.succession, claim)
 
     def _new_mutations(self) -> Mutations:
         turns = ClosureTurns(self.closures, self.waits)
