@@ -24,6 +24,9 @@ BASE_IMAGE ?= python:3.11-slim-bookworm
 WHEELS ?= build/wheels
 # Runs of `make simulate`.
 SEEDS ?= 1000
+# Seconds of `make fuzz`, and what it fuzzes.
+SECONDS ?= 60
+TARGET ?= all
 
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -31,7 +34,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-cluster chaos-test compose-test netns-test ray-test \
+.PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
 	check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
@@ -52,6 +55,9 @@ test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or 
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+fuzz: $(INSTALLED) ## Have decoders look at hostile bytes for SECONDS; TARGET says which ones.
+	$(BIN)/python -m tests.fuzzing $(TARGET) --seconds $(SECONDS)
 
 chaos-test: $(INSTALLED) ## Train for two minutes while something fails every two seconds.
 	$(BIN)/pytest -m chaos --capture=no tests/cluster

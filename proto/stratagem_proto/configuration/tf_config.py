@@ -71,9 +71,12 @@ def parse_tf_config(text: str, name: str = f"environment variable {VARIABLE}") -
             entry by its path, as in `TF_CONFIG.task.index`.
     """
     try:
-        return TFConfig.model_validate(json.loads(text))
-    except json.JSONDecodeError as error:
+        described = json.loads(text)
+    # Numbers of thousands of digits and lists in a thousand lists are JSON, too.
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{name} is not JSON: {error}. It reads {text!r}") from error
+    try:
+        return TFConfig.model_validate(described)
     except ValidationError as error:
         problems = "; ".join(_problem(problem) for problem in error.errors())
         raise InvalidArgumentError(problems) from error

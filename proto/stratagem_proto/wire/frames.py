@@ -208,9 +208,11 @@ def _read_value(data: memoryview, position: int, wire_type: int) -> tuple[int | 
         size = 4 if wire_type == _FIXED32 else 8
     else:
         raise DecodeError(f"unknown wire type {wire_type}")
-    if position + size > len(data):
+    end = position + size
+    if end > len(data):
         raise DecodeError("a field is cut short")
-    return data[position : position + size], position + size
+    value = data[position:end]
+    return value if wire_type == _BYTES else int.from_bytes(value, "little"), end
 
 
 def _varint(value: int) -> bytes:

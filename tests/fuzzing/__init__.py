@@ -1,0 +1,1 @@
+"""Fuzzing of whatever decodes bytes that others send, guided by coverage."""

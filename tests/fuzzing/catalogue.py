@@ -1,0 +1,26 @@
+"""All that is fuzzed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tests.fuzzing import programs, requests, wire
+from tests.fuzzing.target import Target
+
+_EACH: Mapping[str, Target] = {**wire.TARGETS, **programs.TARGETS, **requests.TARGETS}
+_LISTED = [*_EACH.values()]
+
+
+def _any(data: bytes) -> None:
+    """Decode bytes by the decoder whose number the first one is."""
+    if data:
+        _LISTED[data[0] % len(_LISTED)].decode(data[1:])
+
+
+def _of_any() -> Iterator[bytes]:
+    for number, target in enumerate(_LISTED):
+        for data in target.begin_with():
+            yield bytes([number]) + data
+
+
+TARGETS: Mapping[str, Target] = {**_EACH, "all": Target(_any, _of_any)}

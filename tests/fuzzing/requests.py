@@ -1,0 +1,198 @@
+"""The handlers of every RPC of a parameter server, which keeps its state from call to call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import torch
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from stratagem._ps_client.requests.variables import Writing, assign, create
+from stratagem_proto.errors import InternalError
+from stratagem_proto.serving.access import first_message, handshake_in
+from stratagem_proto.sockets.server.call import find_handler
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
+from stratagem_proto.v1.tensor_pb2 import Frame
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
+from stratagem_proto.wire.call_error import CallError
+from stratagem_proto.wire.status import detail_of
+from stratagem_proto.wire.tensors import spec_of
+from stratagem_psserver.environment import Environment
+from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.process import Compute
+from stratagem_psserver.service import Service
+from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.state import ServerState
+from tests.fuzzing.target import MOST_BYTES, Target
+from tests.roles import services
+from tests.simulation.virtual_loop import VirtualLoop
+
+# What is kept grows, as it does for a client that creates variables.
+_CALLS_OF_ONE_STATE = 500
+_SESSION = bytes(range(16))
+_MINUTES = 1000.0
+
+_ELSEWHERE = {
+    # Those of other processes, and of replicas.
+    *("WorkerService", "ReplicationService", "ArbitrationService", "ServersService"),
+}
+# They write to folders that the request names, or last as long as the session.
+_LEFT_OUT = {"BeginSave", "WritePart", "CommitSave", "AttendSession"}
+_LONGEST_WAIT = 10.0
+
+
+class _Compute(Compute):
+    """Works on the event loop alone."""
+
+    async def run(self, work: Any, nbytes: int) -> Any:
+        return work()
+
+
+class _Call:
+    """A call under way, as its handler sees it."""
+
+    segment = None
+
+    async def write(self, message: bytes) -> None:
+        """Drop a response."""
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> NoReturn:
+        """End the call with a status."""
+        detail = detail_of(trailing_metadata)
+        raise CallError(RecordedStatus(code=code.value[0], message=details, detail=detail))
+
+
+def _methods() -> list[MethodDescriptor]:
+    found = (one for each in services() if each.name not in _ELSEWHERE for one in each.methods)
+    return [one for one in found if one.name not in _LEFT_OUT]
+
+
+class _Server:
+    """One state, and a chief's session with it."""
+
+    def __init__(self) -> None:
+        self.loop, self.calls, self._sequence = VirtualLoop(), 0, 0
+        settings = ServerSettings(
+            lease_seconds=_MINUTES, variable_bytes=4 * MOST_BYTES, staged_bytes=4 * MOST_BYTES
+        )
+        environment = Environment(self.loop.time, lambda size: bytes(size), _Compute())
+        self.loop.run_until_complete(self._begin(settings, environment))
+
+    async def _begin(self, settings: ServerSettings, environment: Environment) -> None:
+        self.state = ServerState(settings, environment)
+        service = Service(self.state)
+        self.handlers = (*service.handlers, *service.handlers_for_all)
+        name = self.state.ledger.claim(_SESSION)
+        self.state.open_session(Session(name, ROLE_CHIEF, Task(job="worker")))
+        value = torch.ones(2, 3)
+        spec = VariableSpec(name="w", tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
+        self.state.store.create([spec], [value])
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it has answered enough, or has ended the session."""
+        is_open = any(True for _ in self.state.ledger.opened())
+        return self.calls >= _CALLS_OF_ONE_STATE or not is_open
+
+    def answer(self, method: MethodDescriptor, data: bytes) -> None:
+        """Answer a request in the chief's session."""
+        self.calls += 1
+        first = _parsed(GetMessageClass(first_message(method)), data)
+        if first is None:
+            return
+        self._identify(method, first)
+        asked = self._answered(method, first.SerializeToString())
+        self.loop.run_until_complete(asyncio.wait_for(asked, _MINUTES))
+
+    def _identify(self, method: MethodDescriptor, first: Any) -> None:
+        fields = first.DESCRIPTOR.fields_by_name
+        if "wait_seconds" in fields:
+            first.wait_seconds = min(first.wait_seconds, _LONGEST_WAIT)
+        if handshake_in(first_message(method)) is not None:
+            return
+        if "key" in fields:
+            self._sequence += 1
+            first.key.session_id, first.key.sequence = _SESSION, self._sequence
+            first.key.acknowledged = self._sequence - 1
+        elif "session_id" in fields and fields["session_id"].type == FieldDescriptor.TYPE_BYTES:
+            first.session_id = _SESSION
+
+    async def _answered(self, method: MethodDescriptor, first: bytes) -> None:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        handler: Any = find_handler(self.handlers, path.encode())
+        if method.client_streaming:
+            requests: Any = _stream([Frame(header=first).SerializeToString()])
+        else:
+            requests = first
+        try:
+            await _outcome(handler, requests)
+        except CallError as error:
+            assert error.code() is not grpc.StatusCode.INTERNAL, error
+
+
+async def _outcome(handler: Any, requests: Any) -> None:
+    call = _Call()
+    if handler.response_streaming:
+        method = handler.stream_stream or handler.unary_stream
+        async for _ in method(requests, call):
+            pass
+    else:
+        await (handler.stream_unary or handler.unary_unary)(requests, call)
+
+
+async def _stream(messages: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+def _parsed(kind: type[Message], data: bytes) -> Message | None:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+class _Requests:
+    """Decodes a request whose first byte says the RPC."""
+
+    def __init__(self) -> None:
+        self._server: _Server | None = None
+        self._methods = _methods()
+
+    def __call__(self, data: bytes) -> None:
+        if self._server is None or self._server.is_used_up:
+            self._server = _Server()
+        if data:
+            self._server.answer(self._methods[data[0] % len(self._methods)], data[1:])
+
+    def seeds(self) -> Iterator[bytes]:
+        """Yield the headers of usual requests, and an empty request of each RPC."""
+        value = torch.ones(2, 3)
+        spec = VariableSpec(name="v", tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
+        usual = {
+            "CreateVariables": create([spec], [value]).message,
+            "Assign": assign([Writing("w", ASSIGN_MODE_ADD, value)]).message,
+        }
+        for number, method in enumerate(self._methods):
+            yield bytes([number])
+            if message := usual.get(method.name):
+                yield bytes([number]) + message.SerializeToString()
+
+
+_requests = _Requests()
+
+TARGETS: Mapping[str, Target] = {"requests": Target(_requests, _requests.seeds)}
+
+__all__ = ["TARGETS", "InternalError"]
