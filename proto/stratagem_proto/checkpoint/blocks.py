@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from stratagem_proto.errors import DataLossError
+from stratagem_proto.open_folders import OpenFolder
 
 # To read some rows, at most this many bytes before and after them are read and checked, too.
 BLOCK_BYTES = 1 << 20
@@ -80,58 +83,86 @@ def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
         yield memoryview(bytes(rest))
 
 
-def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> None:
-    """Read the bytes of a file from `begin` on into `target` until that is full.
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file of an open folder, of which nothing is read unchecked.
 
-    Raises:
-        DataLossError: The file is missing, has another size, or is damaged in this range.
+    Attributes:
+        folder: The folder.
+        name: The name of the file in it.
+        entry: The size and the checksums that the file has to have.
     """
-    end = begin + len(target)
-    position = begin - begin % BLOCK_BYTES
-    try:
-        with path.open("rb") as file:
-            _require_size(path, entry, os.fstat(file.fileno()).st_size)
+
+    folder: OpenFolder
+    name: str
+    entry: FileEntry
+
+    @property
+    def _path(self) -> Path:
+        return self.folder.path / self.name
+
+    def require_size(self) -> None:
+        """Check the size, before memory is taken for what the file is said to contain.
+
+        Raises:
+            DataLossError: The file is missing, is not a regular one, or has another size.
+        """
+        with self._opened():
+            pass
+
+    def read(self, begin: int, target: memoryview) -> None:
+        """Read the bytes from `begin` on into `target` until that is full.
+
+        Raises:
+            DataLossError: As by `require_size`; or the file is damaged in this range.
+        """
+        end = begin + len(target)
+        position = begin - begin % BLOCK_BYTES
+        with self._opened() as file:
             file.seek(position)
             while position < end:
-                block = file.read(min(BLOCK_BYTES, entry.nbytes - position))
-                _require_intact(path, entry, position, block)
+                block = file.read(min(BLOCK_BYTES, self.entry.nbytes - position))
+                self._require_intact(position, block)
                 low, high = max(begin, position), min(end, position + len(block))
                 target[low - begin : high - begin] = block[low - position : high - position]
                 position += len(block)
-    except FileNotFoundError as error:
-        raise DataLossError(
-            f"{str(path)!r} is missing from the checkpoint. If its server wrote it to "
-            "a disk of its own, save to a folder that all tasks share; otherwise restore "
-            "an earlier checkpoint"
-        ) from error
 
+    def verify(self) -> None:
+        """Read and check the whole file; it raises like `read`."""
+        scratch = bytearray(BLOCK_BYTES)
+        for begin in range(0, max(self.entry.nbytes, 1), BLOCK_BYTES):
+            size = min(BLOCK_BYTES, self.entry.nbytes - begin)
+            self.read(begin, memoryview(scratch)[:size])
 
-def verify_file(path: Path, entry: FileEntry) -> None:
-    """Read and check a whole file; it raises like `read_range`."""
-    scratch = bytearray(BLOCK_BYTES)
-    for begin in range(0, max(entry.nbytes, 1), BLOCK_BYTES):
-        size = min(BLOCK_BYTES, entry.nbytes - begin)
-        read_range(path, entry, begin, memoryview(scratch)[:size])
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            file = self.folder.file(self.name)
+        except FileNotFoundError as error:
+            raise DataLossError(
+                f"{str(self._path)!r} is missing from the checkpoint. If its server wrote it to "
+                "a disk of its own, save to a folder that all tasks share; otherwise restore "
+                "an earlier checkpoint"
+            ) from error
+        with file:
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes != self.entry.nbytes:
+                raise DataLossError(
+                    f"{str(self._path)!r} has {nbytes} bytes where the checkpoint's index says "
+                    f"{self.entry.nbytes}; restore an earlier checkpoint"
+                )
+            yield file
 
-
-def _require_size(path: Path, entry: FileEntry, nbytes: int) -> None:
-    if nbytes != entry.nbytes:
-        raise DataLossError(
-            f"{str(path)!r} has {nbytes} bytes where the checkpoint's index says "
-            f"{entry.nbytes}; restore an earlier checkpoint"
-        )
-
-
-def _require_intact(path: Path, entry: FileEntry, position: int, block: bytes) -> None:
-    if not block:
-        raise DataLossError(f"{str(path)!r} ends at byte {position}, before its data")
-    if entry.blocks is None:
-        return
-    if zlib.crc32(block) != entry.blocks[position // BLOCK_BYTES]:
-        raise DataLossError(
-            f"{str(path)!r} is damaged between bytes {position} and "
-            f"{position + len(block)}; restore an earlier checkpoint"
-        )
+    def _require_intact(self, position: int, block: bytes) -> None:
+        if not block:
+            raise DataLossError(f"{str(self._path)!r} ends at byte {position}, before its data")
+        if self.entry.blocks is None:
+            return
+        if zlib.crc32(block) != self.entry.blocks[position // BLOCK_BYTES]:
+            raise DataLossError(
+                f"{str(self._path)!r} is damaged between bytes {position} and "
+                f"{position + len(block)}; restore an earlier checkpoint"
+            )
 
 
 def replace_file(path: Path, data: bytes, syncs: bool = True) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.blocks import FileEntry
+from stratagem_proto.checkpoint.soundness import refused_if_unsound, require_sound
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -26,6 +27,9 @@ from stratagem_proto.wire.tensors import nbytes_of
 
 _WITHOUT_TABLES, _WITH_TABLES = 1, 2
 FORMAT = _WITH_TABLES
+
+MOST_INDEX_BYTES = 256 << 20
+"""The most bytes of an index; those of a checkpoint of 1 TB are about 12 MB."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,11 @@ class Index:
         return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
 
     def to_bytes(self) -> bytes:
-        """Return the index as the bytes of a file, with a checksum that covers all of them."""
+        """Return the index as the bytes of a file, with a checksum that covers all of them.
+
+        Raises:
+            InvalidArgumentError: It is larger than readers accept.
+        """
         content = {
             "format": self._format,
             "identity": self.identity,
@@ -140,7 +148,13 @@ class Index:
             "extra": dict(self.extra),
             "workers": dict(self.workers),
         }
-        return _canonical({"content": content, "crc32": zlib.crc32(_canonical(content))})
+        data = _canonical({"content": content, "crc32": zlib.crc32(_canonical(content))})
+        if len(data) > MOST_INDEX_BYTES:
+            raise InvalidArgumentError(
+                f"the index of the checkpoint has {len(data)} bytes, and may have "
+                f"{MOST_INDEX_BYTES}; pass less as extra"
+            )
+        return data
 
     @property
     def _format(self) -> int:
@@ -152,30 +166,41 @@ class Index:
         """Return the index that a file contains.
 
         Raises:
-            DataLossError: It is damaged.
+            DataLossError: It is damaged, or what it says cannot be.
             FailedPreconditionError: A later release wrote it.
         """
         content = _checked(data, where)
-        if content["format"] > FORMAT:
-            raise FailedPreconditionError(
-                f"{where!r} has format {content['format']}; this release of stratagem "
-                f"reads formats up to {FORMAT}; install a later one"
+        with refused_if_unsound(where):
+            _require_known_format(content, where)
+            files = {name: _file_from_json(one) for name, one in content["files"].items()}
+            tensors = _tensors_from_json(content["tensors"], where)
+            require_sound(files, tensors, where)
+            return cls(
+                files,
+                {entry.name: entry for entry in tensors},
+                {name: dict(facts) for name, facts in content["servers"].items()},
+                dict(content["extra"]),
+                str(content["identity"]),
+                dict(content.get("workers", {})),
             )
-        try:
-            tensors = [_tensor_from_json(one) for one in content["tensors"]]
-        except ParseError as error:
-            raise FailedPreconditionError(
-                f"{where!r} describes a variable as this release of stratagem cannot: "
-                f"{error}; install a later one"
-            ) from error
-        return cls(
-            {name: _file_from_json(one) for name, one in content["files"].items()},
-            {entry.name: entry for entry in tensors},
-            content["servers"],
-            content["extra"],
-            content["identity"],
-            content.get("workers", {}),
+
+
+def _require_known_format(content: Mapping[str, Any], where: str) -> None:
+    if content["format"] > FORMAT:
+        raise FailedPreconditionError(
+            f"{where!r} has format {content['format']}; this release of stratagem "
+            f"reads formats up to {FORMAT}; install a later one"
         )
+
+
+def _tensors_from_json(items: Sequence[Mapping[str, Any]], where: str) -> list[TensorEntry]:
+    try:
+        return [_tensor_from_json(one) for one in items]
+    except ParseError as error:
+        raise FailedPreconditionError(
+            f"{where!r} describes a variable as this release of stratagem cannot: "
+            f"{error}; install a later one"
+        ) from error
 
 
 def _checked(data: bytes, where: str) -> dict[str, Any]:
@@ -185,7 +210,7 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
         # In JSON other bytes can have the same meaning, such as \u00e9 and \u00E9.
         intact = data == _canonical(document)
         intact = intact and document["crc32"] == zlib.crc32(_canonical(content))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise DataLossError(

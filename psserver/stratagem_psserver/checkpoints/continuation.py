@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stratagem_proto.checkpoint.companions import is_companion
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.tables import is_companion
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.reading_ahead import read_ahead
@@ -119,8 +120,9 @@ def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: b
     """
     part = part_name(state.settings.task)
     state.store.first_version = first_of_another_run(state.environment.random_bytes)
-    resume_variables(state, checkpoint, part, has_all)
-    resume_facts(state, checkpoint.index.servers[part])
+    with refused_if_unsound(str(checkpoint.folder)):
+        resume_variables(state, checkpoint, part, has_all)
+        resume_facts(state, checkpoint.index.servers[part])
     state.resumed = True
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.checkpoint.soundness import is_count, refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
@@ -133,9 +134,10 @@ class Image:
         Raises:
             DataLossError: The image is damaged.
         """
-        # Servers of other tasks may be on the event loop.
-        await state.compute.run(partial(self._restore_variables, state), self.nbytes)
-        self._restore_facts(state)
+        with refused_if_unsound(str(self.checkpoint.folder)):
+            # Servers of other tasks may be on the event loop.
+            await state.compute.run(partial(self._restore_variables, state), self.nbytes)
+            self._restore_facts(state)
 
     def _restore_variables(self, state: ServerState) -> None:
         part = part_name(state.settings.task)
@@ -163,6 +165,25 @@ class Image:
             state.restored.restore(self.facts["restored"], awaited)
 
 
+def image_at(folder: Path, task: int) -> Image:
+    """Return the image in a folder.
+
+    Args:
+        folder: The folder of images.
+        task: The index of the server's task.
+
+    Raises:
+        NotFoundError: There is none.
+        DataLossError: It is damaged.
+    """
+    checkpoint = open_checkpoint(folder)
+    with refused_if_unsound(str(checkpoint.folder)):
+        image = Image(checkpoint, checkpoint.index.servers[part_name(task)])
+        if not all(map(is_count, (image.position, image.needed, *image.exact["records"]))):
+            raise ValueError("its position is no number of a record")
+        return image
+
+
 def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
     """Return the last image in a folder; None if there is none.
 
@@ -172,8 +193,7 @@ def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
     """
     image = None
     with suppress(NotFoundError):
-        checkpoint = open_checkpoint(folder.images)
-        image = Image(checkpoint, checkpoint.index.servers[part_name(settings.task)])
+        image = image_at(folder.images, settings.task)
     _require_durability(folder, image, settings)
     return image
 
@@ -181,7 +201,7 @@ def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
 def _require_durability(folder: StateFolder, image: Image | None, settings: ServerSettings) -> None:
     was = settings.durability
     if image is not None:
-        was = image.exact["durability"]
+        was = image.exact.get("durability")
     elif folder.segments():
         was = "log"
     if was != settings.durability:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stratagem_proto.errors import AbortedError
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.errors import AbortedError, InvalidArgumentError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
@@ -148,8 +149,18 @@ class CheckpointRpcs:
 def _read(
     request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], task: int
 ) -> StagedVariables:
-    accounts = read_accounts(request, task)
-    return StagedVariables(read_restored(request.path, specs), accounts)
+    checkpoint = _opened(request.path)
+    accounts = read_accounts(checkpoint, request, task)
+    return StagedVariables(read_restored(checkpoint, specs), accounts)
+
+
+def _opened(path: str) -> Checkpoint:
+    try:
+        return open_checkpoint(path)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{path!r} cannot be opened as a checkpoint: {error.strerror}"
+        ) from error
 
 
 def _encoded_progress(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
