@@ -96,10 +96,17 @@ class OpenFolder:
     def has(self, name: str) -> bool:
         """Return whether it has an entry of that name, of whatever kind."""
         try:
-            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            self._stat(name)
         except FileNotFoundError:
             return False
         return True
+
+    def has_file(self, name: str) -> bool:
+        """Return whether it has a regular file of that name."""
+        return self.has(name) and stat.S_ISREG(self._stat(name).st_mode)
+
+    def _stat(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def _open(self, name: str, flags: int, wanted: str) -> int:
         if not is_plain_name(name):

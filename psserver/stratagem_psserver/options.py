@@ -87,6 +87,10 @@ class ServerOptions(ServingOptions):
     restore: Path | None = Field(
         None, description="Folder of checkpoints; the server restores the latest one, if any."
     )
+    checkpoint_root: Path | None = Field(
+        None,
+        description="Folder below which the server reads and writes checkpoints, and nowhere else.",
+    )
 
     def settings(self) -> ServerSettings:
         """Return these options as the settings of a server."""
@@ -94,6 +98,7 @@ class ServerOptions(ServingOptions):
         staged_bytes = self.staged_bytes or half_of_memory()
         folders = {
             "restore": str(self.restore or ""),
+            "checkpoint_root": str(self.checkpoint_root.absolute() if self.checkpoint_root else ""),
             "durability_folder": str(self.durability_folder or ""),
         }
         return ServerSettings(**{**given, "staged_bytes": staged_bytes, **folders})

@@ -31,19 +31,26 @@ class FileEntry:
     blocks: tuple[int, ...] | None
 
 
-def write_file(path: Path, data: Iterable[memoryview], syncs: bool = True) -> FileEntry:
+def write_file(
+    path: Path, data: Iterable[memoryview], syncs: bool = True, folder: OpenFolder | None = None
+) -> FileEntry:
     """Write a new file, and return once it is on disk.
 
     Args:
         path: The file, which must not exist yet.
         data: Its bytes in consecutive runs.
         syncs: Whether to wait for the disk; not for a file that need not outlive the machine.
+        folder: The folder of the file, if it is open: the path is then not looked up again.
 
     Raises:
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if folder is None:
+        descriptor = os.open(path, flags, 0o644)
+    else:
+        descriptor = os.open(path.name, flags, 0o644, dir_fd=folder.descriptor)
     try:
         blocks, nbytes = [], 0
         for block in _blocks(data):

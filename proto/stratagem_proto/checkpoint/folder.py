@@ -32,6 +32,7 @@ from stratagem_proto.checkpoint.blocks import (
 )
 from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry
 from stratagem_proto.checkpoint.parts import read_plain
+from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
 from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.wire.tensors import allocate, as_bytes
@@ -134,24 +135,26 @@ def _naming(entry: TensorEntry) -> Iterator[None]:
         ) from error
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY) -> Checkpoint:
     """Return the checkpoint at a path.
 
     Args:
         path: A folder of checkpoints, whose latest is opened; one checkpoint in it; or any
             safetensors file.
+        policy: What is demanded of it.
 
     Raises:
         NotFoundError: There is no checkpoint.
+        PermissionDeniedError: It is where the policy allows none.
         DataLossError: The checkpoint is damaged.
     """
     place = local_path(path)
-    if place.is_file():
-        return _only_file(place.resolve())
     try:
-        folder = OpenFolder.at(place)
+        folder, file = policy.found(place)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_checkpoint(place) from error
+    if file:
+        return _only_file(folder, file)
     if folder.has(INDEX):
         return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES))
     if not folder.has(LATEST):
@@ -165,11 +168,9 @@ def _no_checkpoint(path: Path) -> NotFoundError:
     )
 
 
-def _only_file(path: Path) -> Checkpoint:
-    """Return what a safetensors file has, of which links that were named have led to the path."""
-    folder = OpenFolder.at(path.parent)
-    file, entries = read_plain(folder, path.name)
-    return Checkpoint(folder, Index({path.name: file}, {entry.name: entry for entry in entries}))
+def _only_file(folder: OpenFolder, name: str) -> Checkpoint:
+    file, entries = read_plain(folder, name)
+    return Checkpoint(folder, Index({name: file}, {entry.name: entry for entry in entries}))
 
 
 def _latest(root: OpenFolder) -> Checkpoint:

@@ -73,6 +73,7 @@ def write_part(
     values: Iterable[torch.Tensor],
     has_index: bool = True,
     syncs: bool = True,
+    folder: OpenFolder | None = None,
 ) -> TensorFile:
     """Write tensors to a new file.
 
@@ -84,13 +85,14 @@ def write_part(
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
         syncs: Whether to return once the file is on disk.
+        folder: The folder of the file, if it is open.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(path, _runs(header, values), syncs)
+    file = write_file(path, _runs(header, values), syncs, folder)
     tensors = [
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)

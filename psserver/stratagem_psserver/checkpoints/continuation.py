@@ -92,9 +92,10 @@ def resume(state: ServerState, path: str) -> bool:
     Raises:
         FailedPreconditionError: The checkpoint has no part of this server.
         DataLossError: It is damaged.
+        PermissionDeniedError: It is not below the server's root of checkpoints.
     """
     try:
-        checkpoint = open_checkpoint(Path(path))
+        checkpoint = open_checkpoint(Path(path).absolute(), state.settings.checkpoints)
     except NotFoundError:
         return False
     if part_name(state.settings.task) not in checkpoint.index.servers:

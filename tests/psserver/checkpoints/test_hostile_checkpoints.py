@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
-from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_psserver.checkpoints.continuation import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -23,9 +22,8 @@ from tests.hostile_checkpoints import (
     lying_size,
     saved,
 )
+from tests.psserver.checkpoints.asking import stage
 from tests.psserver.wire import RawClient
-
-CHECKPOINTS = "stratagem_proto.v1.CheckpointService"
 
 ATTACKS: dict[str, Callable[[Path], object]] = {
     **{
@@ -50,18 +48,6 @@ def client(server: ParameterServer) -> Iterator[RawClient]:
         client.open()
         client.create(w=torch.full((2,), 5.0), v=torch.full((2,), 6.0))
         yield client
-
-
-def stage(client: RawClient, path: Path | str) -> None:
-    request = pb.StageVariablesRequest(
-        session_id=client.session_id,
-        restoration=bytes(16),
-        path=str(path),
-        variables=["w", "v"],
-        data=True,
-        closures=True,
-    )
-    client.unary("StageVariables", request, pb.StageVariablesResponse, service=CHECKPOINTS)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
