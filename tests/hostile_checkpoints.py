@@ -26,7 +26,7 @@ def saved(root: Path) -> Path:
     return save(root, [held], keep=1)
 
 
-def _canonical(document: object) -> bytes:
+def canonical(document: object) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -34,7 +34,7 @@ def altered(folder: Path, change: Callable[[Content], object]) -> None:
     """Change what the index of a checkpoint says, with checksums that are right again."""
     content = json.loads((folder / "index.json").read_bytes())["content"]
     change(content)
-    data = _canonical({"content": content, "crc32": zlib.crc32(_canonical(content))})
+    data = canonical({"content": content, "crc32": zlib.crc32(canonical(content))})
     (folder / "index.json").write_bytes(data)
     (folder.parent / "latest").write_text(f"{folder.name} {zlib.crc32(data)}\n")
 

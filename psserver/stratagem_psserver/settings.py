@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stratagem_proto.checkpoint.policy import CheckpointPolicy
+from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
@@ -38,6 +39,8 @@ class ServerSettings(ServingSettings):
             there is any; "" to restore none.
         checkpoint_root: Absolute path of the folder below which checkpoints are read and written,
             that of `restore` included; "" for any folder.
+        checkpoint_key: The secret that signs checkpoints: others are refused. By default that in
+            the file that STRATAGEM_CHECKPOINT_KEY_FILE names; "" to take them unsigned.
         durability: What the end of the process may lose: "none" keeps nothing on disk; with
             "snapshot" a process that is killed loses what is younger than the last image, and one
             that is stopped nothing; with "log" nothing is lost that was acknowledged.
@@ -70,6 +73,7 @@ class ServerSettings(ServingSettings):
     variable_bytes: int | None = None
     restore: str = ""
     checkpoint_root: str = ""
+    checkpoint_key: str = field(default_factory=checkpoint_key_from_environment, repr=False)
     durability: Durability = "none"
     durability_folder: str = ""
     snapshot_seconds: float = 60.0
@@ -95,7 +99,8 @@ class ServerSettings(ServingSettings):
     @property
     def checkpoints(self) -> CheckpointPolicy:
         """What the server demands of checkpoints."""
-        return CheckpointPolicy(Path(self.checkpoint_root) if self.checkpoint_root else None)
+        root = Path(self.checkpoint_root) if self.checkpoint_root else None
+        return CheckpointPolicy(root, self.checkpoint_key)
 
     @property
     def is_movable(self) -> bool:

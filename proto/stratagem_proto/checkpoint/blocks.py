@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,8 @@ from stratagem_proto.open_folders import OpenFolder
 
 # To read some rows, at most this many bytes before and after them are read and checked, too.
 BLOCK_BYTES = 1 << 20
+
+DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -25,43 +28,65 @@ class FileEntry:
         nbytes: Its size.
         blocks: The CRC-32 of each block of `BLOCK_BYTES`, the last of which may be shorter; None
             for a file of another program, which has no checksums.
+        digests: The SHA-256 of each block, one after the other; None unless the index is signed. A
+            CRC-32 is no evidence against somebody who chooses the bytes.
     """
 
     nbytes: int
     blocks: tuple[int, ...] | None
+    digests: bytes | None = None
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How a file is written.
+
+    Attributes:
+        syncs: Whether to wait for the disk; not for a file that need not outlive the machine.
+        folder: The folder of the file, if it is open: the path is then not looked up again.
+        has_digests: Whether it gets digests, for an index that is to be signed.
+    """
+
+    syncs: bool = True
+    folder: OpenFolder | None = None
+    has_digests: bool = False
+
+
+DURABLY = WriteOptions()
 
 
 def write_file(
-    path: Path, data: Iterable[memoryview], syncs: bool = True, folder: OpenFolder | None = None
+    path: Path, data: Iterable[memoryview], options: WriteOptions = DURABLY
 ) -> FileEntry:
     """Write a new file, and return once it is on disk.
 
     Args:
         path: The file, which must not exist yet.
         data: Its bytes in consecutive runs.
-        syncs: Whether to wait for the disk; not for a file that need not outlive the machine.
-        folder: The folder of the file, if it is open: the path is then not looked up again.
+        options: How it is written.
 
     Raises:
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    if folder is None:
+    if options.folder is None:
         descriptor = os.open(path, flags, 0o644)
     else:
-        descriptor = os.open(path.name, flags, 0o644, dir_fd=folder.descriptor)
+        descriptor = os.open(path.name, flags, 0o644, dir_fd=options.folder.descriptor)
     try:
-        blocks, nbytes = [], 0
+        blocks, digests, nbytes = [], bytearray(), 0
         for block in _blocks(data):
             blocks.append(zlib.crc32(block))
+            if options.has_digests:
+                digests += sha256(block).digest()
             nbytes += len(block)
             _write_all(descriptor, block)
-        if syncs:
+        if options.syncs:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return FileEntry(nbytes, tuple(blocks))
+    return FileEntry(nbytes, tuple(blocks), bytes(digests) if options.has_digests else None)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -136,10 +161,16 @@ class CheckedFile:
 
     def verify(self) -> None:
         """Read and check the whole file; it raises like `read`."""
+        for _ in self.checked():
+            pass
+
+    def checked(self) -> Iterator[memoryview]:
+        """Yield the whole file, block by block; it raises like `read`."""
         scratch = bytearray(BLOCK_BYTES)
         for begin in range(0, max(self.entry.nbytes, 1), BLOCK_BYTES):
-            size = min(BLOCK_BYTES, self.entry.nbytes - begin)
-            self.read(begin, memoryview(scratch)[:size])
+            block = memoryview(scratch)[: min(BLOCK_BYTES, self.entry.nbytes - begin)]
+            self.read(begin, block)
+            yield block
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
@@ -163,13 +194,17 @@ class CheckedFile:
     def _require_intact(self, position: int, block: bytes) -> None:
         if not block:
             raise DataLossError(f"{str(self._path)!r} ends at byte {position}, before its data")
-        if self.entry.blocks is None:
-            return
-        if zlib.crc32(block) != self.entry.blocks[position // BLOCK_BYTES]:
+        if not self._is_intact(position // BLOCK_BYTES, block):
             raise DataLossError(
                 f"{str(self._path)!r} is damaged between bytes {position} and "
                 f"{position + len(block)}; restore an earlier checkpoint"
             )
+
+    def _is_intact(self, number: int, block: bytes) -> bool:
+        if self.entry.digests is not None:
+            known = self.entry.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+            return sha256(block).digest() == known
+        return self.entry.blocks is None or zlib.crc32(block) == self.entry.blocks[number]
 
 
 def replace_file(path: Path, data: bytes, syncs: bool = True) -> None:
@@ -178,11 +213,11 @@ def replace_file(path: Path, data: bytes, syncs: bool = True) -> None:
     Args:
         path: The file.
         data: Its new bytes.
-        syncs: As of `write_file`.
+        syncs: As of `WriteOptions`.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    write_file(partial, [memoryview(data)], syncs)
+    write_file(partial, [memoryview(data)], WriteOptions(syncs))
     os.replace(partial, path)
     if syncs:
         sync_folder(path.parent)

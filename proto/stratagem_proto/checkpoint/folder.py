@@ -26,11 +26,12 @@ import torch
 from stratagem_proto.checkpoint.blocks import (
     BLOCK_BYTES,
     CheckedFile,
+    WriteOptions,
     replace_file,
     sync_folder,
     write_file,
 )
-from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry
+from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry, unsigned
 from stratagem_proto.checkpoint.parts import read_plain
 from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
@@ -88,7 +89,8 @@ class Checkpoint:
         """The path of the folder with its files."""
         return self.opened.path
 
-    def _file(self, name: str) -> CheckedFile:
+    def file(self, name: str) -> CheckedFile:
+        """Return one of its files."""
         return CheckedFile(self.opened, name, self.index.files[name])
 
     def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
@@ -98,7 +100,7 @@ class Checkpoint:
             DataLossError: The bytes are missing or damaged.
         """
         with _naming(entry):
-            self._file(entry.file).read(entry.begin + start, target)
+            self.file(entry.file).read(entry.begin + start, target)
 
     def require_there(self, entry: TensorEntry) -> None:
         """Check that a file of the right size has a tensor, before memory is taken for the tensor.
@@ -108,7 +110,7 @@ class Checkpoint:
         """
         if entry.nbytes > BLOCK_BYTES:
             with _naming(entry):
-                self._file(entry.file).require_size()
+                self.file(entry.file).require_size()
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """Read a stored tensor; it raises like `read`."""
@@ -121,7 +123,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Read and check all files; it raises like `read`."""
         for name in self.index.files:
-            self._file(name).verify()
+            self.file(name).verify()
 
 
 @contextmanager
@@ -145,7 +147,7 @@ def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY
 
     Raises:
         NotFoundError: There is no checkpoint.
-        PermissionDeniedError: It is where the policy allows none.
+        PermissionDeniedError: It is where the policy allows none, or not signed as it demands.
         DataLossError: The checkpoint is damaged.
     """
     place = local_path(path)
@@ -153,13 +155,15 @@ def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY
         folder, file = policy.found(place)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_checkpoint(place) from error
+    if file and policy.key:
+        raise unsigned(str(place), "is a file without a signature")
     if file:
         return _only_file(folder, file)
     if folder.has(INDEX):
-        return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES))
+        return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy.key)
     if not folder.has(LATEST):
         raise _no_checkpoint(place)
-    return _latest(folder)
+    return _latest(folder, policy.key)
 
 
 def _no_checkpoint(path: Path) -> NotFoundError:
@@ -173,7 +177,7 @@ def _only_file(folder: OpenFolder, name: str) -> Checkpoint:
     return Checkpoint(folder, Index({name: file}, {entry.name: entry for entry in entries}))
 
 
-def _latest(root: OpenFolder) -> Checkpoint:
+def _latest(root: OpenFolder, key: str) -> Checkpoint:
     text = root.read(LATEST, _MOST_LATEST_BYTES).decode(errors="replace")
     name, _, checksum = text.partition(" ")
     if not (_NAME.fullmatch(name) and root.has(name)):
@@ -182,7 +186,7 @@ def _latest(root: OpenFolder) -> Checkpoint:
     data = folder.read(INDEX, MOST_INDEX_BYTES) if folder.has(INDEX) else b""
     if checksum != f"{zlib.crc32(data)}\n":
         raise _names_none(root)
-    return _read(folder, data)
+    return _read(folder, data, key)
 
 
 def _names_none(root: OpenFolder) -> DataLossError:
@@ -192,8 +196,8 @@ def _names_none(root: OpenFolder) -> DataLossError:
     )
 
 
-def _read(folder: OpenFolder, data: bytes) -> Checkpoint:
-    return Checkpoint(folder, Index.from_bytes(data, str(folder.path / INDEX)))
+def _read(folder: OpenFolder, data: bytes, key: str) -> Checkpoint:
+    return Checkpoint(folder, Index.from_bytes(data, str(folder.path / INDEX), key))
 
 
 class NewCheckpoint:
@@ -216,18 +220,19 @@ class NewCheckpoint:
         self.folder = self.root / f".{self._name}.partial"
         self.folder.mkdir()
 
-    def commit(self, index: Index, keep: int) -> Path:
+    def commit(self, index: Index, keep: int, key: str = "") -> Path:
         """Make this checkpoint the latest, and remove the oldest ones.
 
         Args:
             index: The table of contents of the files, which are all written.
             keep: The number of checkpoints to keep, this one included.
+            key: The key to sign it with; "" for none.
 
         Returns:
             The folder of the checkpoint.
         """
-        data = index.to_bytes()
-        write_file(self.folder / INDEX, [memoryview(data)], self._syncs)
+        data = index.to_bytes(key)
+        write_file(self.folder / INDEX, [memoryview(data)], WriteOptions(self._syncs))
         self._sync(self.folder)
         final = self.root / self._name
         os.rename(self.folder, final)

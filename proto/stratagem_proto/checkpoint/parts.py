@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
+from stratagem_proto.checkpoint.blocks import (
+    BLOCK_BYTES,
+    DURABLY,
+    FileEntry,
+    WriteOptions,
+    write_file,
+)
 from stratagem_proto.checkpoint.index import TensorEntry, TensorFile, stored_tensor
 from stratagem_proto.checkpoint.soundness import require_sound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
@@ -72,8 +78,7 @@ def write_part(
     contents: Sequence[Content],
     values: Iterable[torch.Tensor],
     has_index: bool = True,
-    syncs: bool = True,
-    folder: OpenFolder | None = None,
+    options: WriteOptions = DURABLY,
 ) -> TensorFile:
     """Write tensors to a new file.
 
@@ -84,15 +89,14 @@ def write_part(
             by one.
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
-        syncs: Whether to return once the file is on disk.
-        folder: The folder of the file, if it is open.
+        options: How it is written.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(path, _runs(header, values), syncs, folder)
+    file = write_file(path, _runs(header, values), options)
     tensors = [
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)

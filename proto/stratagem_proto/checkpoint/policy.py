@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.open_folders import OpenFolder
 
@@ -16,9 +17,12 @@ class CheckpointPolicy:
     Attributes:
         root: The folder that all of them are in, by paths without links behind it; None for any
             folder.
+        key: The key that has to have signed them, and that new ones are signed with; "" if they
+            need no signature.
     """
 
     root: Path | None = None
+    key: str = field(default="", repr=False)
 
     def folder(self, path: Path) -> OpenFolder:
         """Open a folder that may have checkpoints.
@@ -57,6 +61,15 @@ class CheckpointPolicy:
 
 ANY = CheckpointPolicy()
 """Demands nothing."""
+
+
+def policy_of_environment() -> CheckpointPolicy:
+    """Return what a program demands that is not a server: a signature, if it is given a key.
+
+    Raises:
+        InvalidArgumentError: The file with the key cannot be read, or is no such file.
+    """
+    return CheckpointPolicy(key=checkpoint_key_from_environment())
 
 
 def _parts_below(root: Path, path: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry
+from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, DIGEST_BYTES, FileEntry
 from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.open_folders import is_plain_name
@@ -88,6 +88,8 @@ def _of_file(name: str, file: FileEntry) -> Iterator[str]:
         yield f"file {name!r} has {file.nbytes!r} bytes"
     elif file.blocks is not None and len(file.blocks) != -(-file.nbytes // BLOCK_BYTES):
         yield f"file {name!r} has {file.nbytes} bytes and {len(file.blocks)} checksums"
+    elif file.digests is not None and len(file.digests) != DIGEST_BYTES * len(file.blocks or ()):
+        yield f"file {name!r} has {file.nbytes} bytes and {len(file.digests)} bytes of digests"
 
 
 def _of_tensor(entry: TensorEntry, files: Mapping[str, FileEntry]) -> Iterator[str]:

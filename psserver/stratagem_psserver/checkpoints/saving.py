@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.folder import local_path, part_name
 from stratagem_proto.checkpoint.index import TensorFile
 from stratagem_proto.checkpoint.parts import write_part
@@ -106,7 +107,9 @@ class Saves:
 
     async def _write(self, folder: OpenFolder, snapshot: Snapshot, facts: str) -> Saved:
         path = folder.path / part_name(self._state.settings.task)
-        write = partial(write_part, path, snapshot.contents, snapshot.values(), folder=folder)
+        key = self._state.settings.checkpoint_key
+        options = WriteOptions(folder=folder, has_digests=bool(key))
+        write = partial(write_part, path, snapshot.contents, snapshot.values(), options=options)
         began = self._state.clock()
         try:
             # Not in the threads of `Compute`, which it would block.

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import write_part
@@ -84,7 +85,7 @@ def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> No
     try:
         name, snapshot = part_name(task), moment.snapshot
         path = new.folder / name
-        part = write_part(path, snapshot.contents, snapshot.values(), syncs=syncs)
+        part = write_part(path, snapshot.contents, snapshot.values(), options=WriteOptions(syncs))
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:
         new.abandon()

@@ -183,6 +183,7 @@ def _encoded_part(saved: Saved) -> pb.SavedPart:
         name=part.name,
         nbytes=part.file.nbytes,
         blocks=part.file.blocks,
+        digests=part.file.digests,
         tensors=[
             pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version, rows=each.rows)
             for each in part.tensors
