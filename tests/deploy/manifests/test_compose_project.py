@@ -112,6 +112,12 @@ def test_who_writes_no_checkpoint_cannot() -> None:
         assert str(given(services()[name])["checkpoint_root"]) == "/checkpoints"
 
 
+def test_who_writes_or_restores_checkpoints_has_their_key() -> None:
+    for name in (*SERVERS, *PROGRAMS):
+        own = services()[name]["environment"]
+        assert own["STRATAGEM_CHECKPOINT_KEY_FILE"] == own["STRATAGEM_TOKEN_FILE"]
+
+
 def test_by_itself_the_project_has_no_coordinator() -> None:
     profiles = {name: service.get("profiles") for name, service in services().items()}
     coordinated = {name for name, chosen in profiles.items() if chosen}

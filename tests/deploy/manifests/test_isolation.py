@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from stratagem_proto.configuration import token_file
+from stratagem_proto.configuration import checkpoint_key, token_file
 from tests.deploy.manifests.pods import pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects, servers
@@ -46,6 +46,13 @@ def test_servers_write_checkpoints_to_their_volume_only(overlay: str) -> None:
             assert given["restore"].is_relative_to(root)
         else:
             assert "training" not in pod.container.mounts.values()
+
+
+@in_each_overlay
+def test_who_writes_or_restores_checkpoints_has_their_key(overlay: str) -> None:
+    for pod in pods(overlay):
+        has_key = pod.environment.get(checkpoint_key.VARIABLE) in pod.environment.values()
+        assert has_key == ("training" in pod.container.mounts.values()), pod.name
 
 
 @in_each_overlay
