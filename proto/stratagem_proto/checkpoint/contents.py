@@ -96,7 +96,7 @@ def _whole(
     return Whole(name, tensor, slot_of, pieces, is_split)
 
 
-def _require_alike(name: str, shards: Sequence[tuple[VariableSpec, VariableSpec]]) -> None:
+def _require_alike(name: str, shards: Sequence[tuple[VariableSpec, TensorEntry]]) -> None:
     """Check that shards are of one whole: the memory of all is taken by what the first says."""
     kinds = {(tuple(spec.partition.full_shape), shard.tensor.dtype) for spec, shard in shards}
     if len(kinds) > 1 or any(spec.tensor.shape != shard.tensor.shape for spec, shard in shards):

@@ -180,7 +180,8 @@ def image_at(folder: Path, task: int) -> Image:
     checkpoint = open_checkpoint(folder)
     with refused_if_unsound(str(checkpoint.folder)):
         image = Image(checkpoint, checkpoint.index.servers[part_name(task)])
-        if not all(map(is_count, (image.position, image.needed, *image.exact["records"]))):
+        positions = (image.position, image.needed, *image.exact["records"])
+        if not (all(map(is_count, positions)) and image.exact["durability"]):
             raise ValueError("its position is no number of a record")
         return image
 
@@ -202,7 +203,7 @@ def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
 def _require_durability(folder: StateFolder, image: Image | None, settings: ServerSettings) -> None:
     was = settings.durability
     if image is not None:
-        was = image.exact.get("durability")
+        was = image.exact["durability"]
     elif folder.segments():
         was = "log"
     if was != settings.durability:

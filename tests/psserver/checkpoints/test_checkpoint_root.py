@@ -115,4 +115,4 @@ def test_the_root_is_a_folder_that_is_there(tmp_path: Path) -> None:
 def test_the_option_takes_a_relative_path(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root.parent)
     monkeypatch.setenv("STRATAGEM_CHECKPOINT_ROOT", "root")
-    assert ServerOptions().settings().checkpoint_root == str(root)
+    assert ServerOptions.read({}).settings().checkpoint_root == str(root)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_psserver.checkpoints.continuation import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -26,10 +27,7 @@ from tests.psserver.checkpoints.asking import stage
 from tests.psserver.wire import RawClient
 
 ATTACKS: dict[str, Callable[[Path], object]] = {
-    **{
-        name: lambda folder, change=change: altered(folder, change)
-        for name, (change, _) in ALTERATIONS.items()
-    },
+    **{name: partial(altered, change=change) for name, (change, _) in ALTERATIONS.items()},
     **SPECIAL_FILES,
     **DAMAGES,
     "a file of 2 TiB": lying_size,
@@ -61,6 +59,16 @@ def test_a_server_refuses_it_and_has_what_it_had(
     with pytest.raises((DataLossError, InvalidArgumentError)):
         stage(client, tmp_path / "run")
     assert client.everything() == before
+
+
+def test_what_would_exceed_the_limit_of_memory_is_not_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run")
+    facts = facts_of(ServerState(ServerSettings()))
+    altered(folder, lambda content: content.update(servers={"part-0.safetensors": facts}))
+    (folder / "part-0.safetensors").unlink()
+    settings = ServerSettings(restore=str(folder), variable_bytes=100)
+    with pytest.raises(ResourceExhaustedError, match="100 are left"), ParameterServer(settings):
+        pass
 
 
 FACTS: dict[str, object] = {
