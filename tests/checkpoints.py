@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stratagem_proto.checkpoint.companions import KEYS, companion
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import (
     Checkpoint,
@@ -18,7 +19,7 @@ from stratagem_proto.checkpoint.folder import (
 )
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable, companion
+from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,

@@ -71,6 +71,16 @@ def credential_of(session_id: bytes, token: str) -> bytes:
     return _mac(token, b"stratagem session", session_id)[:_CREDENTIAL_BYTES] if token else b""
 
 
+def signature_of_checkpoint(key: str, content: bytes) -> bytes:
+    """Return what proves that somebody with a key has written the index of a checkpoint.
+
+    Args:
+        key: The key of checkpoints, which may be the secret of the cluster.
+        content: What the index says, as bytes.
+    """
+    return _mac(key, b"stratagem checkpoint", content)
+
+
 def _mac(token: str, *parts: bytes) -> bytes:
     text = b"".join(_number(len(part)) + part for part in parts)
     return hmac.digest(token.encode(), text, "sha256")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
 from stratagem_psserver.settings import Durability, ServerSettings
@@ -87,13 +88,24 @@ class ServerOptions(ServingOptions):
     restore: Path | None = Field(
         None, description="Folder of checkpoints; the server restores the latest one, if any."
     )
+    checkpoint_root: Path | None = Field(
+        None,
+        description="Folder below which the server reads and writes checkpoints, and nowhere else.",
+    )
+    checkpoint_key_file: Path | None = Field(
+        None,
+        description="File with the secret that signs checkpoints; the server refuses others.",
+    )
 
     def settings(self) -> ServerSettings:
         """Return these options as the settings of a server."""
         given = self.serving()
+        key = read_checkpoint_key(given.pop("checkpoint_key_file"))
         staged_bytes = self.staged_bytes or half_of_memory()
         folders = {
             "restore": str(self.restore or ""),
+            "checkpoint_root": str(self.checkpoint_root.absolute() if self.checkpoint_root else ""),
             "durability_folder": str(self.durability_folder or ""),
         }
-        return ServerSettings(**{**given, "staged_bytes": staged_bytes, **folders})
+        own = {"staged_bytes": staged_bytes, "checkpoint_key": key}
+        return ServerSettings(**{**given, **own, **folders})

@@ -8,7 +8,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
+from stratagem_proto.checkpoint.folder import Checkpoint, part_name
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest
@@ -41,25 +42,26 @@ class Accounts:
         closures.adopt(self.closures)
 
 
-def read_accounts(request: StageVariablesRequest, task: int) -> Accounts:
+def read_accounts(checkpoint: Checkpoint, request: StageVariablesRequest, task: int) -> Accounts:
     """Read the ledgers that a request asks for.
 
     Args:
-        request: What to read, and where.
+        checkpoint: Where to read them.
+        request: What to read.
         task: The index of the server's task.
 
     Raises:
-        NotFoundError: There is no checkpoint.
-        DataLossError: It is damaged.
+        DataLossError: The checkpoint is damaged.
     """
-    servers = open_checkpoint(request.path).index.servers
+    servers = checkpoint.index.servers
     renamed = partial(_renamed, request.restoration)
-    own = servers.get(part_name(task), {}) if request.closures else {}
-    closures = {renamed(name): one for name, one in spaces_of(own.get("closures", ()))}
-    data = _ledgers(servers.values()) if request.data else None
-    for ledger in data or ():
-        ledger.leave_to_next(renamed, again=request.closures)
-    return Accounts(data, closures)
+    with refused_if_unsound(str(checkpoint.folder)):
+        own = servers.get(part_name(task), {}) if request.closures else {}
+        closures = {renamed(name): one for name, one in spaces_of(own.get("closures", ()))}
+        data = _ledgers(servers.values()) if request.data else None
+        for ledger in data or ():
+            ledger.leave_to_next(renamed, again=request.closures)
+        return Accounts(data, closures)
 
 
 def _ledgers(parts: Collection[Mapping[str, Any]]) -> Sequence[DataLedger] | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
+from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
@@ -33,6 +37,10 @@ class ServerSettings(ServingSettings):
             copy by which a table grows, do not count.
         restore: Folder of checkpoints, whose latest one the server restores when it starts, if
             there is any; "" to restore none.
+        checkpoint_root: Absolute path of the folder below which checkpoints are read and written,
+            that of `restore` included; "" for any folder.
+        checkpoint_key: The secret that signs checkpoints: others are refused. By default that in
+            the file that STRATAGEM_CHECKPOINT_KEY_FILE names; "" to take them unsigned.
         durability: What the end of the process may lose: "none" keeps nothing on disk; with
             "snapshot" a process that is killed loses what is younger than the last image, and one
             that is stopped nothing; with "log" nothing is lost that was acknowledged.
@@ -64,6 +72,8 @@ class ServerSettings(ServingSettings):
     staged_bytes: int = field(default_factory=half_of_memory)
     variable_bytes: int | None = None
     restore: str = ""
+    checkpoint_root: str = ""
+    checkpoint_key: str = field(default_factory=checkpoint_key_from_environment, repr=False)
     durability: Durability = "none"
     durability_folder: str = ""
     snapshot_seconds: float = 60.0
@@ -79,11 +89,18 @@ class ServerSettings(ServingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_root(self)
         _check_replica(self)
         if self.replicas > 1:
             _check_replication(self)
         elif self.arbiter:
             _check_movable(self)
+
+    @property
+    def checkpoints(self) -> CheckpointPolicy:
+        """What the server demands of checkpoints."""
+        root = Path(self.checkpoint_root) if self.checkpoint_root else None
+        return CheckpointPolicy(root, self.checkpoint_key)
 
     @property
     def is_movable(self) -> bool:
@@ -99,6 +116,15 @@ class ServerSettings(ServingSettings):
     def replica_number(self) -> int:
         """What tells this process from all others that may have the state of the task."""
         return self.server_number if self.is_movable else self.replica
+
+
+def _check_root(settings: ServerSettings) -> None:
+    root = settings.checkpoint_root
+    if root and not (os.path.isabs(root) and os.path.isdir(root)):
+        raise InvalidArgumentError(
+            f"there is no folder {root!r} for checkpoints of {settings.label}; make it, or give "
+            "another --checkpoint-root by its absolute path"
+        )
 
 
 def _check_replica(settings: ServerSettings) -> None:

@@ -21,7 +21,7 @@ from stratagem_proto.wire.frames import (
 )
 from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
-from stratagem_proto.wire.tensors import allocate, as_bytes
+from stratagem_proto.wire.tensors import allocate, as_bytes, total_nbytes
 from stratagem_psserver.limits.budget import Reservation
 
 
@@ -113,7 +113,16 @@ class StoredRequest(RequestStream[Header]):
         self.text = encode_header(header.SerializeToString())
 
     def tensors(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """Return copies of its tensors."""
+        """Return copies of its tensors.
+
+        Raises:
+            MalformedStreamError: It has fewer bytes than these tensors.
+        """
+        if total_nbytes(specs) > len(self._tensors):
+            raise MalformedStreamError(
+                f"a stored request has {len(self._tensors)} bytes of tensors, which are said to "
+                f"have {total_nbytes(specs)}; the file that it is from was altered"
+            )
         tensors, rest = list(map(allocate, specs)), self._tensors
         for tensor in tensors:
             as_bytes(tensor)[:] = rest[: tensor.nbytes]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import local_path, open_checkpoint
+from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 # What other libraries look for before they take the tensors for torch's.
@@ -30,8 +31,9 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         NotFoundError: There is no such file or folder.
         DataLossError: It is no safetensors file, or is damaged.
     """
-    if not local_path(path).is_file():
-        checkpoint = open_checkpoint(path)
+    policy = policy_of_environment()
+    if policy.key or not local_path(path).is_file():
+        checkpoint = open_checkpoint(path, policy)
         wholes = wholes_of(checkpoint.index)
         return {name: whole.read(checkpoint) for name, whole in wholes.items()}
     try:

@@ -64,6 +64,7 @@ class CheckpointedStrategy(Strategy):
                 does not know a variable's dtype.
             FailedPreconditionError: The chief does not see what a server has written, or device
                 filters hide a server from it, so that its part would lack.
+            PermissionDeniedError: The folder is not below --checkpoint-root of servers.
             DeadlineExceededError: Workers were in the midst of a step for `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
 
@@ -131,6 +132,9 @@ class CheckpointedStrategy(Strategy):
             NotFoundError: There is no checkpoint, or a variable is not in it.
             InvalidArgumentError: A shape or a dtype differs; nothing is changed.
             DataLossError: It is damaged; nothing is changed. Restore another one.
+            PermissionDeniedError: It is not signed with the key in the file that
+                STRATAGEM_CHECKPOINT_KEY_FILE names, or not below --checkpoint-root of servers;
+                nothing is changed.
             AbortedError: A server went away when others had replaced their values already; restore
                 again.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.

@@ -119,6 +119,8 @@ class CheckpointMethods:
         Raises:
             NotFoundError: There is no such file, or a variable is not in it.
             DataLossError: It is no safetensors file, or is damaged.
+            PermissionDeniedError: It is not signed with the key in the file that
+                STRATAGEM_CHECKPOINT_KEY_FILE names; files never are.
             InvalidArgumentError: As for `load_state_dict`.
             UnimplementedError: As for `load_state_dict`.
             ContextError: As for `load_state_dict`.

@@ -15,7 +15,14 @@ from typing import Annotated, Any
 
 import typer
 
-from stratagem_proto.errors import DataLossError, StratagemError
+from stratagem_proto.checkpoint.policy import CheckpointPolicy, policy_of_environment
+from stratagem_proto.configuration.checkpoint_key import VARIABLE, read_checkpoint_key
+from stratagem_proto.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    StratagemError,
+)
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at checkpoints, check them, and write them in other forms."
@@ -48,7 +55,7 @@ def _answering() -> Iterator[None]:
     """Print errors and exit with the code for them."""
     try:
         yield
-    except DataLossError as error:
+    except (DataLossError, PermissionDeniedError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(_NO) from error
     except (StratagemError, OSError) as error:
@@ -77,13 +84,15 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
 def verify(source: Source, as_json: AsJson = False) -> None:
     """Read every byte of a checkpoint and compare it with its checksums.
 
+    With STRATAGEM_CHECKPOINT_KEY_FILE also with its signature.
+
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """
     from stratagem_proto.checkpoint.contents import wholes_of
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(source, policy_of_environment())
         count = len(wholes_of(checkpoint.index))
         checkpoint.verify()
         nbytes = sum(file.nbytes for file in checkpoint.index.files.values())
@@ -116,7 +125,7 @@ def export_file(
     if form is Format.dcp and stored_rows:
         raise typer.BadParameter("--stored-rows is for --format safetensors")
     with _answering():
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(source, policy_of_environment())
         if form is Format.dcp:
             count = export_dcp(checkpoint, target)
         else:
@@ -161,7 +170,8 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
     elif prefix or optimizer:
         raise typer.BadParameter("--prefix and --optimizer are for --format dcp")
     else:
-        _write_anew(source, target, servers, keep, as_json)
+        # Whoever imports a file says that it is to be trusted.
+        _write_anew(source, CheckpointPolicy(), target, servers, keep, as_json)
 
 
 def _import_dcp(
@@ -191,21 +201,62 @@ def reshard(
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read, or if
     the new one cannot be written.
     """
-    _write_anew(source, target, servers, keep, as_json)
+    _write_anew(source, None, target, servers, keep, as_json)
 
 
-def _write_anew(source: Path, target: Path, servers: int, keep: int, as_json: bool) -> None:
+def _write_anew(  # one parameter for each option
+    source: Path,
+    policy: CheckpointPolicy | None,
+    target: Path,
+    servers: int,
+    keep: int,
+    as_json: bool,
+) -> None:
     from stratagem_deploy.checkpoints.resharding import reshard as written
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        path = written(open_checkpoint(source), target, servers, keep)
+        checkpoint = open_checkpoint(source, policy or policy_of_environment())
+        path = written(checkpoint, target, servers, keep)
     _say_written(path, servers, as_json)
 
 
 def _say_written(path: Path, servers: int, as_json: bool, **facts: object) -> None:
     said = f"{path} is for {servers} servers"
     _say(as_json, said, path=str(path), servers=servers, **facts)
+
+
+@app.command()
+def sign(
+    source: Annotated[Path, typer.Argument(help="A folder of checkpoints, or one of them.")],
+    key_file: Annotated[
+        Path,
+        typer.Option(
+            "--checkpoint-key-file", envvar=VARIABLE, help="File with the secret that signs."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Sign a checkpoint that you trust: servers with the key refuse all others.
+
+    All of it is read and checked. A signed copy becomes the latest checkpoint of its folder, in
+    which all others stay.
+
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read, or if
+    the copy cannot be written.
+    """
+    from stratagem_deploy.checkpoints.signing import sign as signed
+    from stratagem_proto.checkpoint.folder import open_checkpoint
+
+    with _answering():
+        if source.is_file():
+            raise InvalidArgumentError(
+                f"{str(source)!r} is a file, which has no index to sign; make a checkpoint of it "
+                f"by `stratagem checkpoint import` with {VARIABLE}"
+            )
+        checkpoint = open_checkpoint(source)
+        folder = signed(checkpoint, checkpoint.folder.parent, read_checkpoint_key(key_file))
+    _say(as_json, f"{folder} is signed", path=str(folder))
 
 
 @app.command()

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stratagem_proto.checkpoint.companions import SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import SEEN, SIGHTS, TOUCHED, WholeTable
+from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.wire.tensors import as_bytes
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from stratagem_proto.checkpoint.companions import KEYS, companion
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable, companion, undivided
+from stratagem_proto.checkpoint.tables import WholeTable, undivided
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec

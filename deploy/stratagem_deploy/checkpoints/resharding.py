@@ -12,12 +12,15 @@ from pathlib import Path
 import torch
 
 from stratagem_deploy.checkpoints.tables import divided, stored_part
+from stratagem_proto.checkpoint.blocks import WriteOptions
+from stratagem_proto.checkpoint.companions import KEYS
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
 from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable
+from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.division import rows_of_shard
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -68,24 +71,29 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
         DataLossError: The checkpoint is damaged.
         InvalidArgumentError: A file has the stored rows of a table without what the others are.
     """
-    placed = _placed(checkpoint, servers)
+    placed, key = _placed(checkpoint, servers), checkpoint_key_from_environment()
     new = NewCheckpoint(root)
     try:
         parts = [
-            _written(new.folder / part_name(server), groups) for server, groups in enumerate(placed)
+            _written(new.folder / part_name(server), groups, bool(key))
+            for server, groups in enumerate(placed)
         ]
         was = checkpoint.index
         index = Index.of_parts(parts, extra=was.extra, workers=was.workers)
-        return new.commit(index, keep)
+        return new.commit(index, keep, key)
     except BaseException:
         new.abandon()
         raise
 
 
-def _written(path: Path, groups: Iterable[_Group]) -> TensorFile:
+def _written(path: Path, groups: Iterable[_Group], has_digests: bool) -> TensorFile:
     found = [group() for group in groups]
     contents = [content for some, _ in found for content in some]
-    return write_part(path, contents, chain.from_iterable(each for _, each in found))
+    values, options = (
+        chain.from_iterable(each for _, each in found),
+        WriteOptions(has_digests=has_digests),
+    )
+    return write_part(path, contents, values, options=options)
 
 
 def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:

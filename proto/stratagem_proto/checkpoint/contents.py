@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED, is_companion
 from stratagem_proto.checkpoint.index import Index, TensorEntry
-from stratagem_proto.checkpoint.tables import (
-    KEYS,
-    SEEN,
-    SIGHTS,
-    TOUCHED,
-    TablePart,
-    is_companion,
-    table_of,
-)
+from stratagem_proto.checkpoint.tables import TablePart, table_of
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
 from stratagem_proto.errors import DataLossError, UnimplementedError
 from stratagem_proto.programs.slot_names import SlotName
@@ -89,6 +82,7 @@ def _whole(
     partitions = [(owners.get(shard.name, shard.spec), shard) for shard in shards]
     if not partitions[0][0].HasField("partition"):
         return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)], is_split)
+    _require_alike(name, partitions)
     pieces = [
         Piece(shard, spec.partition.offset[0])
         for spec, shard in partitions
@@ -100,6 +94,17 @@ def _whole(
     if has_all:
         _require_all_rows(name, tensor, pieces)
     return Whole(name, tensor, slot_of, pieces, is_split)
+
+
+def _require_alike(name: str, shards: Sequence[tuple[VariableSpec, TensorEntry]]) -> None:
+    """Check that shards are of one whole: the memory of all is taken by what the first says."""
+    kinds = {(tuple(spec.partition.full_shape), shard.tensor.dtype) for spec, shard in shards}
+    if len(kinds) > 1 or any(spec.tensor.shape != shard.tensor.shape for spec, shard in shards):
+        raise DataLossError(
+            f"the checkpoint has parts of {name!r} that do not belong together; restore an "
+            "earlier checkpoint",
+            variable=name,
+        )
 
 
 def _is_split_by_rows(spec: VariableSpec) -> bool:

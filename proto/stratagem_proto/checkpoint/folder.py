@@ -16,26 +16,34 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from stratagem_proto.checkpoint.blocks import (
-    read_range,
+    BLOCK_BYTES,
+    CheckedFile,
+    WriteOptions,
     replace_file,
     sync_folder,
-    verify_file,
     write_file,
 )
-from stratagem_proto.checkpoint.index import Index, TensorEntry
+from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry, unsigned
 from stratagem_proto.checkpoint.parts import read_plain
+from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.wire.tensors import allocate, as_bytes
 
 INDEX = "index.json"
 LATEST = "latest"
 LOCAL_PART = "local.safetensors"
+
+# It has a name and a checksum.
+_MOST_LATEST_BYTES = 4096
 
 _NAME = re.compile(r"\.?checkpoint-(\d+)(\.partial)?")
 
@@ -47,8 +55,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a checkpoint in the file system.
 
     Raises:
-        InvalidArgumentError: The path is a URL.
+        InvalidArgumentError: The path is a URL, or no path.
     """
+    if "\0" in os.fspath(path):
+        raise InvalidArgumentError(f"{os.fspath(path)!r} is no path; pass one without zeros")
     if _URL.match(os.fspath(path)):
         raise InvalidArgumentError(
             f"{os.fspath(path)!r} is a URL, and checkpoints are only written to and read from "
@@ -67,12 +77,21 @@ class Checkpoint:
     """One checkpoint that can be read.
 
     Attributes:
-        folder: The folder with its files.
+        opened: The folder with its files, which is open.
         index: Its table of contents.
     """
 
-    folder: Path
+    opened: OpenFolder
     index: Index
+
+    @property
+    def folder(self) -> Path:
+        """The path of the folder with its files."""
+        return self.opened.path
+
+    def file(self, name: str) -> CheckedFile:
+        """Return one of its files."""
+        return CheckedFile(self.opened, name, self.index.files[name])
 
     def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
         """Read the bytes of a tensor from `start` on into `target` until that is full.
@@ -80,16 +99,22 @@ class Checkpoint:
         Raises:
             DataLossError: The bytes are missing or damaged.
         """
-        file = self.index.files[entry.file]
-        try:
-            read_range(self.folder / entry.file, file, entry.begin + start, target)
-        except DataLossError as error:
-            raise DataLossError(
-                f"{error.message} (variable {entry.name!r})", variable=entry.name
-            ) from error
+        with _naming(entry):
+            self.file(entry.file).read(entry.begin + start, target)
+
+    def require_there(self, entry: TensorEntry) -> None:
+        """Check that a file of the right size has a tensor, before memory is taken for the tensor.
+
+        Raises:
+            DataLossError: It has not.
+        """
+        if entry.nbytes > BLOCK_BYTES:
+            with _naming(entry):
+                self.file(entry.file).require_size()
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """Read a stored tensor; it raises like `read`."""
+        self.require_there(entry)
         value = allocate(entry.tensor)
         if value.numel():
             self.read(entry, 0, as_bytes(value))
@@ -97,49 +122,82 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Read and check all files; it raises like `read`."""
-        for name, entry in self.index.files.items():
-            verify_file(self.folder / name, entry)
+        for name in self.index.files:
+            self.file(name).verify()
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+@contextmanager
+def _naming(entry: TensorEntry) -> Iterator[None]:
+    """Say in errors which variable it was."""
+    try:
+        yield
+    except DataLossError as error:
+        raise DataLossError(
+            f"{error.message} (variable {entry.name!r})", variable=entry.name
+        ) from error
+
+
+def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY) -> Checkpoint:
     """Return the checkpoint at a path.
 
     Args:
         path: A folder of checkpoints, whose latest is opened; one checkpoint in it; or any
             safetensors file.
+        policy: What is demanded of it.
 
     Raises:
         NotFoundError: There is no checkpoint.
+        PermissionDeniedError: It is where the policy allows none, or not signed as it demands.
         DataLossError: The checkpoint is damaged.
     """
-    folder = local_path(path)
-    if folder.is_file():
-        file, entries = read_plain(folder)
-        tensors = {entry.name: entry for entry in entries}
-        return Checkpoint(folder.parent, Index({folder.name: file}, tensors))
-    if (folder / INDEX).is_file():
-        return _read(folder, (folder / INDEX).read_bytes())
-    if not (folder / LATEST).is_file():
-        raise NotFoundError(
-            f"there is no checkpoint {str(path)!r}; pass the path that was given to strategy.save()"
-        )
-    return _latest(folder)
+    place = local_path(path)
+    try:
+        folder, file = policy.found(place)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_checkpoint(place) from error
+    if file and policy.key:
+        raise unsigned(str(place), "is a file without a signature")
+    if file:
+        return _only_file(folder, file)
+    if folder.has(INDEX):
+        return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy.key)
+    if not folder.has(LATEST):
+        raise _no_checkpoint(place)
+    return _latest(folder, policy.key)
 
 
-def _latest(folder: Path) -> Checkpoint:
-    name, _, checksum = (folder / LATEST).read_text(errors="replace").partition(" ")
-    index = folder / name / INDEX
-    data = index.read_bytes() if _NAME.fullmatch(name) and index.is_file() else b""
+def _no_checkpoint(path: Path) -> NotFoundError:
+    return NotFoundError(
+        f"there is no checkpoint {str(path)!r}; pass the path that was given to strategy.save()"
+    )
+
+
+def _only_file(folder: OpenFolder, name: str) -> Checkpoint:
+    file, entries = read_plain(folder, name)
+    return Checkpoint(folder, Index({name: file}, {entry.name: entry for entry in entries}))
+
+
+def _latest(root: OpenFolder, key: str) -> Checkpoint:
+    text = root.read(LATEST, _MOST_LATEST_BYTES).decode(errors="replace")
+    name, _, checksum = text.partition(" ")
+    if not (_NAME.fullmatch(name) and root.has(name)):
+        raise _names_none(root)
+    folder = root.folder(name)
+    data = folder.read(INDEX, MOST_INDEX_BYTES) if folder.has(INDEX) else b""
     if checksum != f"{zlib.crc32(data)}\n":
-        raise DataLossError(
-            f"{str(folder / LATEST)!r} does not name an intact checkpoint; pass the path of "
-            "one of the checkpoints in its folder"
-        )
-    return _read(folder / name, data)
+        raise _names_none(root)
+    return _read(folder, data, key)
 
 
-def _read(folder: Path, data: bytes) -> Checkpoint:
-    return Checkpoint(folder, Index.from_bytes(data, str(folder / INDEX)))
+def _names_none(root: OpenFolder) -> DataLossError:
+    return DataLossError(
+        f"{str(root.path / LATEST)!r} does not name an intact checkpoint; pass the path of "
+        "one of the checkpoints in its folder"
+    )
+
+
+def _read(folder: OpenFolder, data: bytes, key: str) -> Checkpoint:
+    return Checkpoint(folder, Index.from_bytes(data, str(folder.path / INDEX), key))
 
 
 class NewCheckpoint:
@@ -162,18 +220,19 @@ class NewCheckpoint:
         self.folder = self.root / f".{self._name}.partial"
         self.folder.mkdir()
 
-    def commit(self, index: Index, keep: int) -> Path:
+    def commit(self, index: Index, keep: int, key: str = "") -> Path:
         """Make this checkpoint the latest, and remove the oldest ones.
 
         Args:
             index: The table of contents of the files, which are all written.
             keep: The number of checkpoints to keep, this one included.
+            key: The key to sign it with; "" for none.
 
         Returns:
             The folder of the checkpoint.
         """
-        data = index.to_bytes()
-        write_file(self.folder / INDEX, [memoryview(data)], self._syncs)
+        data = index.to_bytes(key)
+        write_file(self.folder / INDEX, [memoryview(data)], WriteOptions(self._syncs))
         self._sync(self.folder)
         final = self.root / self._name
         os.rename(self.folder, final)

@@ -7,9 +7,11 @@ checkpoint without newer features.
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,15 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.blocks import FileEntry
-from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.checkpoint.soundness import refused_if_unsound, require_sound
+from stratagem_proto.configuration.checkpoint_key import VARIABLE
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+)
+from stratagem_proto.proofs import signature_of_checkpoint
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -26,6 +36,11 @@ from stratagem_proto.wire.tensors import nbytes_of
 
 _WITHOUT_TABLES, _WITH_TABLES = 1, 2
 FORMAT = _WITH_TABLES
+
+MOST_INDEX_BYTES = 256 << 20
+"""The most bytes of an index; that of a checkpoint of 1 TB has about 12 MB, signed 60."""
+
+_SIGNATURE = "signature"
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,18 @@ class Index:
         identity = secrets.token_hex(16)
         return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
 
-    def to_bytes(self) -> bytes:
-        """Return the index as the bytes of a file, with a checksum that covers all of them."""
+    def to_bytes(self, key: str = "") -> bytes:
+        """Return the index as the bytes of a file, with a checksum that covers all of them.
+
+        Args:
+            key: The key to sign it with; "" for none.
+
+        Raises:
+            InvalidArgumentError: It is larger than readers accept.
+            FailedPreconditionError: Some files were written for an index that is signed, and some
+                not, or it is not.
+        """
+        _require_digests(self.files, key)
         content = {
             "format": self._format,
             "identity": self.identity,
@@ -140,7 +165,17 @@ class Index:
             "extra": dict(self.extra),
             "workers": dict(self.workers),
         }
-        return _canonical({"content": content, "crc32": zlib.crc32(_canonical(content))})
+        text = _canonical(content)
+        document = {"content": content, "crc32": zlib.crc32(text)}
+        if key:
+            document[_SIGNATURE] = signature_of_checkpoint(key, text).hex()
+        data = _canonical(document)
+        if len(data) > MOST_INDEX_BYTES:
+            raise InvalidArgumentError(
+                f"the index of the checkpoint has {len(data)} bytes, and may have "
+                f"{MOST_INDEX_BYTES}; pass less as extra"
+            )
+        return data
 
     @property
     def _format(self) -> int:
@@ -148,51 +183,104 @@ class Index:
         return _WITH_TABLES if has_tables else _WITHOUT_TABLES
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Index:
+    def from_bytes(cls, data: bytes, where: str, key: str = "") -> Index:
         """Return the index that a file contains.
 
+        Args:
+            data: The bytes of the file.
+            where: Its path, for messages.
+            key: The key that has to have signed it; "" to take it unsigned, too.
+
         Raises:
-            DataLossError: It is damaged.
+            DataLossError: It is damaged, or what it says cannot be.
             FailedPreconditionError: A later release wrote it.
+            PermissionDeniedError: The key has not signed it.
         """
-        content = _checked(data, where)
-        if content["format"] > FORMAT:
-            raise FailedPreconditionError(
-                f"{where!r} has format {content['format']}; this release of stratagem "
-                f"reads formats up to {FORMAT}; install a later one"
+        document = _checked(data, where)
+        content = document["content"]
+        if key:
+            _require_signature(document, where, key)
+        with refused_if_unsound(where):
+            _require_known_format(content, where)
+            files = {name: _file_from_json(one) for name, one in content["files"].items()}
+            tensors = _tensors_from_json(content["tensors"], where)
+            require_sound(files, tensors, where)
+            return cls(
+                files,
+                {entry.name: entry for entry in tensors},
+                {name: dict(facts) for name, facts in content["servers"].items()},
+                dict(content["extra"]),
+                str(content["identity"]),
+                dict(content.get("workers", {})),
             )
-        try:
-            tensors = [_tensor_from_json(one) for one in content["tensors"]]
-        except ParseError as error:
-            raise FailedPreconditionError(
-                f"{where!r} describes a variable as this release of stratagem cannot: "
-                f"{error}; install a later one"
-            ) from error
-        return cls(
-            {name: _file_from_json(one) for name, one in content["files"].items()},
-            {entry.name: entry for entry in tensors},
-            content["servers"],
-            content["extra"],
-            content["identity"],
-            content.get("workers", {}),
+
+
+def _require_known_format(content: Mapping[str, Any], where: str) -> None:
+    if content["format"] > FORMAT:
+        raise FailedPreconditionError(
+            f"{where!r} has format {content['format']}; this release of stratagem "
+            f"reads formats up to {FORMAT}; install a later one"
+        )
+
+
+def _tensors_from_json(items: Sequence[Mapping[str, Any]], where: str) -> list[TensorEntry]:
+    try:
+        return [_tensor_from_json(one) for one in items]
+    except ParseError as error:
+        raise FailedPreconditionError(
+            f"{where!r} describes a variable as this release of stratagem cannot: "
+            f"{error}; install a later one"
+        ) from error
+
+
+def unsigned(where: str, why: str) -> PermissionDeniedError:
+    """Return the error for a checkpoint that nobody with the key has vouched for."""
+    return PermissionDeniedError(
+        f"{where!r} {why}, and this process opens only what its key of checkpoints has signed. If "
+        "you trust what is there, sign it by `stratagem checkpoint sign`, or else restore another "
+        "checkpoint"
+    )
+
+
+def _require_signature(document: Mapping[str, Any], where: str, key: str) -> None:
+    signature = document.get(_SIGNATURE)
+    if signature is None:
+        raise unsigned(where, "is not signed")
+    expected = signature_of_checkpoint(key, _canonical(document["content"])).hex()
+    if not hmac.compare_digest(str(signature).encode(), expected.encode()):
+        raise unsigned(where, "was altered since it was signed, or is of another cluster")
+
+
+def _require_digests(files: Mapping[str, FileEntry], key: str) -> None:
+    lacking = [name for name, file in files.items() if file.digests is None]
+    if key and lacking:
+        raise FailedPreconditionError(
+            f"{', '.join(lacking)} cannot be signed, since who wrote it has no key of checkpoints; "
+            f"give all servers and the program the same --checkpoint-key-file, or {VARIABLE}"
+        )
+    if not key and len(lacking) < len(files):
+        raise FailedPreconditionError(
+            "servers have a key of checkpoints, and the program that saves has none, so that "
+            f"they would refuse the checkpoint; set {VARIABLE} to the file with the key"
         )
 
 
 def _checked(data: bytes, where: str) -> dict[str, Any]:
+    """Return the document of an index, whose bytes are those that were written."""
     try:
-        document = json.loads(data)
-        content: dict[str, Any] = document["content"]
+        document: dict[str, Any] = json.loads(data)
+        content = document["content"]
         # In JSON other bytes can have the same meaning, such as \u00e9 and \u00E9.
         intact = data == _canonical(document)
         intact = intact and document["crc32"] == zlib.crc32(_canonical(content))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise DataLossError(
             f"{where!r} is not an index of a checkpoint, or is damaged; restore an earlier "
             "checkpoint"
         )
-    return content
+    return document
 
 
 def _canonical(document: Any) -> bytes:
@@ -200,11 +288,15 @@ def _canonical(document: Any) -> bytes:
 
 
 def _file_to_json(entry: FileEntry) -> dict[str, Any]:
-    return {"nbytes": entry.nbytes, "blocks": entry.blocks}
+    item: dict[str, Any] = {"nbytes": entry.nbytes, "blocks": entry.blocks}
+    if entry.digests is not None:
+        item["digests"] = b64encode(entry.digests).decode()
+    return item
 
 
 def _file_from_json(item: Mapping[str, Any]) -> FileEntry:
-    return FileEntry(item["nbytes"], tuple(item["blocks"]))
+    digests = b64decode(item["digests"]) if "digests" in item else None
+    return FileEntry(item["nbytes"], tuple(item["blocks"]), digests)
 
 
 def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:

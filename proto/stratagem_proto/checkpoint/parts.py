@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,17 @@ from typing import Any
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
+from stratagem_proto.checkpoint.blocks import (
+    BLOCK_BYTES,
+    DURABLY,
+    FileEntry,
+    WriteOptions,
+    write_file,
+)
 from stratagem_proto.checkpoint.index import TensorEntry, TensorFile, stored_tensor
+from stratagem_proto.checkpoint.soundness import require_sound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -35,6 +44,9 @@ DTYPE_NAMES = {
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 _NOTES = "stratagem_tables"
+
+# What looking for something in a header in vain raises.
+_MISREADINGS = (LookupError, ValueError, TypeError, AttributeError, ParseError, RecursionError)
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
@@ -66,7 +78,7 @@ def write_part(
     contents: Sequence[Content],
     values: Iterable[torch.Tensor],
     has_index: bool = True,
-    syncs: bool = True,
+    options: WriteOptions = DURABLY,
 ) -> TensorFile:
     """Write tensors to a new file.
 
@@ -77,14 +89,14 @@ def write_part(
             by one.
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
-        syncs: Whether to return once the file is on disk.
+        options: How it is written.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(path, _runs(header, values), syncs)
+    file = write_file(path, _runs(header, values), options)
     tensors = [
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)
@@ -148,38 +160,55 @@ def dtype_name(spec: VariableSpec) -> str:
     return DTYPE_NAMES[dtype]
 
 
-def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
+def read_plain(folder: OpenFolder, name: str) -> tuple[FileEntry, list[TensorEntry]]:
     """Return the contents of any safetensors file, without reading the values.
+
+    Args:
+        folder: The folder of the file.
+        name: The name of the file.
 
     Raises:
         DataLossError: The file is not a safetensors file, or is damaged.
     """
-    size = path.stat().st_size
+    path = folder.path / name
+    with folder.file(name) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        text = opened.read(min(length, _MOST_HEADER_BYTES))
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            text = file.read(min(length, _MOST_HEADER_BYTES))
         described = json.loads(text)
         metadata = described.pop("__metadata__", {})
         tables = json.loads(metadata.get(_NOTES, "{}"))
         begin = _LENGTH_BYTES + length
         entries = [
-            _noted(_plain_entry(path.name, begin, name, one), tables.get(name))
-            for name, one in described.items()
+            _noted(_plain_entry(name, begin, tensor, one), tables.get(tensor))
+            for tensor, one in described.items()
         ]
         ends = [begin, *(entry.begin + entry.nbytes for entry in entries)]
-    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ParseError,
+        RecursionError,
+    ) as error:
         raise _no_safetensors(path, str(error)) from error
     if max(ends) != size:
         raise _no_safetensors(path, f"{size} bytes instead of {max(ends)}")
-    return FileEntry(size, None), entries
+    file = FileEntry(size, None)
+    require_sound({name: file}, entries, str(path))
+    return file, entries
 
 
 def _plain_entry(file: str, begin: int, name: str, described: dict[str, list[int]]) -> TensorEntry:
     spec = VariableSpec(name=name)
     spec.tensor.dtype = encode_dtype(_DTYPES[str(described["dtype"])])
     spec.tensor.shape.extend(described["shape"])
-    return TensorEntry(spec, file, begin + described["data_offsets"][0])
+    start, end = described["data_offsets"]
+    if start < 0 or end - start != nbytes_of(spec.tensor):
+        raise ValueError(f"{name!r} has other bytes than its shape says")
+    return TensorEntry(spec, file, begin + start)
 
 
 def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from stratagem_proto.checkpoint.companions import KEYS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.checkpoint.whole import Piece, Whole
@@ -16,31 +16,12 @@ from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_proto.wire.tensors import allocate, as_bytes, encode_dtype, nbytes_of
-
-KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
-"""The endings of the names of a table's companion tensors; see `StoredRows`."""
+from stratagem_proto.wire.tensors import allocate, as_bytes, nbytes_of
 
 MOST_DENSE_BYTES = 4 << 30
 """A larger table is not read as one dense tensor that includes the rows nobody has written."""
 
-_COMPANION = re.compile(r"\[(keys|touched|seen|sights)\]\Z")
 _RUN_BYTES = 4 << 20
-
-
-def companion(table: str, what: str, count: int) -> VariableSpec:
-    """Return the description of one of a table's companion tensors.
-
-    These are the keys of its rows and what else a table needs beside its values.
-    """
-    tensor = TensorSpec(dtype=encode_dtype(torch.int64), shape=[count])
-    return VariableSpec(name=table + what, tensor=tensor)
-
-
-def is_companion(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
-    """Return whether a tensor is a companion of a table among these."""
-    table = tensors.get(_COMPANION.sub("", name))
-    return table is not None and table.rows is not None and table.name != name
 
 
 @dataclass(frozen=True)
@@ -223,6 +204,7 @@ def table_of(
     """
     parts = sorted(parts, key=lambda part: (part.row, part.number))
     first = parts[0]
+    _require_alike(name, parts)
     spec = VariableSpec()
     spec.CopyFrom(first.entry.spec)
     spec.ClearField("partition")
@@ -235,11 +217,30 @@ def table_of(
     return WholeTable(name, spec.tensor, slot_of, pieces, bool(slot_of), parts, spec)
 
 
+def _require_alike(name: str, parts: Sequence[TablePart]) -> None:
+    kinds = {
+        (
+            part.entry.tensor.dtype,
+            tuple(part.entry.tensor.shape[1:]),
+            tuple(part.table.spec.partition.full_shape),
+            part.table.spec.table.HasField("dynamic"),
+        )
+        for part in parts
+        if part.entry.rows is not None
+    }
+    if len(kinds) > 1 or any(part.entry.rows is None for part in parts):
+        raise DataLossError(
+            f"the checkpoint has parts of table {name!r} that do not belong together; restore an "
+            "earlier checkpoint",
+            variable=name,
+        )
+
+
 def _require_all(name: str, rows: int, parts: Sequence[TablePart]) -> None:
     dynamic = parts[0].table.spec.table.dynamic
     numbers = [part.number for part in parts]
     ends = [part.row + part.table.spec.tensor.shape[0] for part in parts]
-    whole = numbers == list(range(max(1, dynamic.parts)))
+    whole = len(numbers) == max(1, dynamic.parts) and numbers == list(range(len(numbers)))
     if not parts[0].table.spec.table.HasField("dynamic"):
         whole = [0, *ends] == [*(part.row for part in parts), rows]
     if not whole:

@@ -44,6 +44,12 @@ class Piece:
     entry: TensorEntry
     row: int
 
+    @property
+    def stop(self) -> int:
+        """The number of the row behind the last one."""
+        shape = self.entry.tensor.shape
+        return self.row + (shape[0] if shape else 1)
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -91,6 +97,9 @@ class Whole:
             DataLossError: Bytes of them are missing or damaged.
         """
         self._require_rows(start, stop)
+        for piece in self.pieces:
+            if piece.row < stop and start < piece.stop:
+                checkpoint.require_there(piece.entry)
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         value = allocate(TensorSpec(dtype=self.tensor.dtype, shape=shape))
         if value.numel():
@@ -109,8 +118,7 @@ class Whole:
     def _fill(self, checkpoint: Checkpoint, start: int, target: memoryview, row_bytes: int) -> None:
         stop = start + len(target) // row_bytes
         for piece in self.pieces:
-            rows = piece.entry.nbytes // row_bytes
-            low, high = max(start, piece.row), min(stop, piece.row + rows)
+            low, high = max(start, piece.row), min(stop, piece.stop)
             if low < high:
                 part = target[(low - start) * row_bytes : (high - start) * row_bytes]
                 checkpoint.read(piece.entry, (low - piece.row) * row_bytes, part)

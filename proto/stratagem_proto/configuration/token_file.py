@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.protocol import check_token
+from stratagem_proto.configuration.secret_file import SecretFile
 
 VARIABLE = "STRATAGEM_TOKEN_FILE"
+
+_KIND = SecretFile("token file", "cluster token", f"{VARIABLE}, and --token-file")
 
 
 def token_from_environment() -> str:
@@ -28,21 +29,4 @@ def read_token(path: Path | None) -> str:
         InvalidArgumentError: The file is missing, cannot be read, is empty, or is not UTF-8 text;
             or the token is too short.
     """
-    if path is None:
-        return ""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise _refusal(
-            path, f"cannot be read: {error.strerror}; check {VARIABLE}, and --token-file of servers"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise _refusal(path, f"is not text: {error}; write a secret in UTF-8 into it") from error
-    if not token:
-        raise _refusal(path, "is empty; write a secret into it")
-    check_token(token, f"the cluster token in {str(path)!r}")
-    return token
-
-
-def _refusal(path: Path, why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the token file {str(path)!r} {why}")
+    return _KIND.read(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -91,7 +92,7 @@ def decode_header(data: bytes | memoryview) -> BatchHeader | None:
 
 
 def decode_contents(header: BatchHeader, contents: memoryview) -> list[Entry] | None:
-    """Return the records of a batch; None if their bytes are damaged.
+    """Return the records of a batch; None if their bytes are damaged, or their sizes not true.
 
     Args:
         header: The header of the batch.
@@ -100,12 +101,19 @@ def decode_contents(header: BatchHeader, contents: memoryview) -> list[Entry] | 
     contents = contents[: header.nbytes]
     if len(contents) < header.nbytes or crc32c(contents) != header.checksum:
         return None
-    return list(_entries(contents))
+    if header.records * _SIZES.size > header.nbytes:
+        return None
+    entries = list(islice(_entries(contents), header.records))
+    is_whole = len(entries) == header.records
+    return entries if is_whole and sum(each.nbytes for each in entries) == header.nbytes else None
 
 
 def _entries(contents: memoryview) -> Iterator[Entry]:
-    while contents:
+    """Yield records for as long as their sizes fit into what there is."""
+    while len(contents) >= _SIZES.size:
         message, tensors = _SIZES.unpack_from(contents)
         begin = _SIZES.size + message
+        if begin + tensors > len(contents):
+            return
         yield Entry(bytes(contents[_SIZES.size : begin]), contents[begin : begin + tensors])
         contents = contents[begin + tensors :]

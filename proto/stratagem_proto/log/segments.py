@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from stratagem_proto.log.batches import (
     decode_contents,
     decode_header,
 )
+from stratagem_proto.memory import half_of_memory
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 
@@ -147,7 +150,9 @@ class LogReader:
         if header is None or (offset and header.first <= self.position):
             return None  # or one that an earlier use of the file has left
         entries = decode_contents(header, data[offset + HEADER_BYTES :])
-        if offset and entries is not None:
+        if not entries:
+            return None  # a server writes no batch without records
+        if offset:
             _require_next(path, header.first, self.position)
         return entries
 
@@ -179,15 +184,27 @@ class LogReader:
 
 
 def _beginning(path: Path) -> memoryview:
-    with path.open("rb") as file:
+    with OpenFolder.at(path.parent).file(path.name) as file:
         return memoryview(file.read(_HEAD_BYTES))
 
 
 def _read(path: Path) -> memoryview:
-    data = path.read_bytes()
+    with OpenFolder.at(path.parent).file(path.name) as file:
+        _require_room(path, os.fstat(file.fileno()).st_size)
+        data = file.read()
     # It must have kept its name until here: a server writes over files that it has taken it from.
     path.stat()
     return memoryview(data)
+
+
+def _require_room(path: Path, nbytes: int) -> None:
+    most = half_of_memory()
+    if nbytes > most:
+        raise DataLossError(
+            f"{str(path)!r} has {nbytes} bytes, more than half of the memory of this machine: "
+            f"{most}. Start the server on the kind of machine that wrote it, or move the folder "
+            "away and restore a checkpoint"
+        )
 
 
 def _head(path: Path, entries: Sequence[Entry]) -> SegmentHead:

@@ -313,12 +313,17 @@ class SavedPart(google.protobuf.message.Message):
     BLOCKS_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    DIGESTS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name within the folder."""
     nbytes: builtins.int
     """Its size in bytes."""
     state: builtins.str
     """What the server needs besides variables in order to go on, as JSON."""
+    digests: builtins.bytes
+    """SHA-256 of each MiB, 32 bytes each, one after the other. Absent from a server that
+    has no key of checkpoints: the chief then does not sign the index.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """CRC-32 of each MiB; the last may be shorter."""
@@ -335,8 +340,11 @@ class SavedPart(google.protobuf.message.Message):
         blocks: collections.abc.Iterable[builtins.int] | None = ...,
         tensors: collections.abc.Iterable[global___SavedTensor] | None = ...,
         state: builtins.str = ...,
+        digests: builtins.bytes | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "name", b"name", "nbytes", b"nbytes", "state", b"state", "tensors", b"tensors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_digests", b"_digests", "digests", b"digests"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_digests", b"_digests", "blocks", b"blocks", "digests", b"digests", "name", b"name", "nbytes", b"nbytes", "state", b"state", "tensors", b"tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_digests", b"_digests"]) -> typing.Literal["digests"] | None: ...
 
 global___SavedPart = SavedPart
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stratagem_proto.checkpoint.companions import is_companion
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.tables import is_companion
+from stratagem_proto.checkpoint.index import TensorEntry
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.checkpoint.whole import whole_name
-from stratagem_proto.errors import FailedPreconditionError, NotFoundError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
@@ -20,10 +26,15 @@ from stratagem_proto.versions import first_of_another_run
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
 from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
     from stratagem_psserver.state import ServerState
+    from stratagem_psserver.variables.store import VariableStore
+
+
+_ADVICE = "start it where there is more, or let strategy.restore() use more servers"
 
 
 def dump(state: ServerState) -> str:
@@ -91,9 +102,10 @@ def resume(state: ServerState, path: str) -> bool:
     Raises:
         FailedPreconditionError: The checkpoint has no part of this server.
         DataLossError: It is damaged.
+        PermissionDeniedError: It is not below the server's root of checkpoints.
     """
     try:
-        checkpoint = open_checkpoint(Path(path))
+        checkpoint = open_checkpoint(Path(path).absolute(), state.settings.checkpoints)
     except NotFoundError:
         return False
     if part_name(state.settings.task) not in checkpoint.index.servers:
@@ -119,8 +131,9 @@ def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: b
     """
     part = part_name(state.settings.task)
     state.store.first_version = first_of_another_run(state.environment.random_bytes)
-    resume_variables(state, checkpoint, part, has_all)
-    resume_facts(state, checkpoint.index.servers[part])
+    with allocating(_ADVICE), refused_if_unsound(str(checkpoint.folder)):
+        resume_variables(state, checkpoint, part, has_all)
+        resume_facts(state, checkpoint.index.servers[part])
     state.resumed = True
 
 
@@ -151,6 +164,9 @@ def resume_variables(
         checkpoint: The checkpoint.
         part: The name of the part.
         has_all: Whether the checkpoint must have the parts of all servers.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for them.
     """
     tensors, store = checkpoint.index.tensors, state.store
     mine = [
@@ -158,6 +174,7 @@ def resume_variables(
         for name, entry in tensors.items()
         if entry.file == part and not is_companion(name, tensors)
     ]
+    _require_room(store, mine)
     wholes = wholes_of(checkpoint.index, has_all)
     values = read_ahead(checkpoint.tensor, [entry for entry in mine if entry.rows is None])
     # In their order: a slot variable of a table comes behind it.
@@ -170,3 +187,13 @@ def resume_variables(
             for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
                 store.put_table(arena)
     store.recount([entry.name for entry in mine])
+
+
+def _require_room(store: VariableStore, entries: Sequence[TensorEntry]) -> None:
+    """Check the limit of the memory of variables before any of them is read."""
+    nbytes, left = sum(entry.nbytes for entry in entries), store.memory_limit.left
+    if left is not None and nbytes > left:
+        raise ResourceExhaustedError(
+            f"variables of the checkpoint have {nbytes} bytes, and {left} are left of "
+            f"--variable-bytes; {_ADVICE}"
+        )

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stratagem_proto.checkpoint.folder import part_name
+from stratagem_proto.checkpoint.blocks import WriteOptions
+from stratagem_proto.checkpoint.folder import local_path, part_name
 from stratagem_proto.checkpoint.index import TensorFile
 from stratagem_proto.checkpoint.parts import write_part
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
 from stratagem_psserver.checkpoints.continuation import dump
 from stratagem_psserver.state import ServerState
@@ -61,23 +68,30 @@ class Saves:
         Raises:
             InvalidArgumentError: The path of the folder is not absolute.
             NotFoundError: The folder does not exist on this machine.
+            PermissionDeniedError: The folder is not below the server's root of checkpoints.
             FailedPreconditionError: Too many saves are under way.
         """
         if cut in self._tasks:
             return
         self._require_few()
-        path = Path(folder)
-        if not path.is_absolute():
-            raise InvalidArgumentError(f"{folder!r} is not an absolute path")
-        if not path.is_dir():
-            raise NotFoundError(
-                f"{self._state.settings.label} has no folder {folder!r} to save in; "
-                "choose one that all servers and the chief share"
-            )
+        opened = self._opened(local_path(folder))
         snapshot = self._state.snapshots.take(self._state.store)
         facts = dump(self._state)
-        target = path / part_name(self._state.settings.task)
-        self._tasks[cut] = asyncio.ensure_future(self._write(target, snapshot, facts))
+        self._tasks[cut] = asyncio.ensure_future(self._write(opened, snapshot, facts))
+
+    def _opened(self, path: Path) -> OpenFolder:
+        settings = self._state.settings
+        if not path.is_absolute():
+            raise InvalidArgumentError(f"{str(path)!r} is not an absolute path")
+        try:
+            return settings.checkpoints.folder(path)
+        except PermissionDeniedError:
+            raise
+        except OSError as error:
+            raise NotFoundError(
+                f"{settings.label} has no folder {str(path)!r} to save in ({error.strerror}); "
+                "choose one that all servers and the chief share"
+            ) from error
 
     def _require_few(self) -> None:
         ended = [cut for cut, task in self._tasks.items() if task.done()]
@@ -91,8 +105,11 @@ class Saves:
                 "variables; save again when one is written"
             )
 
-    async def _write(self, path: Path, snapshot: Snapshot, facts: str) -> Saved:
-        write = partial(write_part, path, snapshot.contents, snapshot.values())
+    async def _write(self, folder: OpenFolder, snapshot: Snapshot, facts: str) -> Saved:
+        path = folder.path / part_name(self._state.settings.task)
+        key = self._state.settings.checkpoint_key
+        options = WriteOptions(folder=folder, has_digests=bool(key))
+        write = partial(write_part, path, snapshot.contents, snapshot.values(), options=options)
         began = self._state.clock()
         try:
             # Not in the threads of `Compute`, which it would block.
@@ -107,8 +124,8 @@ class Saves:
         self._saves += 1
         ended = self._state.clock()
         # The parts' own folder is renamed once all parts are written.
-        folder, nbytes = str(path.parents[1]), part.file.nbytes
-        self._last = _Written(folder, ended, nbytes, ended - began)
+        root, nbytes = str(path.parents[1]), part.file.nbytes
+        self._last = _Written(root, ended, nbytes, ended - began)
         return part, facts
 
     def report(self) -> CheckpointStatus:

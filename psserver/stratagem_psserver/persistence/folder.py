@@ -11,19 +11,23 @@ from itertools import pairwise
 from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import replace_file, sync_folder
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
 from stratagem_proto.log.segments import Tail, first_of, segments_in
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.persistence.file_system import file_system_of
 
 _LOCK = "lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _IMAGES = "images"
 _LEFT = "left-in-order"
 _REPLICA = "replica"
+_MOST_REPLICA_BYTES = 4096
 
 # What these file systems have is gone with the machine, whatever is synced.
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
@@ -71,7 +75,7 @@ class StateFolder:
             self.images.mkdir(exist_ok=True)
             sync_folder(self.path)
             sync_folder(self.path.parent)
-            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.path / _LOCK, _LOCK_FLAGS, 0o600)
         except OSError as error:
             raise InvalidArgumentError(
                 f"the state of {label} cannot be kept in {str(self.path)!r}: {error.strerror}"
@@ -170,10 +174,11 @@ class StateFolder:
     def replica(self) -> Replica | None:
         """Whose state it is, of a server with replicas; None before it is complete."""
         try:
-            text = (self.path / _REPLICA).read_text()
+            text = OpenFolder.at(self.path).read(_REPLICA, _MOST_REPLICA_BYTES).decode()
         except FileNotFoundError:
             return None
-        return Replica(instance=bytes.fromhex(text.strip()))
+        with refused_if_unsound(str(self.path / _REPLICA)):
+            return Replica(instance=bytes.fromhex(text.strip()))
 
     def belong(self, replica: Replica) -> None:
         """Note that the state is complete, and that of a replica."""
@@ -198,7 +203,7 @@ class StateFolder:
 
 
 def _settle(segment: Path) -> None:
-    file = os.open(segment, os.O_RDWR | os.O_CLOEXEC)
+    file = os.open(segment, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fdatasync(file)
         # After an error of the disk, the system may have in memory what the disk has not.

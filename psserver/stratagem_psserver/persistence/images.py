@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.checkpoint.soundness import is_count, refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
@@ -83,7 +85,7 @@ def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> No
     try:
         name, snapshot = part_name(task), moment.snapshot
         path = new.folder / name
-        part = write_part(path, snapshot.contents, snapshot.values(), syncs=syncs)
+        part = write_part(path, snapshot.contents, snapshot.values(), options=WriteOptions(syncs))
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:
         new.abandon()
@@ -133,9 +135,10 @@ class Image:
         Raises:
             DataLossError: The image is damaged.
         """
-        # Servers of other tasks may be on the event loop.
-        await state.compute.run(partial(self._restore_variables, state), self.nbytes)
-        self._restore_facts(state)
+        with refused_if_unsound(str(self.checkpoint.folder)):
+            # Servers of other tasks may be on the event loop.
+            await state.compute.run(partial(self._restore_variables, state), self.nbytes)
+            self._restore_facts(state)
 
     def _restore_variables(self, state: ServerState) -> None:
         part = part_name(state.settings.task)
@@ -163,6 +166,26 @@ class Image:
             state.restored.restore(self.facts["restored"], awaited)
 
 
+def image_at(folder: Path, task: int) -> Image:
+    """Return the image in a folder.
+
+    Args:
+        folder: The folder of images.
+        task: The index of the server's task.
+
+    Raises:
+        NotFoundError: There is none.
+        DataLossError: It is damaged.
+    """
+    checkpoint = open_checkpoint(folder)
+    with refused_if_unsound(str(checkpoint.folder)):
+        image = Image(checkpoint, checkpoint.index.servers[part_name(task)])
+        positions = (image.position, image.needed, *image.exact["records"])
+        if not (all(map(is_count, positions)) and image.exact["durability"]):
+            raise ValueError("its position is no number of a record")
+        return image
+
+
 def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
     """Return the last image in a folder; None if there is none.
 
@@ -172,8 +195,7 @@ def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
     """
     image = None
     with suppress(NotFoundError):
-        checkpoint = open_checkpoint(folder.images)
-        image = Image(checkpoint, checkpoint.index.servers[part_name(settings.task)])
+        image = image_at(folder.images, settings.task)
     _require_durability(folder, image, settings)
     return image
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import DataLossError, StratagemError
 from stratagem_proto.log.segments import Record
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
@@ -92,7 +93,8 @@ class Replay:
             await asyncio.sleep(0)
         async with self._mutations.applying:
             self._state.changes.replayed = record.position
-            await self._apply(record)
+            with refused_if_unsound(f"record {record.position} of the log"):
+                await self._apply(record)
 
     async def _apply(self, record: Record) -> None:
         kind = record.message.WhichOneof("change")
@@ -106,11 +108,12 @@ class Replay:
 
         The state has all its other effects already.
         """
-        method = self._methods[record.message.mutation.method]
-        request: Any = method.request.FromString(record.message.mutation.request)
-        async with self._mutations.applying:
-            self._state.changes.replayed = record.position
-            await method.call(request, StoredRequest(request, record.tensors))
+        with refused_if_unsound(f"record {record.position} of the log"):
+            method = self._methods[record.message.mutation.method]
+            request: Any = method.request.FromString(record.message.mutation.request)
+            async with self._mutations.applying:
+                self._state.changes.replayed = record.position
+                await method.call(request, StoredRequest(request, record.tensors))
 
     async def _mutate(self, record: Record) -> None:
         mutation = record.message.mutation

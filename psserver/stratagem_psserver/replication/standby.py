@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
 from stratagem_psserver.log.log import Log
-from stratagem_psserver.persistence.images import Image, Moment, moment_of
+from stratagem_psserver.persistence.images import Image, Moment, image_at, moment_of
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.persistence.retention import RetainedRecords
@@ -52,8 +51,7 @@ class IncomingImage:
         Raises:
             DataLossError: It is damaged.
         """
-        checkpoint = open_checkpoint(self._folder)
-        return Image(checkpoint, checkpoint.index.servers[part_name(task)])
+        return image_at(self._folder, task)
 
     def close(self) -> None:
         """Remove its files, unless they stay."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stratagem_proto.errors import AbortedError
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
+from stratagem_proto.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints.saving import Saved, Saves
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.restoration import StagedVariables, read_accounts
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.restoring import read_restored, replace
@@ -113,7 +116,7 @@ class CheckpointRpcs:
         if request.path:
             specs = [state.store.get(name).spec for name in request.variables]
             # Reading waits for the disk, so it always runs in a thread.
-            work = partial(_read, request, specs, state.settings.task)
+            work = partial(_read, request, specs, state.settings)
             staged = await state.compute.run(work, 1 << 30)
             # The session may have ended meanwhile, and nobody would drop what it stages now.
             state.ledger.session(session.id, state.clock())
@@ -146,10 +149,22 @@ class CheckpointRpcs:
 
 
 def _read(
-    request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], task: int
+    request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], settings: ServerSettings
 ) -> StagedVariables:
-    accounts = read_accounts(request, task)
-    return StagedVariables(read_restored(request.path, specs), accounts)
+    checkpoint = _opened(request.path, settings.checkpoints)
+    accounts = read_accounts(checkpoint, request, settings.task)
+    return StagedVariables(read_restored(checkpoint, specs), accounts)
+
+
+def _opened(path: str, policy: CheckpointPolicy) -> Checkpoint:
+    try:
+        return open_checkpoint(path, policy)
+    except PermissionDeniedError:
+        raise
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{path!r} cannot be opened as a checkpoint: {error.strerror}"
+        ) from error
 
 
 def _encoded_progress(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
@@ -168,6 +183,7 @@ def _encoded_part(saved: Saved) -> pb.SavedPart:
         name=part.name,
         nbytes=part.file.nbytes,
         blocks=part.file.blocks,
+        digests=part.file.digests,
         tensors=[
             pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version, rows=each.rows)
             for each in part.tensors

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stratagem_proto.checkpoint.companions import SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import SEEN, SIGHTS, TOUCHED, TablePart, WholeTable
+from stratagem_proto.checkpoint.tables import TablePart, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory

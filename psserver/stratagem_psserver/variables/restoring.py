@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -40,20 +41,19 @@ class Restored:
         return names
 
 
-def read_restored(path: str, specs: Sequence[VariableSpec]) -> list[Restored]:
+def read_restored(checkpoint: Checkpoint, specs: Sequence[VariableSpec]) -> list[Restored]:
     """Read variables from a checkpoint; of a part of a partitioned variable, only its rows.
 
     Raises:
-        NotFoundError: There is no checkpoint, or it does not contain a variable.
+        NotFoundError: It does not contain a variable.
         InvalidArgumentError: A variable has another shape or dtype in the checkpoint.
         DataLossError: The checkpoint is damaged.
     """
-    try:
-        checkpoint = open_checkpoint(path)
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"{path!r} cannot be opened as a checkpoint: {error.strerror}"
-        ) from error
+    with refused_if_unsound(str(checkpoint.folder)):
+        return _read_all(checkpoint, specs)
+
+
+def _read_all(checkpoint: Checkpoint, specs: Sequence[VariableSpec]) -> list[Restored]:
     wholes = wholes_of(checkpoint.index)
     for spec in specs:
         _require_fit(spec, wholes)

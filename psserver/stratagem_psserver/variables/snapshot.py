@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED, companion
 from stratagem_proto.checkpoint.parts import Content
-from stratagem_proto.checkpoint.tables import KEYS, SEEN, SIGHTS, TOUCHED, companion
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.arena import Arena

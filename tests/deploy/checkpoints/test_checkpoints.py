@@ -83,3 +83,37 @@ def test_differences_are_listed(tmp_path: Path) -> None:
     assert "bias: float32 [3] and float32 [4]" in shown
     assert "new: only in the second" in shown
     assert "table: only in the first" in shown
+
+
+def test_a_checkpoint_is_signed_by_whoever_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "run")
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("the key of this cluster")
+    other.write_text("the key of another one")
+    before = load_from(tmp_path / "run")
+    signed = answer("sign", tmp_path / "run", "--checkpoint-key-file", key)["path"]
+    assert (tmp_path / "run" / "checkpoint-1").is_dir()
+    assert are_equal(load_from(tmp_path / "run"), before)
+    monkeypatch.setenv("STRATAGEM_CHECKPOINT_KEY_FILE", str(key))
+    call("verify", tmp_path / "run")
+    assert "is not signed" in call("verify", tmp_path / "run" / "checkpoint-1", code=1)
+    call("reshard", signed, tmp_path / "new", "--servers", 3)
+    call("verify", tmp_path / "new")
+    call("export", signed, tmp_path / "model.safetensors")
+    call("import", tmp_path / "model.safetensors", tmp_path / "imported", "--servers", 2)
+    call("verify", tmp_path / "imported")
+    call("sign", tmp_path / "model.safetensors", code=2)
+    monkeypatch.setenv("STRATAGEM_CHECKPOINT_KEY_FILE", str(other))
+    assert "of another cluster" in call("verify", signed, code=1)
+    call("export", signed, tmp_path / "again", code=1)
+
+
+def test_a_damaged_checkpoint_is_not_signed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run")
+    part = folder / "part-0.safetensors"
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+    (tmp_path / "key").write_text("the key of this cluster")
+    call("sign", folder, "--checkpoint-key-file", tmp_path / "key", code=1)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoint-1", "latest"}

@@ -54,6 +54,7 @@ def told(service: Service) -> Any:
     return json.loads(service["environment"]["TF_CONFIG"])
 
 
+SERVERS = ("ps-0", "ps-1", "ps-0-replica-1", "ps-1-replica-1")
 PROGRAMS = ("worker-0", "worker-1", "chief")
 
 
@@ -97,6 +98,24 @@ def test_replicas_have_one_arbiter_and_addresses_and_disks_of_their_own() -> Non
         assert volumes["/arbiter"] == "arbiter"
         disks.add(volumes["/state"])
     assert len(disks) == len(replicas()) == 4
+
+
+def test_who_writes_no_checkpoint_cannot() -> None:
+    writable = {
+        name
+        for name, service in services().items()
+        for volume in service.get("volumes", ())
+        if volume["target"] == "/checkpoints" and not volume.get("read_only")
+    }
+    assert writable == {*SERVERS, "worker-0", "chief"}
+    for name in SERVERS:
+        assert str(given(services()[name])["checkpoint_root"]) == "/checkpoints"
+
+
+def test_who_writes_or_restores_checkpoints_has_their_key() -> None:
+    for name in (*SERVERS, *PROGRAMS):
+        own = services()[name]["environment"]
+        assert own["STRATAGEM_CHECKPOINT_KEY_FILE"] == own["STRATAGEM_TOKEN_FILE"]
 
 
 def test_by_itself_the_project_has_no_coordinator() -> None:

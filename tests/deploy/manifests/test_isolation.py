@@ -6,10 +6,10 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from stratagem_proto.configuration import token_file
+from stratagem_proto.configuration import checkpoint_key, token_file
 from tests.deploy.manifests.pods import pods
 from tests.deploy.manifests.rendering import OVERLAYS
-from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects
+from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects, servers
 
 in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -35,6 +35,24 @@ def test_pods_can_write_volumes_only_and_become_nobody_else(overlay: str) -> Non
                 "capabilities": {"drop": ["ALL"]},
             }
             assert "/tmp" in container.mounts
+
+
+@in_each_overlay
+def test_servers_write_checkpoints_to_their_volume_only(overlay: str) -> None:
+    for pod, given in servers(overlay):
+        if pod.component == "ps":
+            root = given["checkpoint_root"]
+            assert str(root) in pod.container.mounts
+            assert given["restore"].is_relative_to(root)
+        else:
+            assert "training" not in pod.container.mounts.values()
+
+
+@in_each_overlay
+def test_who_writes_or_restores_checkpoints_has_their_key(overlay: str) -> None:
+    for pod in pods(overlay):
+        has_key = pod.environment.get(checkpoint_key.VARIABLE) in pod.environment.values()
+        assert has_key == ("training" in pod.container.mounts.values()), pod.name
 
 
 @in_each_overlay

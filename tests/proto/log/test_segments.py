@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from stratagem_proto.log.batches import (
     encode_batch,
 )
 from stratagem_proto.log.segments import FORMAT, LogReader, Record, Tail, segment_name
+from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.v1.log_pb2 import EndedSession, LogRecord, SegmentHead
 
 
@@ -134,14 +136,14 @@ def test_a_segment_that_lost_its_name_while_it_was_read_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = segment(tmp_path, 1, 1)
-    read_bytes = Path.read_bytes
+    file = OpenFolder.file
 
-    def read_late(path: Path) -> bytes:
-        data = read_bytes(path)
-        path.rename(tmp_path / "spare")
-        return data
+    def renamed(folder: OpenFolder, name: str) -> BinaryIO:
+        opened = file(folder, name)
+        (folder.path / name).rename(tmp_path / "spare")
+        return opened
 
-    monkeypatch.setattr(Path, "read_bytes", read_late)
+    monkeypatch.setattr(OpenFolder, "file", renamed)
     with pytest.raises(FileNotFoundError):
         read(path)
 

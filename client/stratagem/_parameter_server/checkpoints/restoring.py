@@ -27,6 +27,7 @@ from stratagem._ps_client.requests.checkpoints import (
 )
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.errors import (
     AbortedError,
@@ -101,7 +102,7 @@ class ClusterRestorer:
         self._store = store
         self._membership = membership
         self._path = Path(os.path.abspath(path))
-        self._checkpoint = open_checkpoint(self._path)
+        self._checkpoint = open_checkpoint(self._path, policy_of_environment())
         if not self._path.is_file():
             # The latest may be another one by the time that it is read again.
             self._path = self._checkpoint.folder

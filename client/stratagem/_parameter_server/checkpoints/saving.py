@@ -19,9 +19,11 @@ from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
+from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.session_pb2 import WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -80,6 +82,7 @@ class ClusterSaver:
         """
         while len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.popleft().join()
+        key = checkpoint_key_from_environment()
         new = NewCheckpoint(root)
         try:
             begin = partial(begin_save, folder=str(new.folder))
@@ -88,7 +91,7 @@ class ClusterSaver:
             new.abandon()
             raise
         written: Future[None] = Future()
-        work = _Work(self._servers, new, cut, contents, keep)
+        work = _Work(self._servers, new, cut, contents, keep, key)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
         thread.start()
@@ -110,6 +113,7 @@ class _Work:
     cut: Cut
     contents: Contents
     keep: int
+    key: str
 
     def run(self, earlier: threading.Thread | None, written: Future[None]) -> None:
         if earlier is not None:
@@ -135,7 +139,7 @@ class _Work:
             "states": _states_of(self.cut.reports, applied),
         }
         index = Index.of_parts(parts, states, self.contents.extra, workers)
-        self.new.commit(index, self.keep)
+        self.new.commit(index, self.keep, self.key)
 
     def _write_local(self) -> Sequence[TensorFile]:
         values = self.contents.local
@@ -143,7 +147,9 @@ class _Work:
             return ()
         specs = [VariableSpec(name=name, tensor=spec_of(value)) for name, value in values.items()]
         path = self.new.folder / LOCAL_PART
-        return [write_part(path, [Content(spec) for spec in specs], values.values())]
+        options = WriteOptions(has_digests=bool(self.key))
+        contents = [Content(spec) for spec in specs]
+        return [write_part(path, contents, values.values(), options=options)]
 
     def _wait_for_servers(self) -> dict[int, SavedPart]:
         saved: dict[int, SavedPart] = {}

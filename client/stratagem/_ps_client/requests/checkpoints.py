@@ -77,7 +77,8 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
         )
         for each in part.tensors
     ]
-    file = FileEntry(part.nbytes, tuple(part.blocks))
+    digests = part.digests if part.HasField("digests") else None
+    file = FileEntry(part.nbytes, tuple(part.blocks), digests)
     return SavedPart(TensorFile(part.name, file, tensors), part.state)
 
 

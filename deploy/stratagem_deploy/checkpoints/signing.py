@@ -1,0 +1,42 @@
+"""Signing checkpoints that were written without a key, or with another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stratagem_proto.checkpoint.blocks import FileEntry, WriteOptions, write_file
+from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint
+
+_ALL = 1 << 62
+
+
+def sign(checkpoint: Checkpoint, root: Path, key: str) -> Path:
+    """Write a signed copy of a checkpoint, which becomes the latest one; all others stay.
+
+    A copy, since the bytes that were checked are then those that are signed, and since a crash
+    leaves what there was.
+
+    Args:
+        checkpoint: The checkpoint, which somebody trusts.
+        root: The folder of checkpoints that gets the copy.
+        key: The key.
+
+    Returns:
+        The copy.
+
+    Raises:
+        DataLossError: The checkpoint is damaged.
+    """
+    new = NewCheckpoint(root)
+    try:
+        files = {name: _copied(checkpoint, name, new.folder) for name in checkpoint.index.files}
+        return new.commit(replace(checkpoint.index, files=files), _ALL, key)
+    except BaseException:
+        new.abandon()
+        raise
+
+
+def _copied(checkpoint: Checkpoint, name: str, folder: Path) -> FileEntry:
+    blocks = checkpoint.file(name).checked()
+    return write_file(folder / name, blocks, WriteOptions(has_digests=True))
