@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
-from stratagem_proto.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory, most_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
 from stratagem_psserver.settings import Durability, ServerSettings
 
@@ -37,7 +37,7 @@ class ServerOptions(ServingOptions):
         None,
         ge=1,
         description="Most bytes that variables and the state of their optimizers may take; the "
-        "default is no limit.",
+        "default is four fifths of the memory.",
     )
     durability: Durability = Field(
         "none",
@@ -101,11 +101,14 @@ class ServerOptions(ServingOptions):
         """Return these options as the settings of a server."""
         given = self.serving()
         key = read_checkpoint_key(given.pop("checkpoint_key_file"))
-        staged_bytes = self.staged_bytes or half_of_memory()
         folders = {
             "restore": str(self.restore or ""),
             "checkpoint_root": str(self.checkpoint_root.absolute() if self.checkpoint_root else ""),
             "durability_folder": str(self.durability_folder or ""),
         }
-        own = {"staged_bytes": staged_bytes, "checkpoint_key": key}
+        own = {
+            "staged_bytes": self.staged_bytes or half_of_memory(),
+            "variable_bytes": self.variable_bytes or most_of_memory(),
+            "checkpoint_key": key,
+        }
         return ServerSettings(**{**given, **own, **folders})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_proto.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory, most_of_memory
 
 MACHINE = half_of_memory([])
 
@@ -18,3 +18,4 @@ def test_it_is_that_of_the_container_if_that_is_less(tmp_path: Path, limit: str,
     file = tmp_path / "memory.max"
     file.write_text(limit)
     assert half_of_memory([tmp_path / "none", file]) == half
+    assert most_of_memory([file]) == 2 * half * 4 // 5
