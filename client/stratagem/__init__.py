@@ -67,6 +67,7 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
     UpdateFunctionError,
     VariableNotFoundError,
+    WorkerFunctionError,
     WorkerLostError,
 )
 
@@ -196,6 +197,7 @@ __all__ = [
     "VariableNotFoundError",
     "VariablePlacement",
     "VariableSynchronization",
+    "WorkerFunctionError",
     "WorkerLostError",
     "__version__",
     "cluster_resolver",

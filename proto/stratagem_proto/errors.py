@@ -28,6 +28,7 @@ StratagemError
 ├── PermissionDeniedError (PermissionError)
 ├── ResourceExhaustedError (MemoryError)
 ├── AbortedError (RuntimeError)            what the call waited for cannot happen
+│   ├── WorkerFunctionError                stands for an exception that does not travel
 │   └── UnfinishedStepError                no worker sent the norm of a step
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
@@ -189,6 +190,20 @@ class ResourceExhaustedError(StratagemError, MemoryError):
 
 class AbortedError(StratagemError, RuntimeError):
     """The event that the call waited for cannot happen any more."""
+
+
+class WorkerFunctionError(AbortedError):
+    """A function on a worker raised an exception of a class that does not travel.
+
+    Attributes:
+        class_name: The name of that class.
+        text: What the exception said.
+        traceback: Where it was raised, as Python prints it.
+    """
+
+    class_name = ""
+    text = ""
+    traceback = ""
 
 
 class UnfinishedStepError(AbortedError):

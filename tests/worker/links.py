@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stratagem._ps_client.connections.session import Identity, handshake
-from stratagem._shipping.kinds import load_result
+from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickling import Pickler
 from stratagem._worker_client.link import WorkerLink, this_runtime
@@ -41,11 +41,15 @@ def link_to(
 
 @contextmanager
 def connected(
-    worker: WorkerServer | str, shown: Shown | None = None, task: int = 0
+    worker: WorkerServer | str,
+    shown: Shown | None = None,
+    task: int = 0,
+    outcomes: OutcomeForm = PLAIN,
 ) -> Iterator[WorkerLink]:
     """A link to a worker server, with a session."""
     address = worker if isinstance(worker, str) else worker.address
     link = link_to(address, shown, task=task)
+    link.outcomes = outcomes
     link.connect()
     try:
         yield link
@@ -93,6 +97,11 @@ def _pickled(value: object) -> bytes:
     return Pickler(lambda part: part.number if isinstance(part, Handle) else None).write(value)
 
 
+def loaded(payload: bytes) -> Any:
+    """What a worker has returned."""
+    return PLAIN.load(payload, "the worker")
+
+
 def result(link: WorkerLink, closure: int, function: Callable[[], Any]) -> Any:
     """What a function returns on the worker."""
-    return load_result(link.run(closure, payload_of(function)).result(PATIENCE).payload)
+    return loaded(link.run(closure, payload_of(function)).result(PATIENCE).payload)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
@@ -20,7 +19,7 @@ from tests.conftest import TOKEN
 from tests.psserver.process import PATIENCE, ServerProcess, launch, serving
 from tests.stopping import stopped
 from tests.waiting import eventually
-from tests.worker.links import Shown, connected, link_to, payload_of, refuses, result
+from tests.worker.links import Shown, connected, link_to, loaded, payload_of, refuses, result
 
 pytestmark = pytest.mark.cluster
 
@@ -86,7 +85,7 @@ def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -
         assert given_back.value.kind is FailureKind.CANCELLED
         assert not running.done()
         mark.unlink()
-        assert load_result(running.result(PATIENCE).payload) == "through"
+        assert loaded(running.result(PATIENCE).payload) == "through"
     assert process.popen.wait(PATIENCE) == 0
 
 
@@ -133,7 +132,7 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
         with stopped(process.popen.pid):
             threading.Event().wait(5)
         mark.unlink()
-        assert load_result(future.result(PATIENCE).payload) == "through"
+        assert loaded(future.result(PATIENCE).payload) == "through"
 
 
 @pytest.mark.spec("PS2-9")

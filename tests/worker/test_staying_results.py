@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureAnswer
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -15,7 +14,7 @@ from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.waiting import eventually
-from tests.worker.links import PATIENCE, connected, payload_of
+from tests.worker.links import PATIENCE, connected, loaded, payload_of
 
 LARGE = 100_000
 ROOM = 250_000
@@ -41,8 +40,8 @@ def test_what_there_is_no_room_for_is_sent(worker: WorkerServer) -> None:
         assert first.staying_bytes > LARGE
         assert second.staying_bytes > LARGE
         assert third.staying_bytes == 0
-        assert load_result(third.payload).sum() == 7 * LARGE
-        assert load_result(link.send_back(1).result(PATIENCE).payload)[0] == 7
+        assert loaded(third.payload).sum() == 7 * LARGE
+        assert loaded(link.send_back(1).result(PATIENCE).payload)[0] == 7
 
 
 def test_what_was_released_makes_room(worker: WorkerServer) -> None:
@@ -66,4 +65,4 @@ def test_sessions_share_the_room_and_give_it_back(worker: WorkerServer) -> None:
 def test_without_room_all_is_sent() -> None:
     settings = WorkerSettings(token=TOKEN, result_bytes=0)
     with WorkerServer(settings) as worker, connected(worker) as link:
-        assert load_result(made(link, 1).payload).sum() == 7 * LARGE
+        assert loaded(made(link, 1).payload).sum() == 7 * LARGE

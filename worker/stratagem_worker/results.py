@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from stratagem_proto.errors import NotFoundError, WorkerLostError
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.payloads import Pieces
 from stratagem_proto.wire.proving import prove
 from stratagem_worker.settings import WorkerSettings
 
@@ -48,7 +50,7 @@ class ResultMemory:
 
 
 class StayingResults:
-    """The large results of one session, pickled, by their functions. Thread-safe."""
+    """The large results of one session, as they travel, by their functions. Thread-safe."""
 
     def __init__(self, session_id: bytes, memory: ResultMemory) -> None:
         self.session_id = session_id
@@ -140,6 +142,7 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     Raises:
         WorkerLostError: That worker cannot be reached, does not have it any more, or sends nothing
             for 10 s.
+        ResourceExhaustedError: It sends more than half of the memory.
     """
     request = pb.CopyRequest(asking=_asking(place, settings), closure=place.closure)
     token, asking = settings.token, request.asking
@@ -149,7 +152,10 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
         ) as channel:
             await prove(channel, token, "Copy", asking, _SILENCE_SECONDS)
             stub = cast("WorkerServiceAsyncStub", WorkerServiceStub(channel))
-            return b"".join([piece async for piece in _pieces(stub.Copy(request))])
+            found = Pieces(half_of_memory())
+            async for piece in _pieces(stub.Copy(request)):
+                found.add(piece)
+            return found.joined(b"")
     except (grpc.RpcError, asyncio.TimeoutError) as error:
         raise WorkerLostError(
             f"{settings.label} cannot copy the result of function {place.closure} from "

@@ -10,6 +10,7 @@ from stratagem._core.device_names import list_logical_devices
 from stratagem._remote_kinds import KINDS
 from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.outcome_forms import form_for
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
@@ -70,7 +71,7 @@ class WorkerState:
             raise self._shutting_down()
         settings, identifier = self.settings, request.session.session_id
         task = WorkerTask(settings.task, settings.token, request.address)
-        loader = Loader(task, KINDS)
+        loader = Loader(task, KINDS, form_for(request.trusts_worker))
         session = WorkSession(
             settings,
             self._executor,

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
@@ -60,7 +61,8 @@ class Result(WorkerValue):
     Attributes:
         closure: Number of the closure.
         owner: Returns the program's `RemoteValue`, None once there is none.
-        payload: The pickled result, if it is here.
+        payload: The result as it travelled, if it is here.
+        sender: The worker that returned it, once it is here.
         error: Why there is none, if the closure failed.
         aborted: Whether that is because the coordinator was closed before it ended.
         ended: Set once there is either.
@@ -79,6 +81,7 @@ class Result(WorkerValue):
         self.closure = closure
         self.owner: weakref.ref[object] | None = None
         self.payload: bytes | None = None
+        self.sender = ""
         self.error: BaseException | None = None
         self.aborted = False
         self.ended = Latch()
@@ -122,10 +125,15 @@ class Result(WorkerValue):
         """Take note of the worker that has it."""
         self.keeper, self.direct, self.copying = keeper, True, False
 
-    def succeed(self, payload: bytes) -> None:
-        """Take it in."""
-        self.payload = payload
+    def succeed(self, payload: bytes, sender: str) -> None:
+        """Take in what a worker returned."""
+        self.payload, self.sender = payload, sender
         self.ended.set()
+
+    def load(self) -> Any:
+        """Return the value that is here; raise `StratagemError` if its worker sent no value."""
+        assert self.payload is not None, "the closure has not returned"
+        return self._worker_values.outcomes.load(self.payload, self.sender)
 
     def fail(self, error: BaseException) -> None:
         """Take note that there is none."""
@@ -148,7 +156,8 @@ class Result(WorkerValue):
             keeper.take(handle, source.place(self.closure))
             return
         assert self.payload is not None, "a closure waits for its inputs"
-        keeper.define(Definition.of_result(handle, self.payload))
+        kind = self._worker_values.outcomes.kind.name
+        keeper.define(Definition.of_result(handle, self.payload, kind))
 
 
 def results_among(remote_objects: Iterable[object]) -> list[Result]:

@@ -177,10 +177,10 @@ class ClosureRuns:
         else:
             if outcome.answer.staying_bytes:
                 worker.drop(closure)
-            self._succeed(closure, outcome.answer)
+            self._succeed(worker, closure, outcome.answer)
 
-    def _succeed(self, closure: Closure, answer: ClosureAnswer) -> None:
-        self.end(closure.number).result.succeed(answer.payload)
+    def _succeed(self, worker: RemoteWorker, closure: Closure, answer: ClosureAnswer) -> None:
+        self.end(closure.number).result.succeed(answer.payload, worker.name)
         self.obey(self._queue.finished(closure.number))
 
     def _keep_there(self, worker: RemoteWorker, closure: Closure) -> None:
@@ -201,7 +201,7 @@ class ClosureRuns:
             there = self._roster.there.get(worker.index) is worker
             # Otherwise the loss is told, and the closure runs again.
             if there and future.exception() is None:
-                self._succeed(closure, future.result())
+                self._succeed(worker, closure, future.result())
 
     def _provide(self, worker: RemoteWorker, closure: Closure) -> None:
         """Send a worker, by way of this process, what it could not copy itself."""

@@ -35,6 +35,7 @@ from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._remote_objects.strategies import CoordinatorStub
 from stratagem._shipping.call import FunctionCall, bound, name_of
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.outcome_forms import form_for
 from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -89,6 +90,11 @@ class ClusterCoordinator:
         max_worker_losses: After so many workers were lost without taking leave while they had a
             function, it fails by an `AbortedError` instead of running again. None lets functions
             run again whatever becomes of workers.
+        trust_workers: Whether results and exceptions are pickled. Without it functions return
+            tensors, arrays, numbers, strings, bytes, None, and tuples, lists, dicts and sets of
+            these, and of exceptions those of Python and of Stratagem come as such; others as a
+            `WorkerFunctionError`. With it, functions return and raise what can be pickled, and
+            whoever takes over a worker has this program too.
 
     Raises:
         InvalidArgumentError: `strategy` is of another class, has no cluster or no workers, its task
@@ -117,6 +123,7 @@ class ClusterCoordinator:
         watchdog_seconds: float | None = None,
         resolver_seconds: float | None = None,
         max_worker_losses: int | None = 3,
+        trust_workers: bool = False,
     ) -> None:
         if hasattr(self, "strategy"):
             return
@@ -130,12 +137,13 @@ class ClusterCoordinator:
         )
         self.strategy = strategy
         numbers = count(1)
-        self._worker_values = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS))
+        outcomes = form_for(trust_workers)
+        self._worker_values = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS), outcomes)
         self._reporter = completion_reporter(strategy, numbers)
         self._shared = SharedDatasets(self._worker_values, strategy, self._reporter)
         self._meter = TrafficMeter()
         self._batchers = Batchers()
-        connect = Connector(strategy, numbers, self._meter, self._batchers)
+        connect = Connector(strategy, numbers, self._meter, self._batchers, outcomes)
         ended = self._reporter.end
         self._dispatch = Dispatch(connect, settings, ended, self._batchers)
         self._parameters = OwnParameters(strategy, self._dispatch.ended_in_all)

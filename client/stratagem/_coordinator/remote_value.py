@@ -13,7 +13,7 @@ from stratagem._coordinator.closure import Result
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.tensors.operators import as_array
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
-from stratagem._shipping.kinds import RemoteObject, load_result
+from stratagem._shipping.kinds import RemoteObject
 
 
 class RemoteValueStatus(Enum):
@@ -94,9 +94,7 @@ class RemoteValue(RemoteObject):
         if self._result.error is not None:
             raise self._result.error
         if self._loaded is None:
-            assert self._result.payload is not None
-            value = load_result(self._result.payload)
-            self._loaded = (map_leaves(_undistributed, value),)
+            self._loaded = (map_leaves(_undistributed, self._result.load()),)
             self._refresh()
         return self._loaded[0]
 

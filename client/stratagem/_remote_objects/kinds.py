@@ -6,7 +6,7 @@ from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
 from stratagem._remote_objects.strategies import ExtendedKind, ResolverKind, StrategyKind
 from stratagem._remote_objects.variables import ParameterKind, ShardedVariableKind, VariableKind
-from stratagem._shipping.kinds import KindTable, ResultKind
+from stratagem._shipping.kinds import KindTable, PlainResultKind, ResultKind
 
 COORDINATOR_KINDS = KindTable(
     StrategyKind(),
@@ -18,4 +18,5 @@ COORDINATOR_KINDS = KindTable(
     ModuleKind(),
     OptimizerKind(),
     ResultKind(),
+    PlainResultKind(),
 )

@@ -59,10 +59,12 @@ class ObjectKind(ABC):
     Attributes:
         name: Its name in definitions.
         types: Classes whose instances may be of this kind.
+        pickles: Whether the essence is pickled; otherwise it is a plain value.
     """
 
     name: ClassVar[str]
     types: ClassVar[tuple[type, ...]]
+    pickles: ClassVar[bool] = True
 
     @abstractmethod
     def subject(self, value: Any, strategy: Strategy) -> object | None:
@@ -194,7 +196,7 @@ class _ResultPickler(Pickler):
 
 
 class ResultKind(ObjectKind):
-    """A result that other workers get as it travelled."""
+    """A pickled result that other workers get as it travelled."""
 
     name = "result"
     types = ()
@@ -210,3 +212,10 @@ class ResultKind(ObjectKind):
 
     def make(self, essence: Any, task: WorkerTask) -> object:
         return essence
+
+
+class PlainResultKind(ResultKind):
+    """A result without pickle that other workers get as it travelled, maybe from each other."""
+
+    name = "plain result"
+    pickles = False

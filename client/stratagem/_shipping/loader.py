@@ -17,8 +17,11 @@ from stratagem._shipping.kinds import (
     SessionKind,
     WorkerTask,
 )
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.parcel import Definition, WaitingDefinitions
 from stratagem._shipping.pickling import Unpickler
+from stratagem._shipping.values.named_classes import known_to_program
+from stratagem._shipping.values.reading import read
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 
@@ -32,13 +35,16 @@ class Loader:
     Attributes:
         task: The worker.
         kinds: What may stay on it, by name.
+        outcomes: How outcomes of its functions travel.
         waiting: Definitions that nothing has needed yet.
         held: What there is, by handle.
         classes: Those that came by value.
     """
 
-    def __init__(self, task: WorkerTask, kinds: Mapping[str, ObjectKind]) -> None:
-        self.task, self.kinds = task, kinds
+    def __init__(
+        self, task: WorkerTask, kinds: Mapping[str, ObjectKind], outcomes: OutcomeForm
+    ) -> None:
+        self.task, self.kinds, self.outcomes = task, kinds, outcomes
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
         self.classes = SessionClasses()
@@ -50,7 +56,7 @@ class Loader:
 
     def take(self, handle: int, result: bytes) -> None:
         """Take in what a closure returned on some worker."""
-        self.waiting.add(Definition.of_result(handle, result))
+        self.waiting.add(Definition.of_result(handle, result, self.outcomes.kind.name))
 
     def lack(self, handle: int, error: Exception) -> None:
         """Take note that there is nothing to `take`, and why."""
@@ -208,11 +214,19 @@ class _ValueLoading:
             raise self._loader.missing(handle)
         return held[handle].value
 
+    def _essence(self, payload: bytes, kind: ObjectKind) -> Any:
+        if kind.pickles:
+            return self.part(payload)
+        return read(payload, "another function", self._known)
+
+    def _known(self, identity: str) -> type | None:
+        return self._loader.classes.known(identity) or known_to_program(identity)
+
     def _apply(self, definition: Definition) -> None:
         held, handle = self._loader.held, definition.handle
         if handle not in held:
             kind = self._loader.kinds[definition.kind]
-            essence = self.part(definition.essence)
+            essence = self._essence(definition.essence, kind)
             made = kind.make(essence, self._loader.task)
             held[handle] = _Held(kind, essence, made)
         # It is there already for parts of it that refer to it.

@@ -43,9 +43,9 @@ class Definition:
     entries: Mapping[str, StatePart]
 
     @classmethod
-    def of_result(cls, handle: int, payload: bytes) -> Definition:
+    def of_result(cls, handle: int, payload: bytes, kind: str) -> Definition:
         """Return the definition of a result of a closure, as it came from a worker."""
-        return cls(handle, 1, "result", "a result", payload, {})
+        return cls(handle, 1, kind, "a result", payload, {})
 
     def encode(self) -> bytes:
         """Return what `decode` makes the definition of."""

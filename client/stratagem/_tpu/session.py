@@ -13,6 +13,7 @@ from stratagem._hosting.hosting import hosting_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.kinds import load_result
+from stratagem._shipping.outcome_forms import PICKLED
 from stratagem._shipping.parcel import Parcel
 from stratagem._tpu.cores import HostPlan, Topology, cores_here
 from stratagem._tpu.extended import CoresStrategy
@@ -234,6 +235,8 @@ def connected(
     try:
         for index, address in addresses:
             link = WorkerLink(address, Task(job=job, index=index), identity, deadlines)
+            # What hosts hand over are objects of the program, with all that they are made of.
+            link.outcomes = PICKLED
             with Wait("this program", link.peer, link.connect_seconds):
                 link.connect()
             found.append(RemoteWorker(index, link, count(1)))

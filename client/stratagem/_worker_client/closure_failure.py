@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from stratagem._shipping.classes import read_by_program, words_of
-from stratagem_proto.errors import AbortedError, InvalidTypeError
+from stratagem._shipping.classes import words_of
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem_proto.v1 import worker_pb2 as pb
 
 
@@ -14,7 +14,7 @@ class ClosureAnswer(NamedTuple):
     """The result of a function, or where it is.
 
     Attributes:
-        payload: The pickled result; empty if it was kept, stays or was not wanted.
+        payload: The result as it travelled; empty if it was kept, stays or was not wanted.
         staying_bytes: Its size if it stays on the worker, to be sent or copied from there; 0
             otherwise.
     """
@@ -62,8 +62,8 @@ class ClosureFailure(Exception):
 
     Attributes:
         kind: Why.
-        exception: What was raised there, with its class; `AbortedError` with its words where it
-            cannot be pickled there or loaded here, and why not.
+        exception: What was raised there, with its class; `WorkerFunctionError` where that class
+            does not travel.
         traceback: Where it was raised, as Python prints it.
     """
 
@@ -75,32 +75,7 @@ class ClosureFailure(Exception):
         self.traceback = traceback
 
 
-def failure_of(message: pb.Failure, task: str) -> ClosureFailure:
-    """Return what a worker's message stands for."""
-    return ClosureFailure(
-        FailureKind(message.kind), _exception_of(message, task), message.traceback
-    )
-
-
-def _exception_of(message: pb.Failure, task: str) -> BaseException:
-    if not message.exception:
-        why = f"could not be pickled there ({message.pickling_error})"
-        return _stand_in(message, task, why)
-    try:
-        return _loaded(message.exception)
-    except Exception as error:
-        why = f"cannot be loaded here ({type(error).__name__}: {words_of(error)})"
-        return _stand_in(message, task, why)
-
-
-def _loaded(pickled: bytes) -> BaseException:
-    exception: object = read_by_program(pickled)
-    if not isinstance(exception, BaseException):
-        raise InvalidTypeError(f"its pickle holds a {type(exception).__name__}")
-    return exception
-
-
-def _stand_in(message: pb.Failure, task: str, why: str) -> AbortedError:
-    return AbortedError(
-        f"{task} raised {message.class_name}, which {why}: {message.message}", task=task
-    )
+def failure_of(message: pb.Failure, task: str, outcomes: OutcomeForm) -> ClosureFailure:
+    """Return what a worker's message stands for; raise `ValueError` if it is of no kind."""
+    exception = outcomes.exception_of(message, task)
+    return ClosureFailure(FailureKind(message.kind), exception, message.traceback)

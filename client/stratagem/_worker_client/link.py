@@ -14,6 +14,7 @@ import torch
 
 from stratagem._ps_client.connections.session import Identity, check_answering, handshake
 from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
 from stratagem._version import __version__
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.closure_failure import ClosureAnswer, Reply
@@ -52,6 +53,7 @@ class WorkerLink:
             that everything is gone that was defined or kept.
         meter: Counts what passes; another one may take its place before `connect`.
         batchers: Tell what waits to be sent with what follows; so may these.
+        outcomes: How outcomes travel; another form may take its place, too.
         gpus: How many GPUs the worker has.
     """
 
@@ -72,6 +74,7 @@ class WorkerLink:
         self.incarnation = b""
         self.meter = TrafficMeter()
         self.batchers = Batchers()
+        self.outcomes: OutcomeForm = PLAIN
         self.gpus = 0
         self._address, self._expected = address, Expected(task.job, task.index)
         self._identity = identity
@@ -123,8 +126,10 @@ class WorkerLink:
 
     def _begin(self, session: bytes, make: MakeWire) -> None:
         """Open a session, in place of the one there is, which may be the same by another way."""
-        wire = make(_opening(self._identity, session, self._address), self.meter)
-        stream = WorkStream(wire, self.peer, self._show, self.meter)
+        opening = _opening(self._identity, session, self._address)
+        opening.trusts_worker = self.outcomes.trusts_worker
+        wire = make(opening, self.meter)
+        stream = WorkStream(wire, self.peer, self._show, self.meter, self.outcomes)
         try:
             opened = stream.open(self._deadlines.connect)
             check_answering(opened.session.task, self.peer)
@@ -240,7 +245,7 @@ def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
     session = secrets.token_bytes(SESSION_ID_BYTES)
     opening = _opening(identity, session, address)
     wire = GrpcWire(address, identity.token, opening, TrafficMeter())
-    stream = WorkStream(wire, peer, labelled(peer), TrafficMeter())
+    stream = WorkStream(wire, peer, labelled(peer), TrafficMeter(), PLAIN)
     try:
         return stream.open(deadlines.connect).session.task
     finally:

@@ -11,15 +11,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._worker_client.closure_failure import ClosureAnswer, Reply, failure_of
 from stratagem._worker_client.wire import Instructions, Wire
 from stratagem_proto.errors import (
     CancelledError,
+    MalformedStreamError,
     StratagemError,
     UnavailableError,
     UnimplementedError,
     WorkerLostError,
 )
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import Pieces
 from stratagem_proto.wire.status import translated
@@ -46,10 +49,11 @@ def labelled(label: str) -> Show:
 
     def show(stream: str, text: str) -> None:
         if stream in _STREAMS.values():
-            # One call for the whole line: other workers write at the same time. And this program
-            # may have closed its own streams.
+            # A line of one worker must not pass for that of another. One call for all: other
+            # workers write at the same time. And this program may have closed its own streams.
+            lines = "".join(f"{label} | {line}\n" for line in text.splitlines() or [""])
             with suppress(OSError, ValueError):
-                getattr(sys, stream).write(f"{label} | {text}\n")
+                getattr(sys, stream).write(lines)
             return
         level = logging.getLevelName(stream)
         _OUTPUT_LOG.log(level if isinstance(level, int) else logging.INFO, "%s | %s", label, text)
@@ -62,6 +66,9 @@ _LOG = logging.getLogger("stratagem")
 # A worker is asked for a sign of life, and looked at, this often within its lease.
 _BEATS = 4
 
+_SHORTEST_LEASE, _LONGEST_LEASE = 1e-3, 1e6
+"""Seconds; another lease would make this program busy, or patient without end."""
+
 
 class WorkStream:
     """A call of `Work`: instructions there, events back. Thread-safe.
@@ -71,13 +78,16 @@ class WorkStream:
         leaving: Done once the worker has said that it is about to stop.
     """
 
-    def __init__(self, wire: Wire, peer: str, show: Show, meter: TrafficMeter) -> None:
+    def __init__(
+        self, wire: Wire, peer: str, show: Show, meter: TrafficMeter, outcomes: OutcomeForm
+    ) -> None:
         self.peer = peer
+        self._outcomes = outcomes
         self._show = show
         self._meter = meter
         self._pending: dict[int, Reply] = {}
         self._returning: dict[int, Reply] = {}
-        self._pieces = Pieces()
+        self._pieces = Pieces(half_of_memory())
         self._changing = threading.Lock()
         self.ending: Future[StratagemError] = Future()
         self.leaving: Future[None] = Future()
@@ -118,9 +128,14 @@ class WorkStream:
             raise
         finally:
             patience.cancel()
+        lease = response.opened.session.lease_seconds
+        if not _SHORTEST_LEASE <= lease <= _LONGEST_LEASE:
+            raise MalformedStreamError(
+                f"{self.peer} gives a lease of {lease:g} s; stop it, and start `stratagem worker`"
+            )
         self._take(response)
         self._start(self._read, "stratagem-work")
-        self._start(self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds)
+        self._start(self._watch, "stratagem-heartbeat", lease)
         return response.opened
 
     def _no_worker(self) -> StratagemError:
@@ -234,12 +249,15 @@ class WorkStream:
 
     def _finish(self, finished: pb.Finished) -> None:
         payload = self._pieces.joined(finished.payload)
+        failure = None
+        if finished.HasField("failure"):
+            failure = failure_of(finished.failure, self.peer, self._outcomes)
         with self._changing:
             reply = self._pending.pop(finished.closure, None)
         if reply is None:
             return
-        if finished.HasField("failure"):
-            reply.set_exception(failure_of(finished.failure, self.peer))
+        if failure is not None:
+            reply.set_exception(failure)
         else:
             reply.set_result(ClosureAnswer(payload, finished.staying_bytes))
 

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import stratagem_proto.v1.error_pb2
 import stratagem_proto.v1.session_pb2
 import sys
 import typing
@@ -163,9 +164,14 @@ class OpenWorkerSession(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     RUNTIME_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    TRUSTS_WORKER_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Where the client reaches the worker, "host:port". The worker's strategy gets it as
     the worker's address in the cluster, which need not have known it before.
+    """
+    trusts_worker: builtins.bool
+    """Whether the client unpickles what the worker sends. Otherwise results are plain
+    values, and exceptions are told by `Failure.told`.
     """
     @property
     def session(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
@@ -185,9 +191,10 @@ class OpenWorkerSession(google.protobuf.message.Message):
         session: stratagem_proto.v1.session_pb2.OpenSessionRequest | None = ...,
         runtime: global___Runtime | None = ...,
         address: builtins.str = ...,
+        trusts_worker: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["runtime", b"runtime", "session", b"session"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "runtime", b"runtime", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "runtime", b"runtime", "session", b"session", "trusts_worker", b"trusts_worker"]) -> None: ...
 
 global___OpenWorkerSession = OpenWorkerSession
 
@@ -645,8 +652,8 @@ class Finished(google.protobuf.message.Message):
     closure: builtins.int
     """As in Run."""
     payload: builtins.bytes
-    """The result; empty if it was kept, stays on the worker or is not wanted, or with a
-    failure.
+    """The result: a plain value, or a pickle for a client that trusts the worker. Empty if
+    it was kept, stays on the worker or is not wanted, or with a failure.
     """
     staying_bytes: builtins.int
     """Bytes of a result that stays on the worker; 0 for other results."""
@@ -678,7 +685,7 @@ class SentBack(google.protobuf.message.Message):
     closure: builtins.int
     """As in Run."""
     payload: builtins.bytes
-    """The result."""
+    """The result, as in Finished."""
     def __init__(
         self,
         *,
@@ -701,10 +708,13 @@ class Failure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     TRACEBACK_FIELD_NUMBER: builtins.int
     PICKLING_ERROR_FIELD_NUMBER: builtins.int
+    TOLD_FIELD_NUMBER: builtins.int
     kind: global___FailureKind.ValueType
     """What failed."""
     exception: builtins.bytes
-    """The pickled exception; empty if it cannot be pickled and loaded again there."""
+    """The pickled exception, for a client that trusts the worker; empty for others, and if
+    it cannot be pickled and loaded again there.
+    """
     class_name: builtins.str
     """Class of the exception, for instance "ValueError"."""
     message: builtins.str
@@ -712,9 +722,15 @@ class Failure(google.protobuf.message.Message):
     traceback: builtins.str
     """As Python prints it, from the function on."""
     pickling_error: builtins.str
-    """Why `exception` is empty, for instance "TypeError: cannot pickle '_thread.lock'
-    object"; empty otherwise.
+    """Why `exception` is empty for a client that trusts the worker, for instance
+    "TypeError: cannot pickle '_thread.lock' object"; empty otherwise.
     """
+    @property
+    def told(self) -> global___ToldException:
+        """The exception without pickle. Absent if it is of a class that does not travel so, and
+        for a client that trusts the worker.
+        """
+
     def __init__(
         self,
         *,
@@ -724,10 +740,70 @@ class Failure(google.protobuf.message.Message):
         message: builtins.str = ...,
         traceback: builtins.str = ...,
         pickling_error: builtins.str = ...,
+        told: global___ToldException | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exception", b"exception", "kind", b"kind", "message", b"message", "pickling_error", b"pickling_error", "traceback", b"traceback"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["told", b"told"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exception", b"exception", "kind", b"kind", "message", b"message", "pickling_error", b"pickling_error", "told", b"told", "traceback", b"traceback"]) -> None: ...
 
 global___Failure = Failure
+
+@typing.final
+class ToldException(google.protobuf.message.Message):
+    """An exception of a class that client and worker have in common."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    BUILTIN_FIELD_NUMBER: builtins.int
+    ORIGINAL_FIELD_NUMBER: builtins.int
+    @property
+    def status(self) -> stratagem_proto.v1.error_pb2.RecordedStatus:
+        """One of the error tree of Stratagem."""
+
+    @property
+    def builtin(self) -> global___BuiltinException:
+        """One of Python's own."""
+
+    @property
+    def original(self) -> global___ToldException:
+        """`original_exception` of a ClosureInputError; absent if there is none, or if it does
+        not travel.
+        """
+
+    def __init__(
+        self,
+        *,
+        status: stratagem_proto.v1.error_pb2.RecordedStatus | None = ...,
+        builtin: global___BuiltinException | None = ...,
+        original: global___ToldException | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["builtin", b"builtin", "kind", b"kind", "original", b"original", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["builtin", b"builtin", "kind", b"kind", "original", b"original", "status", b"status"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["status", "builtin"] | None: ...
+
+global___ToldException = ToldException
+
+@typing.final
+class BuiltinException(google.protobuf.message.Message):
+    """An exception of the module `builtins`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ARGS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the class, for instance "KeyError"."""
+    args: builtins.bytes
+    """The payload of a plain value: the tuple of its arguments."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        args: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["args", b"args", "name", b"name"]) -> None: ...
+
+global___BuiltinException = BuiltinException
 
 @typing.final
 class CopyRequest(google.protobuf.message.Message):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.protocol import CHUNK_BYTES
 
 Item = TypeVar("Item", bound=Message)
@@ -20,17 +22,29 @@ def split(payload: bytes, nbytes: int = CHUNK_BYTES) -> tuple[list[bytes], bytes
 
 
 class Pieces:
-    """The pieces of a payload that have arrived."""
+    """The pieces of a payload that have arrived.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: The most bytes that they may have together, without the last one.
+    """
+
+    def __init__(self, most_bytes: float = inf) -> None:
         self._pieces: list[bytes] = []
+        self._most_bytes = most_bytes
+        self._nbytes = 0
 
     def add(self, piece: bytes) -> None:
+        """Keep a piece; raise `ResourceExhaustedError` if it is one too many."""
+        self._nbytes += len(piece)
+        if self._nbytes > self._most_bytes:
+            raise ResourceExhaustedError(
+                f"a payload has over {self._most_bytes:,} bytes, half of the memory of who gets it"
+            )
         self._pieces.append(piece)
 
     def joined(self, last: bytes) -> bytes:
         """Return the payload with its last piece; the next piece begins another payload."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self._nbytes = self._pieces, [], 0
         return b"".join((*pieces, last)) if pieces else last
 
 

@@ -41,6 +41,7 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
     UpdateFunctionError,
     VariableNotFoundError,
+    WorkerFunctionError,
     WorkerLostError,
 )
 
@@ -74,6 +75,7 @@ STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     ResourceExhaustedError: StatusCode.RESOURCE_EXHAUSTED,
     AbortedError: StatusCode.ABORTED,
     UnfinishedStepError: StatusCode.ABORTED,
+    WorkerFunctionError: StatusCode.ABORTED,
     CancelledError: StatusCode.CANCELLED,
     DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
     UnavailableError: StatusCode.UNAVAILABLE,

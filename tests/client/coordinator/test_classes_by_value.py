@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_what_comes_back_is_of_the_class_of_the_program() -> None:
     def make() -> Point:
         return Point(3)
 
-    with coordinating(num_workers=1) as coordination:
+    with coordinating(num_workers=1, trust_workers=True) as coordination:
         value = coordination.coordinator.schedule(by_value(make))
         point = value.fetch()
         strategies.append(coordination.strategy)
@@ -104,13 +104,32 @@ def test_an_error_is_of_the_class_of_the_program() -> None:
     def fail() -> None:
         raise Odd("so it is")
 
-    with coordinating(num_workers=1) as coordination:
+    with coordinating(num_workers=1, trust_workers=True) as coordination:
         with pytest.raises(Odd, match="so it is") as raised:
             coordination.coordinator.schedule(by_value(fail)).fetch()
         strategies.append(coordination.strategy)
         assert raised.value.seen()
         with pytest.raises(Odd):
             coordination.coordinator.join()
+
+
+class Batch(NamedTuple):
+    """A named tuple of the program's own."""
+
+    rows: torch.Tensor
+    name: str
+
+
+def test_a_named_tuple_is_of_the_class_of_the_program_also_without_pickle() -> None:
+    def make() -> Batch:
+        return Batch(ONES, "ones")
+
+    Batch.__module__ = "__main__"
+    with coordinating(num_workers=1) as coordination:
+        batch = coordination.coordinator.schedule(by_value(make)).get()
+        assert type(batch) is Batch
+        assert batch.name == "ones"
+        assert torch.equal(batch.rows, ONES)
 
 
 def test_a_function_may_have_the_coordinator_but_not_use_it() -> None:

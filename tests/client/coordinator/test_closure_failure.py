@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 
+from stratagem._shipping.outcome_forms import PICKLED
 from stratagem._worker_client.closure_failure import FailureKind, failure_of
-from stratagem_proto.errors import AbortedError
+from stratagem_proto.errors import WorkerFunctionError
 from stratagem_proto.v1 import worker_pb2 as pb
 
 TASK = "/job:worker/task:1"
@@ -40,7 +41,7 @@ def test_an_exception_that_does_not_arrive_leaves_its_words_and_the_reason(
     message = pb.Failure(kind=pb.FAILURE_KIND_FUNCTION, class_name="OwnError", message="the words")
     for field, value in sent.items():
         setattr(message, field, value)
-    failure = failure_of(message, TASK)
+    failure = failure_of(message, TASK, PICKLED)
     assert failure.kind is FailureKind.FUNCTION
-    assert type(failure.exception) is AbortedError
+    assert type(failure.exception) is WorkerFunctionError
     assert str(failure.exception) == f"{TASK} raised OwnError, which {why}: the words"

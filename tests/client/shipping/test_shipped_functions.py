@@ -25,10 +25,9 @@ from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.kinds import (
     RemoteObject,
     WorkerTask,
-    dump_result,
-    load_result,
 )
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.outcome_forms import PICKLED, PLAIN, OutcomeForm
 from stratagem._shipping.parcel import Definition
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
@@ -282,23 +281,25 @@ def test_what_stands_for_kept_things_becomes_what_the_worker_keeps(
     assert coordination.load(parcel, 1) == {"kept": "of worker 1"}
 
 
+@pytest.mark.parametrize("form", [PLAIN, PICKLED], ids=["plain", "pickled"])
 def test_a_result_can_be_defined_on_another_worker(
-    coordination: Coordination,
+    coordination: Coordination, form: OutcomeForm
 ) -> None:
     kept = Kept(coordination.closure_pickler.new_handle())
-    result = dump_result({"sum": torch.tensor(3.0)})
-    definition = Definition.of_result(kept.handle, result)
+    result = form.dump({"sum": torch.tensor(3.0)})
+    definition = Definition.of_result(kept.handle, result, form.kind.name)
     coordination.worker().define(kept.handle, definition.encode())
     found = coordination.ship(kept)
     assert torch.equal(found["sum"], torch.tensor(3.0))
 
 
+@pytest.mark.parametrize("form", [PLAIN, PICKLED], ids=["plain", "pickled"])
 def test_results_have_values_in_the_place_of_variables(
-    coordination: Coordination,
+    coordination: Coordination, form: OutcomeForm
 ) -> None:
     v = variable_of(coordination, 4.0)
     loss = (v.value() * 2).sum()
-    result = load_result(dump_result([v, loss, None, "text"]))
+    result = form.load(form.dump([v, loss, None, "text"]), "a worker")
     assert [type(one) for one in result] == [Tensor, Tensor, type(None), str]
     assert (float(result[0]), float(result[1])) == (4, 8)
     assert not result[1].requires_grad
@@ -365,7 +366,7 @@ def test_a_program_ships_its_own_classes_to_another_process(tmp_path: Path) -> N
         command = [sys.executable, str(program), *arguments]
         run(command, check=True, timeout=60, env=os.environ | paths)
         payload, *definitions = pickle.loads(sent.read_bytes())
-        loader = Loader(WorkerTask(0, TOKEN), KINDS)
+        loader = Loader(WorkerTask(0, TOKEN), KINDS, PLAIN)
         for handle, definition in definitions:
             loader.define(handle, definition)
         predict = loader.load(payload)

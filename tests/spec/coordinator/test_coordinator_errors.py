@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from stratagem import CancelledError, ClosureInputError, UnavailableError
+from stratagem import (
+    AlreadyExistsError,
+    CancelledError,
+    ClosureInputError,
+    UnavailableError,
+    WorkerFunctionError,
+)
 from stratagem.coordinator import ClusterCoordinator
+from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
 from tests.waiting import eventually
 
@@ -44,6 +52,17 @@ class Bare(UnavailableError):
     """Lacks what its class sees to."""
 
     def __init__(self) -> None: ...
+
+
+class Own(KeyError):
+    """A program's own."""
+
+
+@pytest.fixture
+def trusting() -> Iterator[ClusterCoordinator]:
+    """A coordinator that unpickles what its workers send."""
+    with coordinating(trust_workers=True) as coordination:
+        yield coordination.coordinator
 
 
 def fail_with(journal: Journal, kind: type[Exception], *args: str) -> None:
@@ -89,8 +108,9 @@ def test_an_error_shows_where_it_was_raised(coordinator: ClusterCoordinator) -> 
 @pytest.mark.spec("ERR-1")
 @pytest.mark.parametrize("kind", [Frozen, Mute])
 def test_errors_are_raised_whatever_their_classes_do(
-    coordinator: ClusterCoordinator, kind: type[Exception]
+    trusting: ClusterCoordinator, kind: type[Exception]
 ) -> None:
+    coordinator = trusting
     journal, args = Journal(), ("why",) if kind is Frozen else ()
     value = coordinator.schedule(fail_with, args=(journal, kind, *args))
     wait_for_error(coordinator)
@@ -102,15 +122,56 @@ def test_errors_are_raised_whatever_their_classes_do(
 
 
 @pytest.mark.spec("ERR-1")
-def test_a_function_ends_whose_error_cannot_be_looked_at(
-    coordinator: ClusterCoordinator,
-) -> None:
-    journal = Journal()
+def test_a_function_ends_whose_error_cannot_be_looked_at(trusting: ClusterCoordinator) -> None:
+    coordinator, journal = trusting, Journal()
     coordinator.schedule(fail_with, args=(journal, Bare))
     wait_for_error(coordinator)
     with pytest.raises(AttributeError):
         coordinator.join()
     assert journal.entries == [Bare]
+
+
+@pytest.mark.spec("ERR-1")
+@pytest.mark.parametrize("kind", [Own, Frozen, Mute, Bare])
+def test_of_an_error_of_another_class_the_words_and_the_traceback_arrive(
+    coordinator: ClusterCoordinator, kind: type[Exception]
+) -> None:
+    journal, args = Journal(), ("why",) if kind in (Own, Frozen) else ()
+    value = coordinator.schedule(fail_with, args=(journal, kind, *args))
+    wait_for_error(coordinator)
+    for waits in (coordinator.join, value.fetch):
+        with pytest.raises(WorkerFunctionError, match=f"raised {kind.__name__}, ") as caught:
+            waits()
+        assert caught.value.class_name == kind.__name__
+        assert "raise kind(*args)" in caught.value.traceback
+        assert "fail_with on /job:worker/task:" in str(caught.value.__cause__)
+    assert journal.entries == [kind]
+
+
+@pytest.mark.spec("ERR-1")
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("a", 1),
+        FileNotFoundError(2, "No such file", "here"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "wrong"),
+        AlreadyExistsError("twice", variable="v", task="/job:ps/task:0"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_python_and_of_stratagem_arrive_as_they_are(
+    coordinator: ClusterCoordinator, error: Exception
+) -> None:
+    def raises() -> None:
+        raise error
+
+    coordinator.schedule(raises)
+    with pytest.raises(type(error)) as caught:
+        coordinator.join()
+    assert type(caught.value) is type(error)
+    assert str(caught.value) == str(error)
+    for name in ("args", "filename", "variable", "task"):
+        assert getattr(caught.value, name, None) == getattr(error, name, None)
 
 
 @pytest.mark.spec("ERR-2")

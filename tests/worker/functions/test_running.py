@@ -12,10 +12,10 @@ import torch
 import stratagem
 from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
 from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._shipping.kinds import load_result
+from stratagem._shipping.outcome_forms import PICKLED
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
-from stratagem_proto.errors import AbortedError
+from stratagem_proto.errors import WorkerFunctionError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
@@ -26,6 +26,7 @@ from tests.worker.links import (
     Handle,
     connected,
     definition_of,
+    loaded,
     payload_of,
     result,
 )
@@ -112,13 +113,12 @@ def test_an_exception_arrives_with_its_class_and_the_traceback_of_the_function(
 
 def test_a_function_that_exits_does_not_end_its_worker(link: WorkerLink) -> None:
     found = failure(link, 1, payload_of(raising(SystemExit(3))))
-    assert type(found.exception) is SystemExit
+    assert isinstance(found.exception, WorkerFunctionError)
+    assert found.exception.class_name == "SystemExit"
     assert result(link, 2, lambda: "goes on") == "goes on"
 
 
-def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
-    link: WorkerLink,
-) -> None:
+def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(worker: WorkerServer) -> None:
     class OwnError(Exception):
         def __init__(self, lock: object, words: str) -> None:
             super().__init__(words)
@@ -127,8 +127,9 @@ def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
     def fail() -> None:
         raise OwnError(threading.Lock(), "the words")
 
-    found = failure(link, 1, payload_of(fail))
-    assert type(found.exception) is AbortedError
+    with connected(worker, outcomes=PICKLED) as link:
+        found = failure(link, 1, payload_of(fail))
+    assert type(found.exception) is WorkerFunctionError
     said = str(found.exception)
     assert "OwnError, which could not be pickled there (TypeError: " in said
     assert said.endswith("lock' object): the words")
@@ -157,14 +158,14 @@ def test_a_defined_object_is_the_same_one_in_all_functions(link: WorkerLink) -> 
     link.define(7, definition_of(7, [1, 2]))
     link.run(1, payload_of(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
     payload = link.run(2, payload_of(_Calling(list.copy, Handle(7)))).result(PATIENCE).payload
-    assert load_result(payload) == [1, 2, 3]
+    assert loaded(payload) == [1, 2, 3]
 
 
 def test_a_result_may_stay_on_the_worker(link: WorkerLink) -> None:
     kept = link.run(1, payload_of(threading.Lock), keep_as=9)
     assert kept.result(PATIENCE).payload == b""
     payload = link.run(2, payload_of(_Calling(_locked, Handle(9)))).result(PATIENCE).payload
-    assert load_result(payload) is False
+    assert loaded(payload) is False
 
 
 def test_a_released_object_is_gone(link: WorkerLink) -> None:
@@ -234,10 +235,15 @@ def test_a_function_knows_by_what_identity_servers_recognise_it(
     link: WorkerLink,
 ) -> None:
     identity = ClosureIdentity(space=b"coordinator 1234", number=70)
-    payload = payload_of(lambda: next_closure_key("server"))
+
+    def key() -> bytes | None:
+        found = next_closure_key("server")
+        return found and found.SerializeToString()
+
+    payload = payload_of(key)
     answers = [
-        load_result(link.run(number, payload, identity=which).result(PATIENCE).payload)
+        loaded(link.run(number, payload, identity=which).result(PATIENCE).payload)
         for number, which in ((1, identity), (2, identity), (3, None))
     ]
-    first = ClosureKey(identity=identity, ordinal=1)
+    first = ClosureKey(identity=identity, ordinal=1).SerializeToString()
     assert answers == [first, first, None]

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._shipping.kinds import load_result
+from stratagem._shipping.outcome_forms import PLAIN
 from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import GrpcWire
@@ -44,6 +44,7 @@ from tests.worker.links import (
     Handle,
     connected,
     definition_of,
+    loaded,
     opening,
     payload_of,
     refuses,
@@ -103,7 +104,7 @@ def test_a_function_that_waits_is_given_up_without_a_trace(link: WorkerLink) -> 
     link.cancel(2, interrupt=False)
     assert cancelled(second)
     gate.set()
-    assert load_result(first.result(PATIENCE).payload) == "through"
+    assert loaded(first.result(PATIENCE).payload) == "through"
     assert result(link, 3, another_entered) is False
 
 
@@ -112,7 +113,7 @@ def test_a_function_that_has_begun_may_be_let_go_on(link: WorkerLink) -> None:
     assert has_entered()
     link.cancel(1, interrupt=False)
     gate.set()
-    assert load_result(future.result(PATIENCE).payload) == "through"
+    assert loaded(future.result(PATIENCE).payload) == "through"
 
 
 def test_a_function_that_has_begun_is_interrupted(link: WorkerLink) -> None:
@@ -313,7 +314,7 @@ def test_a_worker_that_falls_silent_is_lost(
 ) -> None:
     """As of a worker that is stopped: its beats are not heard."""
     wire = GrpcWire(worker.address, TOKEN, opening(worker).open, TrafficMeter())
-    stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter())
+    stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter(), PLAIN)
     stream.open(PATIENCE)
     monkeypatch.setattr(stream, "_take", lambda response: None)
     future: Future[ClosureAnswer] = Future()
@@ -347,7 +348,7 @@ def test_a_worker_that_stops_lets_its_function_end_and_gives_back_the_others() -
             assert failure.value.kind is FailureKind.CANCELLED
         assert not running.done()
         gate.set()
-        assert load_result(running.result(PATIENCE).payload) == "through"
+        assert loaded(running.result(PATIENCE).payload) == "through"
         stopping.join(PATIENCE)
         assert not another_entered()
         with pytest.raises(WorkerLostError):

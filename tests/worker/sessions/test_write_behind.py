@@ -17,7 +17,6 @@ from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.variables import delete
 from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._shipping.kinds import load_result
 from stratagem._worker_client.closure_failure import ClosureFailure
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
@@ -29,7 +28,7 @@ from stratagem_worker.server import WorkerServer
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN
 from tests.waiting import eventually
-from tests.worker.links import PATIENCE, connected, payload_of
+from tests.worker.links import PATIENCE, connected, loaded, payload_of
 
 entered = threading.Event()
 gate = threading.Event()
@@ -119,9 +118,7 @@ def run_all(link: WorkerLink, functions: list[Callable[[], object]]) -> list[obj
     """Sends functions all at once; what each returns, or how it fails."""
     ends = [link.run(number, payload_of(function)) for number, function in enumerate(functions, 1)]
     results = [end.exception(PATIENCE) or end.result() for end in ends]
-    return [
-        each if isinstance(each, BaseException) else load_result(each.payload) for each in results
-    ]
+    return [each if isinstance(each, BaseException) else loaded(each.payload) for each in results]
 
 
 def values() -> list[float]:

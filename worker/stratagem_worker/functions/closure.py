@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from stratagem._ps_client.write_behind import Line, SentWrite
-from stratagem._shipping.classes import dump_exception, words_of
-from stratagem._shipping.kinds import dump_result
+from stratagem._shipping.classes import words_of
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.functions.interruption import Interrupted
@@ -27,25 +27,27 @@ def run_closure(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
             return pb.Finished(closure=order.closure)
         if order.use == pb.RESULT_USE_NONE:
             return pb.Finished(closure=order.closure)
-        return pb.Finished(closure=order.closure, payload=dump_result(result))
+        return pb.Finished(closure=order.closure, payload=loader.outcomes.dump(result))
     except Interrupted:
         raise
     except BaseException as error:  # also SystemExit: a function does not end a worker
-        return failed(order.closure, kind, error)
+        return failed(order.closure, kind, error, loader.outcomes)
 
 
 def cancelled(closure: int, worker: str) -> pb.Finished:
     """Return the outcome of a function that was given up."""
     error = CancelledError(f"the function was given up on {worker}", task=worker)
-    return failed(closure, pb.FAILURE_KIND_CANCELLED, error)
+    return failed(closure, pb.FAILURE_KIND_CANCELLED, error, PLAIN)
 
 
-def failed(closure: int, kind: pb.FailureKind.ValueType, error: BaseException) -> pb.Finished:
+def failed(
+    closure: int, kind: pb.FailureKind.ValueType, error: BaseException, outcomes: OutcomeForm
+) -> pb.Finished:
     """Return the outcome of a function that raised an exception."""
     # The first frame is `run_closure` above.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, frames)
-    return _failed(closure, kind, error, lines)
+    return _failed(closure, kind, error, lines, outcomes)
 
 
 def write_failed(closure: int, write: SentWrite) -> pb.Finished:
@@ -57,7 +59,7 @@ def write_failed(closure: int, write: SentWrite) -> pb.Finished:
         *traceback.format_list(_stack(write.lines)),
         *traceback.format_exception_only(type(error), error),
     ]
-    return _failed(closure, pb.FAILURE_KIND_FUNCTION, error, lines)
+    return _failed(closure, pb.FAILURE_KIND_FUNCTION, error, lines, PLAIN)
 
 
 def _stack(lines: Sequence[Line]) -> list[traceback.FrameSummary]:
@@ -66,7 +68,11 @@ def _stack(lines: Sequence[Line]) -> list[traceback.FrameSummary]:
 
 
 def _failed(
-    closure: int, kind: pb.FailureKind.ValueType, error: BaseException, lines: Sequence[str]
+    closure: int,
+    kind: pb.FailureKind.ValueType,
+    error: BaseException,
+    lines: Sequence[str],
+    outcomes: OutcomeForm,
 ) -> pb.Finished:
     failure = pb.Failure(
         kind=kind,
@@ -74,8 +80,5 @@ def _failed(
         message=words_of(error),
         traceback="".join(lines),
     )
-    try:
-        failure.exception = dump_exception(error)
-    except Exception as reason:
-        failure.pickling_error = f"{type(reason).__name__}: {words_of(reason)}"
+    outcomes.tell(error, failure)
     return pb.Finished(closure=closure, failure=failure)

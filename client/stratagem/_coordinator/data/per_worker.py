@@ -18,7 +18,6 @@ from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
 from stratagem._shipping.call import FunctionCall
-from stratagem._shipping.kinds import load_result
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError
 
@@ -200,7 +199,8 @@ class PerWorkerVariable(LocalVariable):
         call = self._worker_values.closure_pickler.dump(
             FunctionCall(LocalVariable.read_value, (self,), {})
         )
-        return [load_result(answer) for answer in self._ask_all(call, patience)]
+        load = self._worker_values.outcomes.load
+        return [load(answer, "a worker") for answer in self._ask_all(call, patience)]
 
     def __reduce__(self) -> Any:
         return _itself, (self._copies,)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.kinds import RemoteObject
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem_proto.v1.worker_pb2 import ResultPlace
 
@@ -54,10 +55,15 @@ class WorkerValue(RemoteObject):
 
 
 class WorkerValues:
-    """The handles of what the workers keep."""
+    """The handles of what the workers keep.
 
-    def __init__(self, closure_pickler: ClosurePickler) -> None:
-        self.closure_pickler = closure_pickler
+    Attributes:
+        closure_pickler: Makes what is sent to them.
+        outcomes: How outcomes of functions travel.
+    """
+
+    def __init__(self, closure_pickler: ClosurePickler, outcomes: OutcomeForm) -> None:
+        self.closure_pickler, self.outcomes = closure_pickler, outcomes
         # Filled by the garbage collector, in any thread and with any lock held.
         self._gone: deque[int] = deque()
 

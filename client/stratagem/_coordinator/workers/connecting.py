@@ -15,6 +15,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.link import WorkerLink, task_at
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -126,8 +127,10 @@ class Connector:
         numbers: count[int],
         meter: TrafficMeter,
         batchers: Batchers,
+        outcomes: OutcomeForm,
     ) -> None:
         self._identity = _identity_of(strategy)
+        self._outcomes = outcomes
         self._numbers = numbers
         self._meter = meter
         self._batchers = batchers
@@ -139,6 +142,7 @@ class Connector:
         task = Task(job="worker", index=index)
         link = WorkerLink(address, task, self._identity, _ATTEMPT)
         link.meter, link.batchers = self._meter, self._batchers
+        link.outcomes = self._outcomes
         link.connect()
         if self._counts is not None:
             try:

@@ -1,0 +1,377 @@
+"""Values as bytes."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.values.distributed_values import Mirrored, PerReplica
+from stratagem._core.variables.variable import Variable
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._shipping.values import buffers
+from stratagem._shipping.values.named_classes import class_name, is_named_tuple, is_structure
+from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.v1 import plain_value_pb2 as pb
+
+DEEPEST = 40
+"""Nests in each other. The readers of messages allow somewhat more."""
+
+LARGEST_OUTLINE = 1 << 24
+"""Bytes of a value without its buffers, of which a reader takes a multiple as memory."""
+
+PREFIX = 4
+"""Bytes of the length before the outline."""
+
+KEYS = (bool, int, float, str, bytes, type(None))
+"""What keys of dicts and items of sets may be: no sender can make them collide."""
+
+MOST_PARTS = 1 << 20
+"""Parts of a value, of which each takes some microseconds."""
+
+_LONG = 1 << 10
+_MANY = 32
+_WORD = 1 << 63
+
+KINDS = (
+    "tensors, arrays, numbers, strings, bytes and None, and tuples, lists, dicts and sets of these"
+)
+"""What travels, in words."""
+
+
+class _Unsendable(Exception):
+    """A part of a value does not travel."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.path = ""
+
+
+def written(value: object, what: str, way_out: str) -> bytes:
+    """Return a value as bytes, for `reading.read`.
+
+    Args:
+        value: The value.
+        what: What errors call it.
+        way_out: What errors say of what to do about it.
+
+    Raises:
+        InvalidTypeError: Something in it does not travel; says what, and where it is.
+    """
+    if value is None:
+        return _NONE
+    writing = _Writing()
+    try:
+        outline = writing.value(value, 0).SerializeToString()
+        if len(outline) > LARGEST_OUTLINE:
+            raise _Unsendable(f"has over {LARGEST_OUTLINE >> 20} MiB besides tensors and arrays")
+    except _Unsendable as error:
+        raise InvalidTypeError(f"{what}{error.path} {error.why}. {way_out}") from None
+    return b"".join((len(outline).to_bytes(PREFIX, "little"), outline, *writing.buffers))
+
+
+_NONE = b"\x02\x00\x00\x00" + pb.PlainValue(none=True).SerializeToString()
+
+
+class _Writing:
+    """Writes one value."""
+
+    def __init__(self) -> None:
+        self.buffers: list[bytes | memoryview] = []
+        self._parts = 0
+
+    def value(self, value: Any, depth: int) -> pb.PlainValue:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise _Unsendable(
+                f"is one of over {MOST_PARTS:,} parts; make tensors or arrays of them"
+            )
+        write = _WRITERS.get(type(value)) or _writer_of(value)
+        return write(self, value, depth)
+
+    def nest(self, kind: pb.NestKind.ValueType, items: Iterable[Any], depth: int) -> pb.PlainValue:
+        if depth >= DEEPEST:
+            raise _Unsendable(f"is in {DEEPEST} nests, or contains itself")
+        items = tuple(items)
+        numbers = _numbers(items) if len(items) >= _MANY else None
+        if numbers is not None:
+            self.buffers.append(numbers.tobytes())
+            dtype = "int64" if numbers.typecode == "q" else "float64"
+            said = pb.Buffer(kind=pb.BUFFER_KIND_NUMBERS, dtype=dtype, shape=(len(items),))
+            return pb.PlainValue(nest=pb.Nest(kind=kind, numbers=said))
+        found = [self.item(index, item, depth) for index, item in enumerate(items)]
+        return pb.PlainValue(nest=pb.Nest(kind=kind, items=found))
+
+    def item(self, key: object, item: Any, depth: int) -> pb.PlainValue:
+        try:
+            return self.value(item, depth + 1)
+        except _Unsendable as error:
+            error.path = f"[{key!r}]{error.path}"
+            raise
+
+    def pairs(self, kind: pb.NestKind.ValueType, pairs: Any, depth: int) -> pb.PlainValue:
+        if depth >= DEEPEST:
+            raise _Unsendable(f"is in {DEEPEST} nests, or contains itself")
+        found = [(_key(key), self.item(key, value, depth)) for key, value in pairs]
+        return pb.PlainValue(nest=pb.Nest(kind=kind, items=chain.from_iterable(found)))
+
+    def buffer(
+        self,
+        kind: pb.BufferKind.ValueType,
+        data: bytes | memoryview,
+        dtype: str = "",
+        shape: Sequence[int] = (),
+    ) -> pb.PlainValue:
+        self.buffers.append(data)
+        return pb.PlainValue(buffer=pb.Buffer(kind=kind, dtype=dtype, shape=shape))
+
+
+def _numbers(items: Sequence[Any]) -> array[Any] | None:
+    """Return numbers of one class as an array; None if they are others."""
+    classes = {*map(type, items)}
+    try:
+        if classes == {float}:
+            return array("d", items)
+        return array("q", items) if classes == {int} else None
+    except OverflowError:
+        return None
+
+
+_Write = Callable[[_Writing, Any, int], pb.PlainValue]
+
+
+def _none(writing: _Writing, value: None, depth: int) -> pb.PlainValue:
+    return pb.PlainValue(none=True)
+
+
+def _truth(writing: _Writing, value: bool, depth: int) -> pb.PlainValue:
+    return pb.PlainValue(truth=value)
+
+
+def _integer(writing: _Writing, value: int, depth: int) -> pb.PlainValue:
+    if -_WORD <= value < _WORD:
+        return pb.PlainValue(integer=value)
+    nbytes = value.bit_length() // 8 + 1
+    return pb.PlainValue(large_integer=value.to_bytes(nbytes, "little", signed=True))
+
+
+def _real(writing: _Writing, value: float, depth: int) -> pb.PlainValue:
+    return pb.PlainValue(real=value)
+
+
+def _complex(writing: _Writing, value: complex, depth: int) -> pb.PlainValue:
+    parts = [pb.PlainValue(real=value.real), pb.PlainValue(real=value.imag)]
+    return pb.PlainValue(nest=pb.Nest(kind=pb.NEST_KIND_COMPLEX, items=parts))
+
+
+def _text(writing: _Writing, value: str, depth: int) -> pb.PlainValue:
+    data = value.encode("utf-8", "surrogatepass")
+    if len(data) < _LONG:
+        return pb.PlainValue(text=data)
+    return writing.buffer(pb.BUFFER_KIND_TEXT, data, shape=(len(data),))
+
+
+def _octets(writing: _Writing, value: bytes, depth: int) -> pb.PlainValue:
+    if len(value) < _LONG:
+        return pb.PlainValue(octets=value)
+    return writing.buffer(pb.BUFFER_KIND_OCTETS, value, shape=(len(value),))
+
+
+def _key(key: Any) -> pb.PlainValue:
+    if type(key) not in KEYS or (type(key) is int and not -_WORD <= key < _WORD):
+        raise _Unsendable(
+            f"has the key {key!r}, {_described(key)}; keys of dicts and items of sets are strings, "
+            "bytes, None, and numbers of 64 bits"
+        )
+    # Keys have no buffers, which would make their order matter.
+    if isinstance(key, str):
+        return pb.PlainValue(text=key.encode("utf-8", "surrogatepass"))
+    if isinstance(key, bytes):
+        return pb.PlainValue(octets=key)
+    return _WRITERS[type(key)](_Writing(), key, 0)
+
+
+def _tensor(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainValue:
+    if value.layout is torch.sparse_coo:
+        return _sparse(writing, value.detach(), depth)
+    if value.layout in _COMPRESSED:
+        return _compressed(writing, value.detach(), depth)
+    name = buffers.name_of(value.dtype)
+    if not buffers.is_sendable(value) or name not in buffers.DTYPES:
+        raise _Unsendable(
+            f"is a tensor of {value.dtype} in layout {value.layout} on {value.device}, which does "
+            "not travel; make it a dense one"
+        )
+    return writing.buffer(pb.BUFFER_KIND_TENSOR, buffers.bytes_of(value), name, value.shape)
+
+
+def _sparse(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainValue:
+    parts = value._indices(), value._values(), value.shape, value.is_coalesced()
+    return writing.nest(pb.NEST_KIND_SPARSE_COO, parts, depth)
+
+
+_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+
+def _compressed(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainValue:
+    by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+    outer, inner = (
+        (value.crow_indices(), value.col_indices())
+        if by_rows
+        else (value.ccol_indices(), value.row_indices())
+    )
+    layout = str(value.layout).removeprefix("torch.")
+    parts = layout, outer, inner, value.values(), value.shape
+    return writing.nest(pb.NEST_KIND_SPARSE_COMPRESSED, parts, depth)
+
+
+def _numpy_array(writing: _Writing, value: np.ndarray[Any, Any], depth: int) -> pb.PlainValue:
+    return _elements(writing, pb.BUFFER_KIND_ARRAY, value, value.shape)
+
+
+def _scalar(writing: _Writing, value: np.generic, depth: int) -> pb.PlainValue:
+    return _elements(writing, pb.BUFFER_KIND_SCALAR, np.asarray(value), ())
+
+
+def _elements(
+    writing: _Writing,
+    kind: pb.BufferKind.ValueType,
+    array: np.ndarray[Any, Any],
+    shape: tuple[int, ...],
+) -> pb.PlainValue:
+    if not buffers.is_sendable_array(array.dtype):
+        raise _Unsendable(
+            f"is an array of {array.dtype}; arrays of booleans, numbers, strings and times travel"
+        )
+    return writing.buffer(kind, buffers.bytes_of_array(array), array.dtype.str, shape)
+
+
+def _items(kind: pb.NestKind.ValueType) -> _Write:
+    return lambda writing, value, depth: writing.nest(kind, value, depth)
+
+
+def _set(kind: pb.NestKind.ValueType) -> _Write:
+    def write(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
+        return pb.PlainValue(nest=pb.Nest(kind=kind, items=map(_key, value)))
+
+    return write
+
+
+def _dict(writing: _Writing, value: dict[Any, Any], depth: int) -> pb.PlainValue:
+    return writing.pairs(pb.NEST_KIND_DICT, value.items(), depth)
+
+
+def _ordered(writing: _Writing, value: OrderedDict[Any, Any], depth: int) -> pb.PlainValue:
+    noted = vars(value).get("_metadata")
+    if noted is None:
+        return writing.pairs(pb.NEST_KIND_ORDERED_DICT, value.items(), depth)
+    parts = OrderedDict(value), OrderedDict(noted)
+    return writing.nest(pb.NEST_KIND_STATE_DICT, parts, depth)
+
+
+def _slices(writing: _Writing, value: IndexedSlices, depth: int) -> pb.PlainValue:
+    parts = value.values, value.indices, value.dense_shape
+    return writing.nest(pb.NEST_KIND_INDEXED_SLICES, parts, depth)
+
+
+def _per_replica(writing: _Writing, value: PerReplica, depth: int) -> pb.PlainValue:
+    parts = tuple(value.without_rows), *value.values
+    return writing.nest(pb.NEST_KIND_PER_REPLICA, parts, depth)
+
+
+def _mirrored(writing: _Writing, value: Mirrored, depth: int) -> pb.PlainValue:
+    return writing.nest(pb.NEST_KIND_MIRRORED, value.values, depth)
+
+
+def _dtype(writing: _Writing, value: torch.dtype, depth: int) -> pb.PlainValue:
+    name = buffers.name_of(value)
+    return pb.PlainValue(dtype=name) if name in buffers.DTYPES else _refuse(writing, value, depth)
+
+
+def _device(writing: _Writing, value: torch.device, depth: int) -> pb.PlainValue:
+    return pb.PlainValue(device=str(value))
+
+
+def _named_tuple(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
+    name = class_name(type(value))
+    if name is None or getattr(value, "__dict__", None):
+        raise _Unsendable(
+            f"is {_described(value)}, a named tuple of a class that only the worker has, or with "
+            "attributes besides its items; define the class where the program is, or return a "
+            "plain tuple"
+        )
+    found = writing.nest(pb.NEST_KIND_NAMED_TUPLE, value, depth)
+    found.nest.class_name.CopyFrom(name)
+    return found
+
+
+def _structure(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
+    found = writing.nest(pb.NEST_KIND_STRUCTURE, value, depth)
+    found.nest.class_name.name = type(value).__name__
+    return found
+
+
+def _variable(writing: _Writing, value: Variable, depth: int) -> pb.PlainValue:
+    return _tensor(writing, value.value(), depth)
+
+
+def _sharded(writing: _Writing, value: ShardedVariable, depth: int) -> pb.PlainValue:
+    return _tensor(writing, value.read_value(), depth)
+
+
+def _refuse(writing: _Writing, value: object, depth: int) -> NoReturn:
+    raise _Unsendable(f"is {_described(value)}, which does not travel without pickle: {KINDS} do")
+
+
+_WRITERS: dict[type, _Write] = {
+    type(None): _none,
+    bool: _truth,
+    int: _integer,
+    float: _real,
+    complex: _complex,
+    str: _text,
+    bytes: _octets,
+    torch.Tensor: _tensor,
+    torch.nn.Parameter: _tensor,
+    np.ndarray: _numpy_array,
+    tuple: _items(pb.NEST_KIND_TUPLE),
+    list: _items(pb.NEST_KIND_LIST),
+    torch.Size: _items(pb.NEST_KIND_SIZE),
+    set: _set(pb.NEST_KIND_SET),
+    frozenset: _set(pb.NEST_KIND_FROZEN_SET),
+    dict: _dict,
+    OrderedDict: _ordered,
+    IndexedSlices: _slices,
+    PerReplica: _per_replica,
+    Mirrored: _mirrored,
+    torch.dtype: _dtype,
+    torch.device: _device,
+}
+"""By class; `_writer_of` says it for instances of subclasses."""
+
+
+def _writer_of(value: object) -> _Write:
+    if isinstance(value, Variable):
+        return _variable
+    if isinstance(value, ShardedVariable):
+        return _sharded
+    if isinstance(value, torch.nn.Parameter):
+        return _tensor
+    if isinstance(value, np.generic):
+        return _scalar
+    if is_structure(type(value)):
+        return _structure
+    return _named_tuple if is_named_tuple(type(value)) else _refuse
+
+
+def _described(value: object) -> str:
+    cls = type(value)
+    prefix = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return f"a {prefix}{cls.__qualname__}"
