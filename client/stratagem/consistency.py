@@ -63,6 +63,10 @@ class Async(Consistency):
     _name = "async"
     _is_free = True
 
+    def __reduce__(self) -> tuple[type[Async], tuple[()]]:
+        # Some workers load nothing that has to be made without a call.
+        return Async, ()
+
 
 @dataclass(frozen=True)
 class Bounded(Consistency):

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from stratagem._shipping.call import FunctionCall
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
+from tests.client.coordinator import importable_steps
 from tests.conftest import TOKEN
 from tests.psserver.process import PATIENCE, ServerProcess, launch, serving
 from tests.stopping import stopped
@@ -59,6 +61,25 @@ def test_a_worker_has_as_many_logical_cpus_as_it_is_told(token_file: Path) -> No
         connected(process.address) as link,
     ):
         assert len(result(link, 1, list_logical_devices)) >= 3
+
+
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_a_worker_runs_functions_of_the_modules_that_it_is_told_and_no_others(
+    token_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    modules = f"{importable_steps.__name__},no_such_module"
+    if by == "environment":
+        monkeypatch.setenv("STRATAGEM_IMPORTABLE_ONLY", modules)
+    flags = ("--importable-only", modules) if by == "flag" else ()
+    touched = str(tmp_path / "touched")
+    called = FunctionCall(importable_steps.touched, (touched,), {})
+    with working(token_file, *flags) as process, connected(process.address) as link:
+        assert result(link, 1, called) is None
+        assert Path(touched).exists()
+        for closure, refused in enumerate([os.getpid, lambda: 1], 2):
+            error = link.run(closure, payload_of(refused)).exception(PATIENCE)
+            assert isinstance(error, ClosureFailure)
+            assert "loads no code from others" in str(error.exception)
 
 
 def test_functions_run_in_the_process_of_the_worker(process: ServerProcess) -> None:

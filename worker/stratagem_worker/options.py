@@ -29,10 +29,17 @@ class WorkerOptions(ServingOptions):
         1, ge=1, description="Number of logical CPUs; without GPUs a replica can run on each."
     )
 
+    importable_only: str = Field(
+        "",
+        description="Run only functions of these modules and packages, separated by commas, and "
+        "load no code that travels.",
+    )
+
     def settings(self) -> WorkerSettings:
         """Return the settings of a server."""
         given = self.serving()
         del given["logical_cpus"]
+        given["importable_only"] = tuple(filter(None, self.importable_only.split(",")))
         if self.result_bytes is None:
             del given["result_bytes"]
         return WorkerSettings(**given)

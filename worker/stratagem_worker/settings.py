@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stratagem._shipping.named_code import AnyCode, LoadableCode, NamedCode
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
@@ -16,6 +17,8 @@ class WorkerSettings(ServingSettings):
     Attributes:
         result_bytes: Most bytes of results that stay on the worker for others; more are sent to the
             program whose functions returned them.
+        importable_only: Modules and packages whose functions are run, and no others; none to run
+            any function, and load code that travels.
 
     Raises:
         InvalidArgumentError: Also where there is no token: whoever can connect can run what they
@@ -25,6 +28,7 @@ class WorkerSettings(ServingSettings):
     job: str = "worker"
     lease_seconds: float = 10.0
     result_bytes: int = field(default_factory=half_of_memory)
+    importable_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,3 +38,7 @@ class WorkerSettings(ServingSettings):
                 "clients send; give --token-file or set STRATAGEM_TOKEN_FILE to a file "
                 "with a secret, or pass the secret itself as token="
             )
+
+    def code(self) -> LoadableCode:
+        """Return what of functions and classes is loaded."""
+        return NamedCode(self.importable_only) if self.importable_only else AnyCode()

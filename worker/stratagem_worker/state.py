@@ -71,7 +71,7 @@ class WorkerState:
             raise self._shutting_down()
         settings, identifier = self.settings, request.session.session_id
         task = WorkerTask(settings.task, settings.token, request.address)
-        loader = Loader(task, KINDS, form_for(request.trusts_worker))
+        loader = Loader(task, KINDS, form_for(request.trusts_worker), settings.code())
         session = WorkSession(
             settings,
             self._executor,

@@ -39,6 +39,10 @@ class FunctionCall:
                 "iterator to start again"
             ) from end
 
+    def __reduce__(self) -> tuple[type[FunctionCall], tuple[Any, ...]]:
+        # Some workers load nothing that has to be made without a call.
+        return FunctionCall, (self.function, self.args, self.kwargs, self.strategy)
+
     def _result(self) -> Any:
         if self.strategy is None:
             return self.function(*self.args, **self.kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -17,9 +16,9 @@ from stratagem._shipping.kinds import (
     SessionKind,
     WorkerTask,
 )
+from stratagem._shipping.named_code import LoadableCode
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.parcel import Definition, WaitingDefinitions
-from stratagem._shipping.pickling import Unpickler
 from stratagem._shipping.values.named_classes import known_to_program
 from stratagem._shipping.values.reading import read
 from stratagem_proto.errors import ClosureInputError, NotFoundError
@@ -36,15 +35,20 @@ class Loader:
         task: The worker.
         kinds: What may stay on it, by name.
         outcomes: How outcomes of its functions travel.
+        code: What of functions and classes is loaded.
         waiting: Definitions that nothing has needed yet.
         held: What there is, by handle.
         classes: Those that came by value.
     """
 
     def __init__(
-        self, task: WorkerTask, kinds: Mapping[str, ObjectKind], outcomes: OutcomeForm
+        self,
+        task: WorkerTask,
+        kinds: Mapping[str, ObjectKind],
+        outcomes: OutcomeForm,
+        code: LoadableCode,
     ) -> None:
-        self.task, self.kinds, self.outcomes = task, kinds, outcomes
+        self.task, self.kinds, self.outcomes, self.code = task, kinds, outcomes, code
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
         self.classes = SessionClasses()
@@ -52,7 +56,7 @@ class Loader:
 
     def define(self, handle: int, payload: bytes) -> None:
         """Take in the definition of an object, or of how it is from then on."""
-        self.waiting.add(Definition.decode(handle, payload))
+        self.waiting.add(Definition.decode(handle, payload, self._data))
 
     def take(self, handle: int, result: bytes) -> None:
         """Take in what a closure returned on some worker."""
@@ -69,11 +73,14 @@ class Loader:
     def load(self, payload: bytes) -> Any:
         """Return a value; raise `ClosureInputError` if it cannot be loaded here."""
         with self.naming_failures("the closure"):
-            revisions, body = pickle.loads(payload)
+            revisions, body = self._data(payload)
             value = _ValueLoading(self, revisions).whole(body)
             for held in [*self.held.values()]:
                 held.refresh()
             return value
+
+    def _data(self, payload: bytes) -> Any:
+        return self.code.read(payload, self.find, self.classes)
 
     def find(self, handle: int) -> Any:
         """Return what has a handle; raise `NotFoundError` if nothing has it."""
@@ -197,7 +204,7 @@ class _ValueLoading:
 
     def part(self, payload: bytes) -> Any:
         """Return a part of it."""
-        return Unpickler(payload, self.find, self._loader.classes).load()
+        return self._loader.code.read(payload, self.find, self._loader.classes)
 
     def find(self, handle: int) -> Any:
         """Return what has a handle."""

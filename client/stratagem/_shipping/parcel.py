@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class StatePart(NamedTuple):
@@ -54,9 +54,9 @@ class Definition:
         return pickle.dumps(fields, protocol=5)
 
     @classmethod
-    def decode(cls, handle: int, payload: bytes) -> Definition:
-        """Return a definition that `encode` wrote."""
-        revision, kind, label, essence, entries = pickle.loads(payload)
+    def decode(cls, handle: int, payload: bytes, read: Callable[[bytes], Any]) -> Definition:
+        """Return a definition that `encode` wrote; `read` reads a pickle of data."""
+        revision, kind, label, essence, entries = read(payload)
         parts = {key: StatePart(*entry) for key, entry in entries.items()}
         return cls(handle, revision, kind, label, essence, parts)
 

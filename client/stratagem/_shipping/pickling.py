@@ -7,7 +7,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -96,6 +96,13 @@ def _rebuilt(
     return made.requires_grad_(requires_grad)
 
 
+def partial_of(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> partial[Any]:
+    """Return a partial function; pickles of the class itself set attributes."""
+    return partial(function, *args, **keywords)
+
+
 Name = Callable[[Any], "int | None"]
 """Returns the handle of an object, None for what travels by value."""
 
@@ -132,6 +139,8 @@ class Pickler(CodePickler):
             return _object_of, (handle,)
         if is_plain_tensor(value):
             return reduced_tensor(value)
+        if type(value) is partial and not value.__dict__:
+            return partial_of, (value.func, value.args, value.keywords)
         return super().reducer_override(value)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ class Coordination:
     Args:
         num_servers: How many parameter servers there are.
         num_workers: How many workers there are.
+        importable_only: Modules whose functions workers run, and no others; none for any.
 
     Attributes:
         servers: The parameter servers.
@@ -39,10 +40,14 @@ class Coordination:
     strategy: ParameterServerStrategy
     coordinator: ClusterCoordinator
 
-    def __init__(self, num_servers: int, num_workers: int) -> None:
+    def __init__(
+        self, num_servers: int, num_workers: int, importable_only: Sequence[str] = ()
+    ) -> None:
         self.servers = [_server(index) for index in range(num_servers)]
         servers = [server.address for server in self.servers]
-        self._workers = {index: _worker(index) for index in range(num_workers)}
+        self._workers = {
+            index: _worker(index, importable_only=importable_only) for index in range(num_workers)
+        }
         addresses = [worker.address for worker in self._workers.values()]
         self.cluster = ClusterSpec({"ps": servers, "worker": addresses, "chief": ["chief.test:1"]})
 
@@ -90,9 +95,17 @@ class Coordination:
             server.stop(grace=0)
 
 
-def _worker(index: int, bind: str = "127.0.0.1:0") -> WorkerServer:
-    # A lease that ends within a test would hide what is noticed without it.
-    settings = WorkerSettings(bind=bind, task=index, token=TOKEN, lease_seconds=120.0)
+def _worker(
+    index: int, bind: str = "127.0.0.1:0", importable_only: Sequence[str] = ()
+) -> WorkerServer:
+    settings = WorkerSettings(
+        bind=bind,
+        task=index,
+        token=TOKEN,
+        # A lease that ends within a test would hide what is noticed without it.
+        lease_seconds=120.0,
+        importable_only=tuple(importable_only),
+    )
     worker = WorkerServer(settings)
     worker.start()
     return worker
@@ -110,6 +123,7 @@ def coordinating(
     num_servers: int = 1,
     connect_seconds: float = 60.0,
     resolver: NewResolver = new_resolver,
+    importable_only: Sequence[str] = (),
     **settings: Any,
 ) -> Iterator[Coordination]:
     """A coordinator with fresh servers and workers.
@@ -119,9 +133,10 @@ def coordinating(
         num_servers: How many parameter servers there are.
         connect_seconds: For how long a server may be away.
         resolver: Makes what the program sees of the cluster.
+        importable_only: As of `Coordination`.
         settings: Of the coordinator.
     """
-    coordination = Coordination(num_servers, num_workers)
+    coordination = Coordination(num_servers, num_workers, importable_only)
     try:
         with coordination.new_strategy(resolver, connect_seconds=connect_seconds) as strategy:
             coordination.strategy = strategy

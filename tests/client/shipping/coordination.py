@@ -15,6 +15,7 @@ from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.named_code import AnyCode
 from stratagem._shipping.outcome_forms import PLAIN
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
@@ -46,7 +47,8 @@ class Coordination:
         settings = {"token": TOKEN, "peer_seconds": 60, **settings}
         self.strategy = ParameterServerStrategy(resolver, **settings)
         self.closure_pickler = ClosurePickler(self.strategy, COORDINATOR_KINDS)
-        self._workers = [Loader(WorkerTask(index, TOKEN), KINDS, PLAIN) for index in range(2)]
+        tasks = [WorkerTask(index, TOKEN) for index in range(2)]
+        self._workers = [Loader(task, KINDS, PLAIN, AnyCode()) for task in tasks]
         self._sent: list[dict[int, int]] = [{}, {}]
 
     def built(self, build: Callable[[], Any]) -> Any:

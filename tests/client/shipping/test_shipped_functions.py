@@ -27,6 +27,7 @@ from stratagem._shipping.kinds import (
     WorkerTask,
 )
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.named_code import AnyCode
 from stratagem._shipping.outcome_forms import PICKLED, PLAIN, OutcomeForm
 from stratagem._shipping.parcel import Definition
 from stratagem.partitioners import FixedShardsPartitioner
@@ -366,7 +367,7 @@ def test_a_program_ships_its_own_classes_to_another_process(tmp_path: Path) -> N
         command = [sys.executable, str(program), *arguments]
         run(command, check=True, timeout=60, env=os.environ | paths)
         payload, *definitions = pickle.loads(sent.read_bytes())
-        loader = Loader(WorkerTask(0, TOKEN), KINDS, PLAIN)
+        loader = Loader(WorkerTask(0, TOKEN), KINDS, PLAIN, AnyCode())
         for handle, definition in definitions:
             loader.define(handle, definition)
         predict = loader.load(payload)
