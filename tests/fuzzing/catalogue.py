@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tests.fuzzing import programs, requests, wire
+from tests.fuzzing import outcomes, programs, requests, wire
 from tests.fuzzing.target import Target
 
-_EACH: Mapping[str, Target] = {**wire.TARGETS, **programs.TARGETS, **requests.TARGETS}
+_EACH: Mapping[str, Target] = {
+    **wire.TARGETS,
+    **programs.TARGETS,
+    **requests.TARGETS,
+    **outcomes.TARGETS,
+}
 _LISTED = [*_EACH.values()]
 
 

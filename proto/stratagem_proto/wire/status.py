@@ -68,7 +68,9 @@ def to_record(error: BaseException) -> RecordedStatus:
 def from_record(record: RecordedStatus) -> StratagemError:
     """Return the error that a status stands for; the inverse of `to_record`."""
     code = _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
-    cls = CLASSES_BY_NAME.get(record.detail.error, CLASSES_BY_CODE[code])
+    # A peer may say that it failed with the code of success.
+    of_code = CLASSES_BY_CODE.get(code, StratagemError)
+    cls = CLASSES_BY_NAME.get(record.detail.error, of_code)
     detail = record.detail
     error = cls(
         record.message, variable=detail.variable, task=detail.task, location=detail.location

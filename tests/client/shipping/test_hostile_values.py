@@ -200,6 +200,7 @@ def test_an_exception_that_takes_no_such_arguments_is_not_made(args: bytes) -> N
     assert exception_of(told) is None
 
 
-def test_a_status_of_no_known_error_is_an_error_all_the_same() -> None:
-    status = RecordedStatus(code=777, message="so", detail=ErrorDetail(error="os.system"))
+@pytest.mark.parametrize("code", [0, 777])
+def test_a_status_of_no_known_error_is_an_error_all_the_same(code: int) -> None:
+    status = RecordedStatus(code=code, message="so", detail=ErrorDetail(error="os.system"))
     assert type(exception_of(worker_pb2.ToldException(status=status))) is StratagemError
