@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tests.fuzzing import outcomes, programs, requests, wire
+from tests.fuzzing import files, outcomes, programs, requests, wire
 from tests.fuzzing.target import Target
 
 _EACH: Mapping[str, Target] = {
@@ -12,6 +12,7 @@ _EACH: Mapping[str, Target] = {
     **programs.TARGETS,
     **requests.TARGETS,
     **outcomes.TARGETS,
+    **files.TARGETS,
 }
 _LISTED = [*_EACH.values()]
 
