@@ -14,7 +14,7 @@ Piece: TypeAlias = bytes | memoryview
 
 # So much is encrypted, or received, at once: it fits the caches of a processor, and the other end
 # decrypts it while the next part is encrypted.
-SEALED_BYTES = 128 << 10
+SEALED_BYTES = 256 << 10
 
 # AES-GCM is safe for more than twice as much under one key (RFC 8446, section 5.5), and Python
 # cannot ask for another one.

@@ -78,6 +78,8 @@ class Peer:
             self._stream, self._certificate = stream, _ = await encryption.begin(self._socket)
             self._out.encrypt(stream.sealed)
             self._take_together(stream.opened(self._reader))
+        except ConnectionError:
+            return self.close()
         except (OSError, StratagemError) as error:
             return self.refuse(getattr(error, "message", str(error)))
         if not self._paused and not self._closed:
