@@ -149,7 +149,7 @@ class EncryptedStream:
                 return 0
             try:
                 # The stubs do not know that it counts what it has put into a buffer.
-                return self._tls.read(len(room), room)  # type: ignore[return-value,arg-type]
+                return self._tls.read(len(room), room)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
                 return 0
 
