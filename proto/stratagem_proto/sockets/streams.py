@@ -14,7 +14,7 @@ Piece: TypeAlias = bytes | memoryview
 
 # So much is encrypted, or received, at once: it fits the caches of a processor, and the other end
 # decrypts it while the next part is encrypted.
-SEALED_BYTES = 256 << 10
+SEALED_BYTES = 128 << 10
 
 # AES-GCM is safe for more than twice as much under one key (RFC 8446, section 5.5), and Python
 # cannot ask for another one.
@@ -143,15 +143,17 @@ class EncryptedStream:
         return frames
 
     def _decrypted(self, room: memoryview) -> int:
-        """Decrypt into memory; return how many bytes, 0 if no record is complete."""
+        """Decrypt into memory as far as it goes; return how many bytes."""
+        filled, tls, incoming = 0, self._tls, self._incoming
         with self._using:
-            if not (self._incoming.pending or self._tls.pending()):
-                return 0
             try:
-                # The stubs do not know that it counts what it has put into a buffer.
-                return self._tls.read(len(room), room)  # type: ignore[return-value]
+                while filled < len(room) and (incoming.pending or tls.pending()):
+                    rest = room[filled:]
+                    # The stubs do not know that it counts what it has put into a buffer.
+                    filled += tls.read(len(rest), rest)  # type: ignore[operator]
             except ssl.SSLWantReadError:
-                return 0
+                return filled
+        return filled
 
 
 def require_some(nbytes: int) -> int:
