@@ -284,11 +284,15 @@ def test_requests_over_a_connection_are_refused_once_its_certificate_has_expired
     refused(again, caplog, "certificate has expired")
 
 
-def test_a_renewed_certificate_is_shown_by_the_next_request(
-    server: ParameterServer, authority: Certified, connection: Connection
+def test_a_renewed_certificate_is_shown_on_another_connection(
+    authority: Certified, connection: Connection
 ) -> None:
     former = serial(authority.folder / "worker-0")
+    sockets = connection.route.transport._sockets
+    assert sockets is not None
+    (link,) = sockets._idle._plain
     authority.of("worker:0=chief")
+    eventually(lambda: link.is_worn)
     (authority.folder / "ps-0" / "denied.txt").write_text(f"{former:x}\n")
     add(connection, "v", torch.ones(2))
     assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]
@@ -328,9 +332,11 @@ def test_pipelined_calls_are_answered_across_a_renewal(
 ) -> None:
     before = [pipelined(served, b"%d" % number) for number in range(3)]
     former = served.transport._pipeline
+    assert former is not None
     authority.of("worker:0=chief")
+    eventually(lambda: former.is_worn)
     after = [pipelined(served, b"%d" % number) for number in range(3, 6)]
-    assert former is not None and served.transport._pipeline is not former
+    assert served.transport._pipeline is not former
     assert not former.is_broken
     for attempt in (*before, *after):
         attempt.push()
@@ -344,7 +350,10 @@ def test_a_transport_that_is_closed_ends_pipelined_calls_of_before_a_renewal(
     served: Served, authority: Certified
 ) -> None:
     before = pipelined(served, b"before")
+    former = served.transport._pipeline
+    assert former is not None
     authority.of("worker:0=chief")
+    eventually(lambda: former.is_worn)
     pipelined(served, b"after")
     served.transport.close()
     with pytest.raises(grpc.RpcError):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Nobody shows more at once.
 _FLIGHT_BYTES = 16 << 10
 
+# A connection that exists looks for another certificate of its process no more often, since that
+# takes as long as it does to encrypt a small request.
+_LOOK_SECONDS = 0.1
+
 
 class CertifiedStream(EncryptedStream):
     """An encrypted stream to a server that has shown the certificate of the task that is meant.
@@ -40,6 +44,7 @@ class CertifiedStream(EncryptedStream):
         from stratagem_proto.certificates.contexts import client_context
 
         self._certificates, self._own = certificates, certificates.current()
+        self._looked, self._is_former = time.monotonic(), False
         name = server_name(self._own.identity.cluster, *expected)
         super().__init__(sock, client_context(self._own), bytearray(SEALED_BYTES), name)
         self._shake_hands(deadline)
@@ -59,7 +64,10 @@ class CertifiedStream(EncryptedStream):
     @property
     def is_worn(self) -> bool:
         """Whether this process shows another certificate by now, or the key was used for long."""
-        return self._certificates.current() is not self._own or super().is_worn
+        if (now := time.monotonic()) >= self._looked + _LOOK_SECONDS:
+            self._looked = now
+            self._is_former = self._certificates.current() is not self._own
+        return self._is_former or super().is_worn
 
 
 def _left(deadline: float) -> float:
