@@ -1,1 +1,1 @@
-"""What certificates cost: requests by gRPC with and without them, side by side."""
+"""What certificates cost: requests with and without them, side by side."""

@@ -22,7 +22,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.transport import GRPC, UNIX, VARIABLE
+from stratagem_proto.wire.transport import GRPC, TCP, UNIX, VARIABLE
 
 _SMALL, _LARGE = 4, 2_500_000
 _SMALL_TIMES, _LARGE_TIMES, _OPENINGS = 300, 10, 20
@@ -42,6 +42,7 @@ def measure(resolver: ClusterResolver) -> Times:
             "assign 16 bytes": _timed(lambda: small.assign(one), _SMALL_TIMES),
             # What has not changed is not read again.
             "read 16 bytes": _timed(small.numpy, _SMALL_TIMES, lambda: small.assign(one)),
+            "add 10 MB": _timed(lambda: large.assign_add(many), _LARGE_TIMES),
             "assign 10 MB": _timed(lambda: large.assign(many), _LARGE_TIMES),
             "read 10 MB": _timed(large.numpy, _LARGE_TIMES, lambda: large.assign(many)),
             "open a session": _timed(lambda: _opened(resolver), _OPENINGS),
@@ -74,16 +75,22 @@ def _seconds(act: Callable[[], object], before: Callable[[], object]) -> float:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Alternated runs of each way.")] = 7,
+    ways: Annotated[list[str], typer.Option("--way", help="Once for each way.")] = [  # noqa: B006
+        GRPC,
+        TCP,
+        UNIX,
+    ],
 ) -> None:
     """Compare requests with certificates with the same ones without.
 
     Between processes of one host certificates cost nothing but the handshake, since what passes
-    there goes by a Unix socket; so this has them use gRPC as well.
+    there goes by a Unix socket; so this has them use gRPC and the data port as well, as hosts do
+    between them.
     """
-    ways = {f"{way}, {what}": (way, tls) for way in (GRPC, UNIX) for what, tls in _WHAT.items()}
-    found: dict[str, list[Times]] = {name: [] for name in ways}
+    runs = {f"{way}, {what}": (way, tls) for way in ways for what, tls in _WHAT.items()}
+    found: dict[str, list[Times]] = {name: [] for name in runs}
     for _ in trange(rounds, unit="round"):
-        for name, (way, tls) in ways.items():
+        for name, (way, tls) in runs.items():
             found[name].append(_measured(way, tls))
     print(_table(found).markdown())
 
@@ -123,8 +130,10 @@ def _table(found: Mapping[str, Sequence[Times]]) -> Table:
             cells = f"{without * 1e3:.3g}", f"{with_them * 1e3:.3g}", f"{with_them / without:.2f}"
             row += cells
         rows.append(row)
-    headings = [f"{name}, ms" for name in names]
-    return Table(["", headings[0], headings[1], "ratio", headings[2], headings[3], "ratio"], rows)
+    headings = [""]
+    for plain, encrypted in zip(names[::2], names[1::2], strict=True):
+        headings += [f"{plain}, ms", f"{encrypted}, ms", "ratio"]
+    return Table(headings, rows)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ def test_threads_cannot_have_certificates_of_their_own() -> None:
         LocalCluster(tls=True)
 
 
+@pytest.mark.parametrize("way", ["grpc", "tcp"])
 def test_functions_of_a_coordinator_go_on_when_a_primary_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STRATAGEM_TRANSPORT", "grpc")
+    monkeypatch.setenv("STRATAGEM_TRANSPORT", way)
     with LocalCluster(worker_servers=2, replicas=2, processes=True, tls=True) as cluster:
         strategy = sg.ParameterServerStrategy(cluster.cluster_resolver)
         coordinator = ClusterCoordinator(strategy)
@@ -50,10 +51,11 @@ def test_functions_of_a_coordinator_go_on_when_a_primary_is_lost(
     assert presented() is None
 
 
+@pytest.mark.parametrize("way", ["grpc", "tcp"])
 def test_functions_show_the_certificate_that_their_worker_server_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STRATAGEM_TRANSPORT", "grpc")
+    monkeypatch.setenv("STRATAGEM_TRANSPORT", way)
     authority, token = certified(tmp_path / "certs"), tmp_path / "token"
     token.write_text(TOKEN)
     given = ("--task", "0", "--token-file", str(token), "--tls")

@@ -119,7 +119,8 @@ class WorkerLink:
         token = self._identity.token
         wire = partial(GrpcWire, self._address, token, expected=self._expected)
         self._begin(session, wire)
-        for endpoint in endpoints(self._told, self._address, setting, PATIENT_SECONDS):
+        told, expected = self._told, self._expected
+        for endpoint in endpoints(told, self._address, setting, PATIENT_SECONDS, expected):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
                 return self._begin(session, partial(SocketWire, endpoint, self.batchers, token))

@@ -21,6 +21,7 @@ from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.client.errors import broken, require_ok
 from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind, parts
+from stratagem_proto.sockets.streams import Piece
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.call_error import CallError
@@ -211,21 +212,21 @@ class SocketWire:
         while self._waiting and self._sending.acquire(blocking=False):
             # Before anything is taken: what comes meanwhile is kept, or sent below.
             self._batcher.flushed(time.monotonic())
-            pieces, left = self._pieces(), memoryview(b"")
+            rest: Iterator[Piece] | None = None
             try:
-                left = self._link.send_at_once(pieces)
+                rest = self._link.send_at_once(self._pieces())
             except BaseException as error:
                 self._break_off(error)
             finally:
-                if not left:
+                if rest is None:
                     self._sending.release()
-            if left:
-                target = partial(self._send_rest, chain((left,), pieces))
+            if rest is not None:
+                target = partial(self._send_rest, rest)
                 return threading.Thread(target=target, name=_NAME, daemon=True).start()
 
-    def _send_rest(self, pieces: Iterator[bytes | memoryview]) -> None:
+    def _send_rest(self, rest: Iterator[Piece]) -> None:
         try:
-            self._link.send_all(pieces)
+            self._link.send_rest(rest)
         except BaseException as error:
             self._break_off(error)
         self._sending.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,7 @@ class CertificateFolder:
             InvalidArgumentError: As for `read_certificates`.
         """
         self.path, self._warn = path, warn
+        self._files = [str(path / name) for name in (CERTIFICATE, KEY, AUTHORITY, DENIED)]
         self._reading = threading.Lock()
         self._written = self._refused = self._signature()
         self._current = read_certificates(path)
@@ -67,8 +69,7 @@ class CertificateFolder:
             self._written = written
 
     def _signature(self) -> _Signature:
-        names = (CERTIFICATE, KEY, AUTHORITY, DENIED)
-        return tuple(_signature(self.path / name) for name in names)
+        return tuple(map(_signature, self._files))
 
     def of_clients(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel that is opened now."""
@@ -95,9 +96,9 @@ class CertificateFolder:
         )
 
 
-def _signature(path: Path) -> tuple[int, int, int]:
+def _signature(path: str) -> tuple[int, int, int]:
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return (0, 0, 0)
     return (found.st_mtime_ns, found.st_ino, found.st_size)

@@ -37,7 +37,7 @@ def shown_certificate(pem: bytes) -> ShownCertificate:
         InvalidArgumentError: It does not say whose it is.
     """
     found = x509.load_pem_x509_certificate(pem)
-    identity = identified(Path("the certificate of the client"), found)
+    identity = identified(Path("the certificate of the other end"), found)
     return ShownCertificate(identity, found.serial_number, found.not_valid_after_utc)
 
 

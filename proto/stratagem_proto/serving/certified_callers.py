@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem_proto.certificates.identity import CertifiedIdentity
 from stratagem_proto.errors import PermissionDeniedError
@@ -23,6 +23,9 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.shown import ShownCertificate
+
 _LEADS = frozenset({ROLE_CHIEF, ROLE_COORDINATOR, ROLE_OPERATOR, ROLE_OBSERVER})
 
 # What a process may call itself, by the role in its certificate. Who creates variables is the chief
@@ -38,7 +41,7 @@ _ROLES: Mapping[str, frozenset[Role.ValueType]] = {
 }
 
 
-# Which calls with a handshake go on with the session of their socket.
+# Which calls with a handshake go on with the session of their Unix socket.
 _OPENING = {"OpenSession", "Work"}
 
 
@@ -53,11 +56,11 @@ def require_certified_handshake(
         settings: The settings of the server.
     """
     call = present_call()
-    is_by_socket = call is not None and not hasattr(call, "auth_context")
-    if settings.tls is not None and is_by_socket and method not in _OPENING:
+    is_certified = settings.tls is None or call is None or _shown_by(call) is not None
+    if not is_certified and method not in _OPENING:
         raise PermissionDeniedError(
-            f"{settings.label} got {method} over a socket, on which nobody shows a certificate; "
-            "call it by gRPC"
+            f"{settings.label} got {method} over a Unix socket, on which nobody shows a "
+            "certificate; call it by gRPC"
         )
     require_certified(asking.role, asking.task, settings)
 
@@ -65,8 +68,8 @@ def require_certified_handshake(
 def require_certified(role: Role.ValueType, task: Task, settings: ServingSettings) -> None:
     """Check that the present call comes from whom it says that it comes from.
 
-    Calls over sockets have no certificates: they act for the session of their socket alone, which
-    was opened by a call that had one.
+    Calls over Unix sockets have no certificates: they act for the session of their socket alone,
+    which was opened by a call that had one.
 
     Args:
         role: What the caller says that it is to the cluster.
@@ -77,26 +80,34 @@ def require_certified(role: Role.ValueType, task: Task, settings: ServingSetting
         UnauthenticatedError: The certificate of the caller counts no more.
         PermissionDeniedError: It is that of somebody else.
     """
-    context = getattr(present_call(), "auth_context", None)
-    if context is None or settings.certificates is None:
+    if settings.tls is None or (shown := _shown_by(present_call())) is None:
         return
-    identity = _identity(context(), settings)
+    identity = _identity(shown, settings)
     if role not in _ROLES[identity.role]:
         raise _denied(settings, identity, f"the role {name_of(role)}")
     if task.job and (task.job, task.index) != (identity.job, identity.task):
         raise _denied(settings, identity, f"the task /job:{task.job[:60]}/task:{task.index}")
 
 
-def _identity(context: Mapping[str, Any], settings: ServingSettings) -> CertifiedIdentity:
-    from stratagem_proto.certificates.shown import require_current, shown_certificate
+def _shown_by(call: Any) -> ShownCertificate | None:
+    """Return what the client of a call has shown to a server with certificates, if anything."""
+    from stratagem_proto.certificates.shown import shown_certificate
+
+    if (context := getattr(call, "auth_context", None)) is None:
+        found: ShownCertificate | None = getattr(call, "certificate", None)
+        return found
+    (pem,) = context()["x509_pem_cert"]
+    return shown_certificate(pem)
+
+
+def _identity(shown: ShownCertificate, settings: ServingSettings) -> CertifiedIdentity:
+    from stratagem_proto.certificates.shown import require_current
 
     assert settings.certificates is not None
-    (pem,) = context["x509_pem_cert"]
-    shown = shown_certificate(pem)
-    require_current(shown, settings.certificates.current())
-    own = settings.certificates.current().identity
-    if shown.identity.cluster != own.cluster:
-        raise _denied(settings, shown.identity, f"the cluster {own.cluster!r}")
+    own = settings.certificates.current()
+    require_current(shown, own)
+    if shown.identity.cluster != own.identity.cluster:
+        raise _denied(settings, shown.identity, f"the cluster {own.identity.cluster!r}")
     return shown.identity
 
 

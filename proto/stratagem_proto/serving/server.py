@@ -21,7 +21,7 @@ from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.sockets.server.listener import SocketListener
-from stratagem_proto.sockets.server.listening import NO_PORT, OfferedSockets, listen
+from stratagem_proto.sockets.server.listening import OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
@@ -59,9 +59,7 @@ class RpcServer(ABC):
         self._bind, self._health_bind = settings.bind, settings.health_bind
         self._metrics_bind = settings.metrics_bind
         self._certificates = settings.certificates
-        self._transport = settings.transport
-        # Nothing is encrypted there.
-        self._data_port = NO_PORT if self._certificates else settings.data_port
+        self._transport, self._data_port = settings.transport, settings.data_port
         self._sockets: SocketListener | None = None
         self._drain_seconds, self._lease_seconds = settings.drain_seconds, settings.lease_seconds
         self._log = LOG.bind(task=settings.label)
@@ -153,7 +151,7 @@ class RpcServer(ABC):
         if not listening.sockets:
             return None
         self._listens(listening.offered)
-        return SocketListener(handlers, listening, self._share, self.patience)
+        return SocketListener(handlers, listening, self._share, self.patience, self._certificates)
 
     def _forget_handlers(self) -> None:
         """Look handlers up again, since others answer from now on."""

@@ -99,11 +99,6 @@ class ServingSettings:
                 f"the certificate in {self.tls} is that of {identity.label}, and this server is "
                 f"{self.label}; give the folder of this task, or its --job and --task"
             )
-        if self.data_port > 0:
-            raise InvalidArgumentError(
-                "the data port is not encrypted; with certificates leave --data-port out, and "
-                "other machines use gRPC"
-            )
 
     def _check_trust(self, address: str) -> None:
         if not self.insecure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.socket_transport import SocketTransport
+from stratagem_proto.certificates.folder import CertificateFolder
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.sockets.client.endpoints import endpoints
@@ -21,6 +23,9 @@ from stratagem_proto.sockets.server.listening import listen
 MEBIBYTE = bytes(1 << 20)
 
 SESSION = b"the only session"
+
+ENCRYPTED = "encrypted"
+"""TCP sockets, between processes with certificates."""
 
 
 class Echo:
@@ -89,20 +94,26 @@ class Echo:
 
 
 class Served:
-    """The service on a socket, and a transport to it."""
+    """The service on a socket, and a transport to it, which is encrypted if there are certificates.
 
-    def __init__(self, loop: LoopThread, way: str) -> None:
+    The fixture shows those of the client.
+    """
+
+    def __init__(self, loop: LoopThread, way: str, certificates: Path | None = None) -> None:
         self.loop, self.echo = loop, Echo()
-        self.listener = loop.run(self._listener(way))
+        self.is_encrypted = certificates is not None
+        self.listener = loop.run(self._listener(way, certificates))
         self.told = self.listener.offered.to(SESSION)
         (self.endpoint,) = endpoints(self.told, "127.0.0.1:1", way)
         self.transport = SocketTransport(self.endpoint)
         self.stopped = False
 
-    async def _listener(self, way: str) -> SocketListener:
+    async def _listener(self, way: str, certificates: Path | None) -> SocketListener:
+        folder = CertificateFolder(certificates, print) if certificates else None
         free = SimpleNamespace(release=lambda: None)
         listening = listen("127.0.0.1:1", way)
-        return SocketListener([self.echo.service()], listening, lambda _: free)
+        services = [self.echo.service()]
+        return SocketListener(services, listening, lambda _: free, certificates=folder)
 
     def send(self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0) -> Attempt:
         path = f"/echo.Echo/{method}"

@@ -42,7 +42,7 @@ def server(authority: Certified) -> Iterator[ParameterServer]:
         yield running
 
 
-@pytest.mark.parametrize("way", ["unix", "grpc"])
+@pytest.mark.parametrize("way", ["unix", "tcp", "grpc"])
 def test_ends_that_know_each_other_go_on(
     server: ParameterServer, chief: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,17 +60,6 @@ def test_the_environment_says_what_to_show(
     monkeypatch.setenv(VARIABLE, str(chief))
     with connected(server.address, CHIEF) as connection:
         assert connection.open()
-
-
-def test_no_port_of_a_server_with_certificates_is_unencrypted(
-    server: ParameterServer, chief: Path, authority: Certified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STRATAGEM_TRANSPORT", "tcp")
-    with presenting(chief), connected(server.address, CHIEF) as connection:
-        assert connection.open()
-        assert connection.route.way == "grpc"
-    with pytest.raises(InvalidArgumentError, match="the data port is not encrypted"):
-        ServerSettings(tls=authority.of("ps:0"), data_port=4000)
 
 
 def refusal(address: str, shown: Path | None, error: type[Exception], says: str) -> None:

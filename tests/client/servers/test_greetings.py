@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,9 +19,10 @@ from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.sockets.client.endpoints import Endpoint, TcpEndpoint
 from stratagem_proto.sockets.client.link import SocketLink
-from stratagem_proto.sockets.frames import FrameKind, prefix
+from stratagem_proto.sockets.frames import FrameKind, FrameReader, prefix
 from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES
 from stratagem_proto.sockets.server import listener, peer
+from stratagem_proto.sockets.streams import Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import GRPC
@@ -45,6 +47,11 @@ def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
+def say(stranger: socket.socket, stream: Stream, data: bytes) -> None:
+    for piece in stream.sealed(data):
+        stranger.sendall(piece)
+
+
 def elsewhere(endpoint: Endpoint, **changed: Any) -> Endpoint:
     return cast(Endpoint, replace(cast(Any, endpoint), **changed))
 
@@ -58,10 +65,12 @@ def test_who_has_taken_the_name_or_the_port_of_a_server_is_not_believed(
 
 def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) -> None:
     with served.endpoint.connect(20) as stranger:
+        stream = served.endpoint.stream(stranger, time.monotonic() + 20)
         hello = prefix(FrameKind.HELLO, len(SESSION) + NONCE_BYTES, True)
-        stranger.sendall(hello + SESSION + bytes(NONCE_BYTES))
-        assert len(stranger.recv(100)) == len(hello) + HELLO_BYTES
-        stranger.sendall(prefix(FrameKind.HELLO, NONCE_BYTES, True) + bytes(NONCE_BYTES))
+        say(stranger, stream, hello + SESSION + bytes(NONCE_BYTES))
+        (answer,) = stream.frames(FrameReader(bytearray(100)))
+        assert len(answer.message) == HELLO_BYTES
+        say(stranger, stream, prefix(FrameKind.HELLO, NONCE_BYTES, True) + bytes(NONCE_BYTES))
         assert stranger.recv(1) == b""
 
 

@@ -68,10 +68,11 @@ class Load:
             thread.join()
 
 
+@pytest.mark.parametrize("way", ["grpc", "tcp"])
 def test_exchanged_certificates_count_for_the_next_handshake_and_break_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STRATAGEM_TRANSPORT", "grpc")
+    monkeypatch.setenv("STRATAGEM_TRANSPORT", way)
     authority = certified(tmp_path)
     of_server, of_chief = authority.of("ps:0"), authority.of("worker:0=chief")
     settings = ServerSettings(tls=of_server)
@@ -90,6 +91,8 @@ def test_exchanged_certificates_count_for_the_next_handshake_and_break_nothing(
                 # A client that connects now has its sessions with the certificates of now.
                 with connected(server.address, CHIEF) as another:
                     add(another, "v", torch.ones(1))
+                    assert another.route.way == way
         assert not load.errors
         assert load.added > EXCHANGES
+        assert connection.route.way == way
         assert value_of(connection, "v", torch.zeros(1)).item() == load.added + EXCHANGES

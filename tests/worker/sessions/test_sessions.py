@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailu
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import GrpcWire
 from stratagem._worker_client.work_stream import WorkStream
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import (
     CancelledError,
     SessionLostError,
@@ -37,6 +39,7 @@ from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
+from tests.certified import certified
 from tests.conftest import TOKEN
 from tests.waiting import eventually
 from tests.worker.links import (
@@ -283,6 +286,22 @@ def test_who_sends_does_not_wait_for_a_worker_that_does_not_read(
 
 def sizes(values: list[Any]) -> list[int]:
     return list(map(len, values))
+
+
+def test_a_session_between_hosts_goes_on_by_the_data_port_with_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, TCP)
+    authority = certified(tmp_path)
+    settings = WorkerSettings(token=TOKEN, task=0, tls=authority.of("worker:0"))
+    with (
+        WorkerServer(settings) as worker,
+        presenting(authority.of("chief:0=coordinator")),
+        connected(worker) as link,
+    ):
+        assert link.way == TCP
+        large = result(link, 1, lambda: bytes(3 << 20))
+        assert large == bytes(3 << 20)
 
 
 @pytest.mark.parametrize("transport", [AUTO, TCP, GRPC])

@@ -29,6 +29,8 @@ class Pipeline:
         self._link = SocketLink(endpoint, seconds)
         self._kept: list[bytes] = []
         self._failure: OSError | None = None
+        self._sent = self._answered = 0
+        self._leaves = False
         self.is_broken = False
 
     def send(self, call: Call) -> Attempt:
@@ -39,6 +41,7 @@ class Pipeline:
             self._fail(error)
         (message,) = call.encode(None)
         self._kept += parts(FrameKind.CALL, message, is_last=True, path=call.path.encode())
+        self._sent += 1
         turn = _Turn(self)
         return Attempt(Responses(turn.responses()), turn, self.push)
 
@@ -60,7 +63,25 @@ class Pipeline:
         """Wait for the next answer; raise OSError or MalformedStreamError if none comes."""
         if self._failure is not None:
             raise self._failure
-        return self._link.receive()
+        frame = self._link.receive()
+        self._answered += 1
+        self._close_if_over()
+        return frame
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether calls to come should go by another pipeline."""
+        return self._link.is_worn
+
+    def leave(self) -> None:
+        """Take no more calls; the last answer closes the connection."""
+        self.push()
+        self._leaves = True
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._leaves and self._answered == self._sent:
+            self.break_off()
 
     def break_off(self) -> None:
         """Give up all that is under way. May be called again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 
@@ -20,7 +21,8 @@ _LOG = logging.getLogger("stratagem")
 # After any other failure, the next call may come through.
 _NOBODY_THERE = (ConnectionRefusedError, FileNotFoundError, MalformedStreamError)
 
-# Of a server that let a new connection wait too long no other is asked for meanwhile.
+# Of a server that let a new connection wait too long, or that did not come to terms about
+# certificates, no other is asked for meanwhile.
 _REST_SECONDS = 30.0
 
 
@@ -41,7 +43,7 @@ class ServerTransport:
     def __init__(self, address: str, token: str = "", expected: Expected = ANY_SERVER) -> None:
         self.address = address
         self.is_told = self.is_closed = False
-        self._grpc = GrpcTransport(address, token, expected)
+        self._grpc, self._expected = GrpcTransport(address, token, expected), expected
         self._sockets: SocketTransport | None = None
         # Remembered, so that what was tried in vain is not tried again.
         self._told = FrameSockets()
@@ -59,7 +61,7 @@ class ServerTransport:
                 self._connect(told)
 
     def _connect(self, told: FrameSockets) -> None:
-        for endpoint in endpoints(told, self.address, self._setting):
+        for endpoint in endpoints(told, self.address, self._setting, expected=self._expected):
             sockets = SocketTransport(endpoint, shares=self._setting == AUTO)
             try:
                 sockets.connect()
@@ -100,7 +102,7 @@ class ServerTransport:
     def _weigh(self, error: Exception, sockets: SocketTransport) -> None:
         if isinstance(error, _NOBODY_THERE):
             self._give_up(sockets)
-        elif isinstance(error, TimeoutError):
+        elif isinstance(error, TimeoutError | ssl.SSLError):
             self._rests_until = time.monotonic() + _REST_SECONDS
 
     def _give_up(self, sockets: SocketTransport) -> None:

@@ -34,6 +34,8 @@ class SocketTransport:
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[SocketLink] = set()
         self._pipeline: Pipeline | None = None
+        # Those that are worn, while answers are to come.
+        self._leaving: list[Pipeline] = []
         self._closed = False
 
     def connect(self) -> None:
@@ -53,13 +55,19 @@ class SocketTransport:
         if call.style is Style.PIPELINED:
             return self._pipelined(call)
         deadline = time.monotonic() + call.timeout
-        link = self._idle.take(call.room) or self._greeted(call.timeout)
+        link = self._taken(call.room) or self._greeted(call.timeout)
         self._busy.add(link)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             link.close()
         exchange = _Exchange(self, link, call, deadline)
         return Attempt(Responses(exchange, exchange.segment), exchange)
+
+    def _taken(self, room: int) -> SocketLink | None:
+        """Return a link that is idle, and close those that are worn; None if there is none."""
+        while (link := self._idle.take(room)) is not None and link.is_worn:
+            link.close()
+        return link
 
     def _greeted(self, seconds: float) -> SocketLink:
         """Open a connection, which `close` also ends while the server is greeted."""
@@ -79,12 +87,19 @@ class SocketTransport:
 
     def _pipelined(self, call: Call) -> Attempt:
         pipeline = self._pipeline
+        if pipeline is not None and not pipeline.is_broken and pipeline.is_worn:
+            self._leave(pipeline)
+            pipeline = None
         if pipeline is None or pipeline.is_broken:
             pipeline = self._pipeline = Pipeline(self.endpoint, call.timeout)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             pipeline.break_off()
         return pipeline.send(call)
+
+    def _leave(self, pipeline: Pipeline) -> None:
+        pipeline.leave()
+        self._leaving = [each for each in (*self._leaving, pipeline) if not each.is_broken]
 
     def memory_of(self, link: SocketLink, room: int) -> Segment | None:
         """Return what a link shares with the server for a call; None if it is to send."""
@@ -114,8 +129,9 @@ class SocketTransport:
     def retire(self) -> None:
         """Let the calls under way be the last ones; those that are pipelined fail."""
         self._idle.close()
-        if self._pipeline is not None:
-            self._pipeline.break_off()
+        for pipeline in (self._pipeline, *self._leaving):
+            if pipeline is not None:
+                pipeline.break_off()
 
     def close(self) -> None:
         """End all calls; none can be begun any more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,9 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         accepted, address = super().get_request()
         if self._certificates is None:
             return accepted, address
-        context = _context(self._certificates)
+        from stratagem_proto.certificates.contexts import server_context
+
+        context = server_context(self._certificates.current())
         accepted.settimeout(_SILENCE_SECONDS)
         encrypted = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         return encrypted, address
@@ -81,14 +82,3 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Do nothing: whoever asks may leave, or speak something else."""
-
-
-def _context(certificates: CertificateFolder) -> ssl.SSLContext:
-    """Return what is in the folder now."""
-    now, folder = certificates.current(), certificates.path
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=now.authorities.decode())
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return context

@@ -5,13 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from stratagem_proto.certificates.presented import presented
+from stratagem_proto.sockets.client.encryption import CertifiedStream
 from stratagem_proto.sockets.closing import closed_on_failure, tune
 from stratagem_proto.sockets.greeting import SECRET_BYTES
+from stratagem_proto.sockets.streams import PlainStream, Stream
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import STALL_SECONDS
+from stratagem_proto.wire.channel import ANY_SERVER, STALL_SECONDS, Expected
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
 
 
 class Endpoint(Protocol):
@@ -42,6 +48,17 @@ class Endpoint(Protocol):
             OSError: Nobody answers, or it takes longer than so many seconds.
         """
 
+    def stream(self, connected: socket.socket, deadline: float) -> Stream:
+        """Return what is to pass over a connected socket, after a handshake where it is encrypted.
+
+        Args:
+            connected: The socket.
+            deadline: When the handshake has to be over, in seconds of `time.monotonic`.
+
+        Raises:
+            OSError: Somebody else answers, or it takes too long.
+        """
+
 
 @dataclass(frozen=True)
 class UnixEndpoint:
@@ -62,10 +79,13 @@ class UnixEndpoint:
             connection.connect(b"\0" + self.name)
         return connection
 
+    def stream(self, connected: socket.socket, deadline: float) -> Stream:
+        return PlainStream(connected)
+
 
 @dataclass(frozen=True)
 class TcpEndpoint:
-    """The data port of the server's host."""
+    """The data port of the server's host, which is encrypted if this process has certificates."""
 
     way: ClassVar[str] = TCP
     can_share: ClassVar[bool] = False
@@ -77,6 +97,8 @@ class TcpEndpoint:
     session_id: bytes = field(repr=False)
     secret: bytes = field(repr=False)
     stall_seconds: float
+    certificates: CertificateFolder | None = None
+    expected: Expected = ANY_SERVER
 
     def connect(self, seconds: float) -> socket.socket:
         connection = socket.create_connection((self.host, self.port), seconds)
@@ -84,9 +106,18 @@ class TcpEndpoint:
             tune(connection, self.stall_seconds)
         return connection
 
+    def stream(self, connected: socket.socket, deadline: float) -> Stream:
+        if self.certificates is None:
+            return PlainStream(connected)
+        return CertifiedStream(connected, self.certificates, self.expected, deadline)
+
 
 def endpoints(
-    told: FrameSockets, address: str, setting: str, stall_seconds: float = STALL_SECONDS
+    told: FrameSockets,
+    address: str,
+    setting: str,
+    stall_seconds: float = STALL_SECONDS,
+    expected: Expected = ANY_SERVER,
 ) -> Iterator[Endpoint]:
     """Yield the endpoints to try, the fastest first.
 
@@ -96,6 +127,7 @@ def endpoints(
             call went through a proxy, and no endpoint is yielded.
         setting: The transport that this process may use.
         stall_seconds: The most seconds in which another host acknowledges nothing.
+        expected: Who has to be there, if this process has certificates.
     """
     host, _, port = address.rpartition(":")
     # With a shorter secret, or none, a proof would prove nothing.
@@ -105,4 +137,5 @@ def endpoints(
         yield UnixEndpoint(told.name, told.session_id, told.secret)
     if told.data_port and setting in (AUTO, TCP):
         known = told.session_id, told.secret
-        yield TcpEndpoint(host.strip("[]"), told.data_port, *known, stall_seconds)
+        where = host.strip("[]"), told.data_port
+        yield TcpEndpoint(*where, *known, stall_seconds, presented(), expected)

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.closing import closed_on_failure, hang_up
@@ -21,6 +22,7 @@ from stratagem_proto.sockets.frames import (
     prefix,
 )
 from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES, Proofs, drawn_nonce
+from stratagem_proto.sockets.streams import Piece, PlainStream, Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment, create
 
@@ -64,8 +66,10 @@ class SocketLink:
         seconds = min(seconds or endpoint.seconds, endpoint.seconds)
         deadline = time.monotonic() + seconds
         self._socket = endpoint.connect(seconds)
+        self._stream: Stream = PlainStream(self._socket)
         with closed_on_failure(self._socket):
             greets(self)
+            self._stream = endpoint.stream(self._socket, deadline)
             self._greet(endpoint, deadline)
 
     def _greet(self, endpoint: Endpoint, deadline: float) -> None:
@@ -107,32 +111,38 @@ class SocketLink:
         Raises:
             OSError: The connection broke, or a system call took too long.
         """
-        for piece in parts(kind, message, is_last, path):
-            self._socket.sendall(piece)
+        self.send_all(parts(kind, message, is_last, path))
 
-    def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
+    def send_all(self, pieces: Iterable[bytes]) -> None:
         """Send pieces of frames; it waits and raises like `send`."""
-        for piece in pieces:
+        self.send_rest(self._sealed(pieces))
+
+    def send_rest(self, sealed: Iterable[Piece]) -> None:
+        """Send what `send_at_once` has left; it waits and raises like `send`."""
+        for piece in sealed:
             self._socket.sendall(piece)
 
-    def send_at_once(self, pieces: Iterator[bytes]) -> memoryview:
+    def send_at_once(self, pieces: Iterable[bytes]) -> Iterator[Piece] | None:
         """Send pieces of frames as far as the socket takes them without waiting.
 
         Returns:
-            The rest of the last piece that was taken from `pieces`.
+            What it has no room for, which is for `send_rest`; None if that is nothing.
 
         Raises:
             OSError: The connection broke.
         """
-        left = memoryview(b"")
+        sealed, left = self._sealed(pieces), memoryview(b"")
         try:
-            for piece in pieces:
+            for piece in sealed:
                 left = memoryview(piece)
                 while left:
                     left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
-            return left
-        return left
+            return chain((left,), sealed)
+        return None
+
+    def _sealed(self, pieces: Iterable[bytes]) -> Iterator[Piece]:
+        return chain.from_iterable(map(self._stream.sealed, pieces))
 
     def share(self, nbytes: int) -> bool:
         """Share memory of so many bytes with the server; it replaces the present segment.
@@ -159,6 +169,11 @@ class SocketLink:
             return False
         self.segment = segment
         return True
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether calls to come should go by another connection, as this one shows what was."""
+        return self._stream.is_worn
 
     @property
     def is_answered(self) -> bool:
@@ -195,10 +210,7 @@ class SocketLink:
         return self._arrived.popleft()
 
     def _receive(self) -> None:
-        nbytes = self._socket.recv_into(self._reader.room)
-        if not nbytes:
-            raise ConnectionResetError("the server closed the connection")
-        self._arrived.extend(self._reader.received(nbytes))
+        self._arrived.extend(self._stream.frames(self._reader))
 
     def close(self) -> None:
         """Close the socket; threads that wait for it fail. It may be called again."""

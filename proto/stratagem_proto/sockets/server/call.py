@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
@@ -17,6 +17,9 @@ from stratagem_proto.sockets.server.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import detail_of
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.shown import ShownCertificate
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
@@ -34,12 +37,25 @@ def find_handler(services: Sequence[grpc.GenericRpcHandler], path: bytes) -> Han
     return next(filter(None, (each.service(details) for each in services)), None)
 
 
+class SocketClient(NamedTuple):
+    """Whose calls come over a socket.
+
+    Attributes:
+        session_id: The session that it may act for.
+        certificate: What it has shown; None where nobody shows any.
+    """
+
+    session_id: bytes
+    certificate: ShownCertificate | None
+
+
 class SocketCall:
     """A call under way, which its handler uses like the context of a call by gRPC.
 
     Attributes:
         segment: The shared memory in which its messages may name places; None if there is none.
         session_id: The session that its connection may act for.
+        certificate: What its client has shown; None where nobody shows any.
     """
 
     def __init__(
@@ -49,9 +65,10 @@ class SocketCall:
         requests: IncomingMessages,
         out: SendBuffer,
         segment: Segment | None,
-        session_id: bytes,
+        client: SocketClient,
     ) -> None:
-        self.requests, self.segment, self.session_id = requests, segment, session_id
+        self.requests, self.segment = requests, segment
+        self.session_id, self.certificate = client
         self._handler, self._first, self._out = handler, first, out
         self._held: bytes | None = None
 

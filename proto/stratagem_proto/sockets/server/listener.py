@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -13,11 +14,15 @@ from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import hang_up, tune
 from stratagem_proto.sockets.frames import SCRATCH_BYTES
 from stratagem_proto.sockets.server.call import Handler, find_handler
+from stratagem_proto.sockets.server.encryption import Encryption
 from stratagem_proto.sockets.server.listening import Listening
 from stratagem_proto.sockets.server.peer import Peer
 from stratagem_proto.sockets.server.peer_memory import Reserve, refused
 from stratagem_proto.sockets.server.user import is_trusted, user_of
 from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import CertificateFolder
 
 # The pause after a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0
@@ -35,6 +40,7 @@ class SocketListener:
         scratch: The buffer into which all peers read small frames.
         reserve: Takes bytes of the budget for shared memory.
         patience: The most seconds that a client may take to send or read more of a call.
+        encryption: Shakes hands with clients of other hosts; None if nothing is encrypted.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class SocketListener:
         listening: Listening,
         reserve: Reserve = refused,
         patience: float | None = STALL_SECONDS,
+        certificates: CertificateFolder | None = None,
     ) -> None:
         """Begin to serve.
 
@@ -52,12 +59,14 @@ class SocketListener:
             reserve: Takes bytes of the budget for shared memory.
             patience: The most seconds that a client may take to send the next message of a call, or
                 to read more of the answer; None for any time.
+            certificates: What it shows on its data port; None for one that anybody can read.
         """
         self.offered = listening.offered
         self.scratch = bytearray(SCRATCH_BYTES)
         self.handler = lru_cache(maxsize=256)(self._find)
         self._services, self.reserve = services, reserve
         self.patience = patience
+        self.encryption = Encryption(certificates) if certificates else None
         self._peers: set[Peer] = set()
         # The connections that have not proved that they are clients, in the order of their arrival.
         self._unproved: dict[Peer, None] = {}
@@ -130,3 +139,5 @@ class SocketListener:
             peer.close()
         if leaving:
             await asyncio.wait(leaving)
+        if self.encryption is not None:
+            self.encryption.stop()

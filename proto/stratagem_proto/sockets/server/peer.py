@@ -15,14 +15,17 @@ from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import hang_up
 from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, FrameReader, SocketFrame
 from stratagem_proto.sockets.greeting import HELLO_BYTES, Greeting
-from stratagem_proto.sockets.server.call import SocketCall
+from stratagem_proto.sockets.server.call import SocketCall, SocketClient
+from stratagem_proto.sockets.server.encryption import Encryption
 from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
-from stratagem_proto.sockets.server.peer_memory import ANCILLARY_BYTES, PeerMemory
+from stratagem_proto.sockets.server.peer_memory import PeerMemory, SharingStream
 from stratagem_proto.sockets.server.send_buffer import SendBuffer
+from stratagem_proto.sockets.streams import PlainStream, Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
+    from stratagem_proto.certificates.shown import ShownCertificate
     from stratagem_proto.sockets.server.listener import SocketListener
 
 # With more queued calls, or more bytes than the window, nothing more is read from a client.
@@ -56,12 +59,37 @@ class Peer:
         self._task: asyncio.Future[None] | None = None
         self._whole = True
         self._paused = self._closing = self._closed = False
-        self._loop.add_reader(sock, self._readable)
+        self._certificate: ShownCertificate | None = None
+        self._handshake: asyncio.Future[None] | None = None
+        self._stream: Stream = self._plain(sock)
+        if listener.encryption is not None and sock.family != socket.AF_UNIX:
+            self._handshake = asyncio.ensure_future(self._encrypt(listener.encryption))
+        else:
+            self._loop.add_reader(sock, self._readable)
+
+    def _plain(self, sock: socket.socket) -> Stream:
+        if sock.family == socket.AF_UNIX:
+            return SharingStream(sock, self._memory)
+        return PlainStream(sock)
+
+    async def _encrypt(self, encryption: Encryption) -> None:
+        """Shake hands, and read what the client says then, some of which may have come with it."""
+        try:
+            self._stream, self._certificate = stream, _ = await encryption.begin(self._socket)
+            self._out.encrypt(stream.sealed)
+            self._take_together(stream.opened(self._reader))
+        except ConnectionError:
+            return self.close()
+        except (OSError, StratagemError) as error:
+            return self.refuse(getattr(error, "message", str(error)))
+        if not self._paused and not self._closed:
+            self._loop.add_reader(self._socket, self._readable)
 
     def _readable(self) -> None:
         try:
-            while self._receive() and self._reader.is_within:
-                pass
+            self._receive()
+            while self._reader.is_within:
+                self._receive()
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
@@ -69,21 +97,13 @@ class Peer:
         except MalformedStreamError as error:
             self.refuse(error.message)
 
-    def _receive(self) -> bool:
-        nbytes, ancillary, _, _ = self._socket.recvmsg_into(
-            [self._reader.room], ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-        )
-        if ancillary:
-            self._memory.arrived(ancillary)
-        if not nbytes:
-            self.close()
-        frames = self._reader.received(nbytes)
+    def _receive(self) -> None:
+        frames = self._stream.frames(self._reader)
         if len(frames) == 1:
             # A single answer is sent before the call is cleaned up, since its client waits for it.
             self._take(frames[0])
         else:
             self._take_together(frames)
-        return bool(nbytes)
 
     def _take_together(self, frames: list[SocketFrame]) -> None:
         with self._out.together():
@@ -163,8 +183,8 @@ class Peer:
         requests = IncomingMessages(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
-        session_id = self._greeting.session_id
-        self._call = SocketCall(handler, frame, requests, self._out, memory, session_id)
+        client = SocketClient(self._greeting.session_id, self._certificate)
+        self._call = SocketCall(handler, frame, requests, self._out, memory, client)
         return self._call
 
     async def leave(self) -> None:
@@ -195,7 +215,7 @@ class Peer:
         self._loop.remove_reader(self._socket)
         self._out.close()
         self._memory.close()
-        hang_up(self._socket)
+        self._hang_up()
         if self._task is None:
             self._listener.left(self)
         else:
@@ -204,6 +224,13 @@ class Peer:
             if self._call is not None:
                 self._call.requests.close()
             self._task.cancel()
+
+    def _hang_up(self) -> None:
+        if self._handshake is None or self._handshake.done():
+            return hang_up(self._socket)
+        # It waits for the socket, whose number must not be another one's before it has ended.
+        self._handshake.add_done_callback(lambda _: hang_up(self._socket))
+        self._handshake.cancel()
 
 
 class _QueuedCalls:

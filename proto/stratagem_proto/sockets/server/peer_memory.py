@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stratagem_proto.errors import MalformedStreamError, ResourceExhaustedError
+from stratagem_proto.sockets.frames import FrameReader, SocketFrame
+from stratagem_proto.sockets.streams import PlainStream, require_some
 from stratagem_proto.wire.segment import Segment, attach, size_of
 
 # The size of one descriptor, or of two on systems that align to eight bytes. The system closes
 # further ones.
-ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 
 class Reserved(Protocol):
@@ -105,3 +107,25 @@ class PeerMemory:
         self._unmap()
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+class SharingStream(PlainStream):
+    """The bytes of a client of this host, which may come with descriptors of memory.
+
+    Args:
+        sock: A Unix socket.
+        memory: Keeps the descriptors.
+    """
+
+    def __init__(self, sock: socket.socket, memory: PeerMemory) -> None:
+        super().__init__(sock)
+        self._memory = memory
+
+    def frames(self, reader: FrameReader) -> list[SocketFrame]:
+        """Receive once; see `Stream`."""
+        nbytes, ancillary, _, _ = self._socket.recvmsg_into(
+            [reader.room], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        if ancillary:
+            self._memory.arrived(ancillary)
+        return reader.received(require_some(nbytes))

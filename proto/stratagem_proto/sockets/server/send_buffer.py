@@ -6,11 +6,15 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeAlias
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.sockets.frames import FrameKind, parts
+from stratagem_proto.sockets.streams import Piece
+
+Seal: TypeAlias = Callable[[Piece], Iterable[Piece]]
 
 
 class SendBuffer:
@@ -24,12 +28,17 @@ class SendBuffer:
     def __init__(self, sock: socket.socket, patience: float | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket, self._patience = sock, patience
+        self._seal: Seal | None = None
         self._waiting: deque[memoryview] = deque()
         self._nbytes = 0
         self._held: list[bytes] | None = None
         self._progress: asyncio.Future[None] | None = None
         self._closed = False
         self._sending = threading.RLock()
+
+    def encrypt(self, seal: Seal) -> None:
+        """Send what a function makes of each piece from now on."""
+        self._seal = seal
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -56,14 +65,20 @@ class SendBuffer:
                 return
             self._flush()
             for piece in pieces:
-                self._send(memoryview(piece))
+                self._send(piece)
 
     def _flush(self) -> None:
         if self._held:
-            self._send(memoryview(b"".join(self._held)))
+            self._send(b"".join(self._held))
             self._held.clear()
 
-    def _send(self, part: memoryview) -> None:
+    def _send(self, piece: bytes) -> None:
+        if self._seal is None:
+            return self._pass_on(memoryview(piece))
+        for sealed in self._seal(piece):
+            self._pass_on(memoryview(sealed))
+
+    def _pass_on(self, part: memoryview) -> None:
         rest = part if self._waiting else part[self._sent(part) :]
         if rest and not self._closed:
             self._waiting.append(rest)
