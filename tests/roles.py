@@ -56,15 +56,16 @@ def request_of(
 ) -> bytes:
     """The shortest request that says who calls, by the session of a handshake or by itself.
 
-    What says it by itself proves a token to the server at an address.
+    What says it by itself proves a token to the server at an address, unless that has none.
     """
     request: Any = GetMessageClass(method.input_type)()
-    shown = caller.session_id + credential_of(caller.session_id, TOKEN)
+    shown = caller.session_id + credential_of(caller.session_id, TOKEN if token else "")
     first = request.header if "header" in request.DESCRIPTOR.fields_by_name else request
     find = handshake_in(first_message(method))
     if find is not None:
         find(first).CopyFrom(caller)
-        _prove(address, method.name, find(first), token)
+        if token:
+            _prove(address, method.name, find(first), token)
     elif "key" in first.DESCRIPTOR.fields_by_name:
         first.key.session_id, first.key.sequence = shown, 1
     else:
