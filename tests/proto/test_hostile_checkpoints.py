@@ -6,6 +6,7 @@ import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
+from stratagem_proto.versions import first_of_another_run
 from tests.checkpoints import load, load_from, model, save
 from tests.hostile_checkpoints import (
     ALTERATIONS,
@@ -151,3 +153,18 @@ def test_a_safetensors_file_whose_header_lies_is_refused(header: bytes, tmp_path
         open_checkpoint(path)
     save_file({"w": torch.ones(2)}, path)
     assert load_file(path).keys() == load_from(path).keys()
+
+
+def test_versions_of_every_run_of_a_server_are_sound(tmp_path: Path) -> None:
+    last = first_of_another_run(lambda size: b"\xfe" * size)
+    folder = saved(tmp_path)
+    altered(folder, lambda content: _with_version(content, last))
+    assert open_checkpoint(tmp_path).index.tensors["w"].version == last
+    altered(folder, lambda content: _with_version(content, 1 << 64))
+    with pytest.raises(DataLossError, match="has version"):
+        open_checkpoint(tmp_path)
+
+
+def _with_version(content: dict[str, Any], version: int) -> None:
+    for tensor in content["tensors"]:
+        tensor["version"] = version

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stratagem_proto.checkpoint.index import TensorEntry
 
 _MOST = 1 << 63
+# The highest bits of a version identify a run of the server; see `stratagem_proto.versions`.
+_VERSIONS = 1 << 64
 
 _MISREADINGS = (
     LookupError,
@@ -81,6 +83,10 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
+def _is_version(value: object) -> bool:
+    return type(value) is int and 0 <= value < _VERSIONS
+
+
 def _of_file(name: str, file: FileEntry) -> Iterator[str]:
     if not is_plain_name(name):
         yield f"file {name!r} is not a plain name of its folder"
@@ -96,7 +102,7 @@ def _of_tensor(entry: TensorEntry, files: Mapping[str, FileEntry]) -> Iterator[s
     name = entry.name
     if entry.file not in files:
         yield f"tensor {name!r} is in {entry.file!r}, which is none of its files"
-    elif not (is_count(entry.begin) and is_count(entry.version)):
+    elif not (is_count(entry.begin) and _is_version(entry.version)):
         yield f"tensor {name!r} begins at {entry.begin!r} and has version {entry.version!r}"
     else:
         yield from _of_sizes(entry, files[entry.file].nbytes)
