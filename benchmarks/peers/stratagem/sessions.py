@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,12 +34,13 @@ def contestant(count: str) -> Iterator[Answer]:
     with connected() as servers:
         transfers = Transfers(partial(Variable, servers))
         transfers("push 100", 0.0)
-        processes = family(os.getpid())[1:]
-        before = sum(map(_resident_bytes, processes))
+        before = _resident_bytes(family(os.getpid())[1:])
 
         def answer(question: str, seconds: float) -> float:
             if question == "memory":
-                return sum(map(_resident_bytes, processes)) - before
+                # A process that has ended meanwhile has nothing to do with sessions.
+                now = _resident_bytes(before)
+                return sum(now[pid] - before[pid] for pid in now)
             return transfers(question, seconds)
 
         with server(hold, servers.addresses[0], servers.identity, int(count)):
@@ -64,9 +65,14 @@ def _another(identity: Identity) -> Identity:
     return replace(identity, client=secrets.token_bytes(len(identity.client)))
 
 
-def _resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _resident_bytes(processes: Iterable[int]) -> Mapping[int, int]:
+    """Return the memory of each process that there is."""
+    found = {}
+    for pid in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            found[pid] = pages * os.sysconf("SC_PAGE_SIZE")
+    return found
 
 
 if __name__ == "__main__":
