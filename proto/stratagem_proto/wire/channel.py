@@ -86,7 +86,7 @@ PATIENT_CHANNEL_OPTIONS = _patient(CHANNEL_OPTIONS)
 PATIENT_SERVER_OPTIONS = _patient(SERVER_OPTIONS)
 
 
-# For single questions, which nobody asks again. An attempt to connect may take a second, since a busy
+# For single questions, which nobody asks again. An attempt to connect may take a second: a busy
 # machine needs more than the tenth of one after which others go on to look elsewhere.
 ASKING_CHANNEL_OPTIONS = [
     *(dict(CHANNEL_OPTIONS) | {"grpc.min_reconnect_backoff_ms": 1_000}).items()
