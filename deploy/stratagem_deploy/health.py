@@ -10,7 +10,7 @@ from enum import IntEnum
 import grpc
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.wire.channel import CHANNEL_OPTIONS
+from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -59,7 +59,7 @@ def check_health(address: str, timeout: float) -> HealthReport:
 
 def _ask(address: str, timeout: float) -> tuple[Health, str]:
     # Probes have no certificates, so nothing is encrypted there.
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=ASKING_CHANNEL_OPTIONS) as channel:
         check = channel.unary_unary(
             _CHECK,
             health_pb2.HealthCheckRequest.SerializeToString,

@@ -13,7 +13,7 @@ from stratagem_deploy.watching.places import ServerPlace, replica_name
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.asking import Answer
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, open_channel
 from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -106,7 +106,7 @@ def _asked(
     with ExitStack() as channels:
         calls = []
         for place in places:
-            channel = channels.enter_context(open_channel(place.address))
+            channel = channels.enter_context(open_channel(place.address, ASKING_CHANNEL_OPTIONS))
             calls.append(begin_status(channel, token, timeout, with_variables))
         return [_answer(*each) for each in zip(places, calls, strict=True)]
 
