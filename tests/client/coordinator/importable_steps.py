@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stratagem
 
-FEATURES = torch.randn(64, 2)
+FEATURES = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(FEATURES, FEATURES.sum(1, keepdim=True))
 
 
