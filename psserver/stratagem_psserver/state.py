@@ -172,8 +172,8 @@ class ServerState:
 
     def end_session(self, session: Session, why: str) -> None:
         """End a session whose client has not asked for it; `why` is a clause for messages."""
-        self.ledger.close(session.id)
-        self.session_ended(session, why)
+        if self.ledger.close(session.id) is not None:
+            self.session_ended(session, why)
 
     def close_session(self, session_id: bytes) -> None:
         """End a session as its client requests."""

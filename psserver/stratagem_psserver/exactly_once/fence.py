@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 from stratagem_proto.errors import SupersededError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER, Task
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.exactly_once.succession import Succession
+
+# Tasks whose processes are known: as many as there can be sessions.
+_MOST_PRESENT = 65_536
 
 # Former clients that are remembered. Those before have long been gone.
 _MOST_FORMER = 10_000
@@ -25,18 +27,16 @@ _Place: TypeAlias = tuple[str, int]
 class Fence:
     """The present process of each task that changes variables, and the clients of former ones.
 
-    The process counts that has come last. Which of the programs acts that could coordinate is said
-    by their succession.
+    The process counts that has come last. A program that waits to coordinate takes no place.
     """
 
-    def __init__(self, succession: Succession) -> None:
-        self._succession = succession
-        self._present: dict[_Place, bytes] = {}
+    def __init__(self) -> None:
+        self._present: OrderedDict[_Place, bytes] = OrderedDict()
         self._former: OrderedDict[bytes, None] = OrderedDict()
 
     def replaced_by(self, session: Session) -> bytes:
         """Return the process whose place that of a session takes; b"" if there is none."""
-        if not self._is_guarded(session):
+        if not _is_guarded(session):
             return b""
         present = self._present.get(_place(session.task), b"")
         return b"" if present == session.process else present
@@ -45,22 +45,17 @@ class Fence:
         """Let the process of a session act for its task, and no other one from now on.
 
         Args:
-            session: One that is opened.
+            session: One that is opened, and may be.
             known: All that are open or can be resumed.
-
-        Raises:
-            SupersededError: Its client is that of a former process.
         """
-        self.require(session)
         if former := self.replaced_by(session):
             self._retire(one for one in known if one.is_of(session.task, former))
-        if self._is_guarded(session):
-            self._present[_place(session.task)] = session.process
-
-    def _is_guarded(self, session: Session) -> bool:
-        changes = session.task.job and session.role in (ROLE_CHIEF, ROLE_WORKER)
-        coordinates = session.role == ROLE_CHIEF and self._succession.incumbent.program
-        return bool(changes and session.process and not coordinates)
+        if _is_guarded(session):
+            place = _place(session.task)
+            self._present[place] = session.process
+            self._present.move_to_end(place)
+            if len(self._present) > _MOST_PRESENT:
+                self._present.popitem(last=False)
 
     def _retire(self, sessions: Iterable[Session]) -> None:
         for session in sessions:
@@ -86,9 +81,9 @@ class Fence:
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Restore what `facts` returned."""
-        self._present = {
-            (job, index): bytes.fromhex(process) for job, index, process in facts["present"]
-        }
+        self._present = OrderedDict(
+            ((job, index), bytes.fromhex(process)) for job, index, process in facts["present"]
+        )
         self._former = OrderedDict.fromkeys(map(bytes.fromhex, facts["former"]))
 
 
@@ -99,6 +94,11 @@ def superseded(session: Session) -> SupersededError:
         "this one asks is not carried out any more. End it; if both are meant to run, give each "
         "a task of its own"
     )
+
+
+def _is_guarded(session: Session) -> bool:
+    changes = session.role in (ROLE_CHIEF, ROLE_WORKER)
+    return bool(changes and session.task.job and session.process)
 
 
 def _place(task: Task) -> _Place:

@@ -62,7 +62,7 @@ class SessionLedger:
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
         self._succession = succession or Succession()
-        self.fence = Fence(self._succession)
+        self.fence = Fence()
         # When the connection of a session was closed, of those that nothing attends.
         self._cut_off: dict[bytes, float] = {}
         self._open: dict[bytes, Session] = {}
@@ -84,16 +84,7 @@ class SessionLedger:
             ResourceExhaustedError: Too many sessions are open.
             SupersededError: Another process has taken the place of the client's.
         """
-        if session.task.job:
-            check_name(session.task.job, "job")
-        if session.id not in self._open and len(self._open) >= MAX_SESSIONS:
-            raise ResourceExhaustedError(
-                f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
-                "close those that are not needed"
-            )
-        known = self.known(session.id)
-        if known is not None:
-            _require_same(session, known)
+        known = self._admitted(session)
         self.fence.enter(session, self.sessions())
         self._ended.pop(session.id, None)
         self._cut_off.pop(session.id, None)
@@ -110,13 +101,32 @@ class SessionLedger:
 
         Returns:
             The sessions of that process, which are to be ended before the other one is opened.
+
+        Raises:
+            As `open`.
         """
+        self._admitted(session)
         former = self.fence.replaced_by(session)
         if not former:
             return []
         leaving = [one for one in self._open.values() if one.is_of(session.task, former)]
         self._leaving.update(one.id for one in leaving)
         return leaving
+
+    def _admitted(self, session: Session) -> Session | None:
+        """Check that a session may be opened; return what is known of it."""
+        if session.task.job:
+            check_name(session.task.job, "job")
+        if session.id not in self._open and len(self._open) >= MAX_SESSIONS:
+            raise ResourceExhaustedError(
+                f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
+                "close those that are not needed"
+            )
+        known = self.known(session.id)
+        if known is not None:
+            _require_same(session, known)
+        self.fence.require(session)
+        return known
 
     def of_call(self, shown: bytes, now: float) -> Session:
         """Return the session of the present call, as `session`.

@@ -42,12 +42,12 @@ class SessionRpcs:
         former = self._state.ledger.replace(session)
         # The next process has to see what was being applied of the former one.
         await self._end(former, f"another process has taken the place of {session.label}")
-        says = request.role == pb.ROLE_CHIEF and request.HasField("filtered")
-        self._state.open_session(session, request.filtered if says else None)
-        await self._end(
-            self._state.filters.hidden_from(self._state.ledger.opened()),
-            "its device filters hide this server",
-        )
+        if request.role == pb.ROLE_CHIEF and request.HasField("filtered"):
+            self._state.open_session(session, request.filtered)
+            hidden = self._state.filters.hidden_from(self._state.ledger.opened())
+            await self._end(hidden, "its device filters hide this server")
+        else:
+            self._state.open_session(session)
         return self._response(request, session.numbering.last)
 
     async def _end(self, sessions: Iterable[Session], why: str) -> None:

@@ -99,6 +99,21 @@ def test_what_a_former_process_had_sent_is_not_applied_once_the_next_one_is_ther
         assert isinstance(error, SupersededError)
 
 
+def test_a_former_process_that_is_refused_again_and_again_does_the_next_one_no_harm() -> None:
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        connected(server.address, of("former")) as former,
+        connected(server.address, of("next")) as present,
+    ):
+        make(former, "v", ONE)
+        add(present, "v", ONE)
+        (session,) = server._state.ledger.opened()
+        for _ in range(3):
+            with pytest.raises(SupersededError):
+                add(former, "v", ONE)
+        assert [*server._state.ledger.opened()] == [session]
+
+
 @pytest.mark.parametrize("way", [AUTO, TCP, GRPC])
 def test_the_next_one_sees_what_was_being_applied(
     way: str, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stratagem_proto.errors import SupersededError
+from stratagem_proto.errors import PermissionDeniedError, SupersededError
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_COORDINATOR,
@@ -16,10 +16,9 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
     Task,
 )
-from stratagem_proto.v1.succession_pb2 import Incumbent
+from stratagem_psserver.exactly_once import fence
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.exactly_once.succession import Succession
 
 FORMER, NEXT = b"former process..", b"the next process"
 WORKER = Task(job="worker", index=1)
@@ -36,8 +35,8 @@ def session(
     return Session(name, role, task, b"client" + name, program, process)
 
 
-def opened(*sessions: Session, succession: Succession | None = None) -> SessionLedger:
-    ledger = SessionLedger(60.0, succession=succession)
+def opened(*sessions: Session) -> SessionLedger:
+    ledger = SessionLedger(60.0)
     for each in sessions:
         ledger.open(each, 0.0)
     return ledger
@@ -70,6 +69,30 @@ def test_a_former_process_does_not_come_back() -> None:
         ledger.open(session(1, FORMER), 2.0)
 
 
+def test_a_former_process_that_comes_back_ends_nobody() -> None:
+    former, present = session(1, FORMER), session(2, NEXT)
+    ledger = opened(former, present)
+    with pytest.raises(SupersededError):
+        ledger.replace(session(1, FORMER))
+    assert ledger.session(present.id, 1.0) is present
+
+
+def test_who_may_open_no_session_ends_nobody() -> None:
+    first = session(1, FORMER)
+    ledger = opened(first)
+    with pytest.raises(PermissionDeniedError, match="its own for ever"):
+        ledger.replace(session(1, NEXT, role=ROLE_CHIEF))
+    assert ledger.session(first.id, 1.0) is first
+
+
+def test_places_are_remembered_of_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_MOST_PRESENT", 2)
+    tasks = [Task(job="worker", index=index) for index in range(3)]
+    ledger = opened(*(session(index, FORMER, task) for index, task in enumerate(tasks)))
+    places = ledger.fence.facts()["present"]
+    assert [place[:2] for place in places] == [["worker", 1], ["worker", 2]]
+
+
 def test_a_program_that_begins_anew_in_a_former_process_comes_last() -> None:
     ledger = opened(session(1, FORMER), session(2, NEXT))
     assert ids(ledger.replace(session(3, FORMER))) == ids([session(2, NEXT)])
@@ -100,19 +123,6 @@ def test_others_take_no_place(other: Session) -> None:
 def test_programs_without_a_task_live_side_by_side() -> None:
     first, second = session(1, FORMER, Task()), session(2, NEXT, Task())
     assert not opened(first).replace(second)
-
-
-def test_of_programs_that_coordinate_their_succession_decides() -> None:
-    succession = Succession()
-    chief = Task(job="chief")
-    incumbent = session(1, FORMER, chief, ROLE_CHIEF, program=FORMER)
-    ledger = opened(incumbent, succession=succession)
-    succession.succeed(Incumbent(number=1, program=FORMER), incumbent.id)
-    other = session(2, NEXT, chief, ROLE_CHIEF, program=NEXT)
-    assert not ledger.replace(other)
-    worker = session(3, FORMER, program=FORMER)
-    ledger.open(worker, 0.0)
-    assert ids(ledger.replace(session(4, NEXT, program=FORMER))) == ids([worker])
 
 
 def test_a_server_that_starts_again_knows_the_former_processes() -> None:
