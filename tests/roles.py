@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto import v1
 from stratagem_proto.proofs import credential_of, drawn_nonce, proof_of_client
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import PROTOCOL_VERSION, session_name
 from stratagem_proto.serving.access import first_message, handshake_in
 from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.sockets.client.link import SocketLink
@@ -25,7 +25,12 @@ from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Rol
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.proving import CHALLENGE
 from stratagem_proto.wire.transport import GRPC, TCP, UNIX
+from stratagem_psserver.exactly_once.session import session_of
+from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
+
+BESIDES = {"WorkerService", "ReplicationService", "ArbitrationService", "ServersService"}
+"""The services that a parameter server by itself does not have."""
 
 SHARED = "shared memory"
 WAYS = (GRPC, UNIX, SHARED, TCP)
@@ -39,6 +44,16 @@ def services() -> Iterator[ServiceDescriptor]:
         if module.name.endswith("_pb2"):
             found: Any = importlib.import_module(f"{v1.__name__}.{module.name}")
             yield from found.DESCRIPTOR.services_by_name.values()
+
+
+def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
+    """Opens a session, also for roles that no handshake gets one for."""
+
+    async def opened() -> None:
+        name = session_name(caller.session_id)
+        server._state.open_session(session_of(caller, name))
+
+    server._loop.run(opened())
 
 
 def handshake(role: Role.ValueType) -> OpenSessionRequest:

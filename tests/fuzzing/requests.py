@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import grpc
 import torch
@@ -13,16 +13,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem._ps_client.requests.variables import Writing, assign, create
-from stratagem_proto.errors import InternalError
 from stratagem_proto.serving.access import first_message, handshake_in
-from stratagem_proto.sockets.server.call import find_handler
-from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
 from stratagem_proto.v1.tensor_pb2 import Frame
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.call_error import CallError
-from stratagem_proto.wire.status import detail_of
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.session import Session
@@ -31,7 +27,8 @@ from stratagem_psserver.service import Service
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from tests.fuzzing.target import MOST_BYTES, Target
-from tests.roles import services
+from tests.roles import BESIDES, services
+from tests.simulation.server_run import answered
 from tests.simulation.virtual_loop import VirtualLoop
 
 # What is kept grows, as it does for a client that creates variables.
@@ -39,12 +36,8 @@ _CALLS_OF_ONE_STATE = 500
 _SESSION = bytes(range(16))
 _MINUTES = 1000.0
 
-_ELSEWHERE = {
-    # Those of other processes, and of replicas.
-    *("WorkerService", "ReplicationService", "ArbitrationService", "ServersService"),
-}
-# They write to folders that the request names, or last as long as the session.
-_LEFT_OUT = {"BeginSave", "WritePart", "CommitSave", "AttendSession"}
+# One writes to a folder that the request names, the other lasts as long as the session.
+_LEFT_OUT = {"BeginSave", "AttendSession"}
 _LONGEST_WAIT = 10.0
 
 
@@ -55,27 +48,8 @@ class _Compute(Compute):
         return work()
 
 
-class _Call:
-    """A call under way, as its handler sees it."""
-
-    segment = None
-
-    async def write(self, message: bytes) -> None:
-        """Drop a response."""
-
-    async def abort(
-        self,
-        code: grpc.StatusCode,
-        details: str = "",
-        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
-    ) -> NoReturn:
-        """End the call with a status."""
-        detail = detail_of(trailing_metadata)
-        raise CallError(RecordedStatus(code=code.value[0], message=details, detail=detail))
-
-
 def _methods() -> list[MethodDescriptor]:
-    found = (one for each in services() if each.name not in _ELSEWHERE for one in each.methods)
+    found = (one for each in services() if each.name not in BESIDES for one in each.methods)
     return [one for one in found if one.name not in _LEFT_OUT]
 
 
@@ -131,30 +105,12 @@ class _Server:
 
     async def _answered(self, method: MethodDescriptor, first: bytes) -> None:
         path = f"/{method.containing_service.full_name}/{method.name}"
-        handler: Any = find_handler(self.handlers, path.encode())
-        if method.client_streaming:
-            requests: Any = _stream([Frame(header=first).SerializeToString()])
-        else:
-            requests = first
+        is_stream = method.client_streaming
+        message = Frame(header=first).SerializeToString() if is_stream else first
         try:
-            await _outcome(handler, requests)
+            await answered(self.handlers, path, [message], None)
         except CallError as error:
             assert error.code() is not grpc.StatusCode.INTERNAL, error
-
-
-async def _outcome(handler: Any, requests: Any) -> None:
-    call = _Call()
-    if handler.response_streaming:
-        method = handler.stream_stream or handler.unary_stream
-        async for _ in method(requests, call):
-            pass
-    else:
-        await (handler.stream_unary or handler.unary_unary)(requests, call)
-
-
-async def _stream(messages: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
 
 
 def _parsed(kind: type[Message], data: bytes) -> Message | None:
@@ -194,5 +150,3 @@ class _Requests:
 _requests = _Requests()
 
 TARGETS: Mapping[str, Target] = {"requests": Target(_requests, _requests.seeds)}
-
-__all__ = ["TARGETS", "InternalError"]

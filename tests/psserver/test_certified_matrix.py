@@ -1,4 +1,4 @@
-"""Every RPC, called by processes with all kinds of certificates, over each transport."""
+"""Every RPC of a server by itself, called with all kinds of certificates, over each transport."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from stratagem_deploy.certificates import authority as authorities
 from stratagem_proto.certificates import contents
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.protocol import session_name
 from stratagem_proto.serving.access import Access, first_message, handshake_in
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -23,22 +22,17 @@ from stratagem_proto.v1.session_pb2 import (
     FilteredTask,
     FilteredTasks,
     FrameSockets,
-    OpenSessionRequest,
     Role,
     Task,
 )
 from stratagem_proto.wire.transport import GRPC, TCP, UNIX
-from stratagem_psserver.exactly_once.session import session_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial
-from tests.psserver.test_roles import ELSEWHERE
-from tests.roles import answer, handshake, request_of, services
+from tests.roles import BESIDES, answer, begin, handshake, request_of, services
 
 pytestmark = pytest.mark.unlogged
 
-# Those of replicas and of moves need other servers; `test_roles` calls them.
-_OTHERS = {*ELSEWHERE, "ServersService", "ReplicationService", "ArbitrationService"}
 _UNREACHED = grpc.StatusCode.UNAVAILABLE
 _UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 _DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -139,7 +133,7 @@ REFUSED: Mapping[Kind, set[grpc.StatusCode]] = {
 
 
 def methods() -> list[MethodDescriptor]:
-    found = (one for each in services() if each.name not in _OTHERS for one in each.methods)
+    found = (one for each in services() if each.name not in BESIDES for one in each.methods)
     return [method for method in found if not Access(method).for_anyone]
 
 
@@ -156,7 +150,7 @@ def asked(place: Place, caller: Caller, method: MethodDescriptor, way: str) -> g
     state, said = place.server._state, handshake(caller.role)
     said.task.CopyFrom(caller.task)
     said.incarnation = state.incarnation
-    _begin(place.server, said)
+    begin(place.server, said)
     offered = state.frame_sockets
     told = offered.to(said.session_id) if offered else FrameSockets()
     try:
@@ -165,13 +159,6 @@ def asked(place: Place, caller: Caller, method: MethodDescriptor, way: str) -> g
             return answer(way, place.server.address, told, method, request)
     except OSError:
         return _UNREACHED
-
-
-def _begin(server: ParameterServer, said: OpenSessionRequest) -> None:
-    async def opened() -> None:
-        server._state.open_session(session_of(said, session_name(said.session_id)))
-
-    server._loop.run(opened())
 
 
 @pytest.mark.parametrize("way", [GRPC, TCP])

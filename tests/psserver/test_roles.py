@@ -36,12 +36,11 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_psserver.exactly_once.session import session_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
-from tests.roles import WAYS, answer, handshake, request_of, services
+from tests.roles import WAYS, answer, begin, handshake, request_of, services
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
@@ -78,16 +77,6 @@ def methods() -> list[MethodDescriptor]:
     """All RPCs of parameter servers that are not for everybody."""
     found = (method for each in services() if each.name not in ELSEWHERE for method in each.methods)
     return [method for method in found if not Access(method).for_anyone]
-
-
-def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
-    """Opens a session, also for roles that no handshake gets one for."""
-
-    async def opened() -> None:
-        name = session_name(caller.session_id)
-        server._state.open_session(session_of(caller, name))
-
-    server._loop.run(opened())
 
 
 def status_of(

@@ -208,21 +208,31 @@ class ServerRun:
     async def _answered(
         self, path: str, messages: Sequence[bytes], segment: Segment | None
     ) -> list[bytes]:
-        handler: Any = find_handler(self._services, path.encode())
-        call = ServedCall(segment)
         try:
-            if handler.response_streaming:
-                requests = _stream(messages) if handler.request_streaming else messages[0]
-                method = handler.stream_stream or handler.unary_stream
-                async for response in method(requests, call):
-                    call.answer.append(response)
-            elif handler.request_streaming:
-                call.answer.append(await handler.stream_unary(_stream(messages), call))
-            else:
-                call.answer.append(await handler.unary_unary(messages[0], call))
+            return await answered(self._services, path, messages, segment)
         finally:
             self._served()
-        return call.answer
+
+
+async def answered(
+    services: Sequence[grpc.GenericRpcHandler],
+    path: str,
+    messages: Sequence[bytes],
+    segment: Segment | None,
+) -> list[bytes]:
+    """Return the answer of a call's handler; raise the status as an error."""
+    handler: Any = find_handler(services, path.encode())
+    call = ServedCall(segment)
+    if handler.response_streaming:
+        requests = _stream(messages) if handler.request_streaming else messages[0]
+        method = handler.stream_stream or handler.unary_stream
+        async for response in method(requests, call):
+            call.answer.append(response)
+    elif handler.request_streaming:
+        call.answer.append(await handler.stream_unary(_stream(messages), call))
+    else:
+        call.answer.append(await handler.unary_unary(messages[0], call))
+    return call.answer
 
 
 async def _stream(messages: Sequence[bytes]) -> AsyncIterator[bytes]:

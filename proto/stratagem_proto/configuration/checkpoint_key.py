@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from stratagem_proto.configuration.secret_file import SecretFile
 
 VARIABLE = "STRATAGEM_CHECKPOINT_KEY_FILE"
 
-_KIND = SecretFile("key file", "key of checkpoints", f"{VARIABLE}, and --checkpoint-key-file")
+_KIND = SecretFile("key file", "key of checkpoints", VARIABLE, "--checkpoint-key-file")
 
 
 def checkpoint_key_from_environment() -> str:
@@ -18,14 +17,13 @@ def checkpoint_key_from_environment() -> str:
     Raises:
         InvalidArgumentError: As for `read_checkpoint_key`.
     """
-    path = os.environ.get(VARIABLE)
-    return read_checkpoint_key(Path(path) if path else None)
+    return _KIND.read_named()
 
 
 def read_checkpoint_key(path: Path | None) -> str:
     """Return the key in a file, without white space around it; "" if there is no file.
 
     Raises:
-        InvalidArgumentError: As for `read_token`.
+        InvalidArgumentError: As for `SecretFile.read`.
     """
     return _KIND.read(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,19 @@ class SecretFile:
     Attributes:
         kind: What it is, for messages.
         secret: What the secret is, for messages.
-        where: Where it is named.
+        variable: The variable of the environment that names it.
+        option: The option of servers that names it.
     """
 
     kind: str
     secret: str
-    where: str
+    variable: str
+    option: str
+
+    def read_named(self) -> str:
+        """Return the secret in the file that the environment names; raise and return as `read`."""
+        path = os.environ.get(self.variable)
+        return self.read(Path(path) if path else None)
 
     def read(self, path: Path | None) -> str:
         """Return the secret in a file, without white space around it; "" if there is no file.
@@ -35,9 +43,8 @@ class SecretFile:
         try:
             secret = path.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise self._refusal(
-                path, f"cannot be read: {error.strerror}; check {self.where} of servers"
-            ) from error
+            where = f"{self.variable}, and {self.option} of servers"
+            raise self._refusal(path, f"cannot be read: {error.strerror}; check {where}") from error
         except UnicodeDecodeError as error:
             why = f"is not text: {error}; write a secret in UTF-8 into it"
             raise self._refusal(path, why) from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from stratagem_proto.configuration.secret_file import SecretFile
 
 VARIABLE = "STRATAGEM_TOKEN_FILE"
 
-_KIND = SecretFile("token file", "cluster token", f"{VARIABLE}, and --token-file")
+_KIND = SecretFile("token file", "cluster token", VARIABLE, "--token-file")
 
 
 def token_from_environment() -> str:
@@ -18,8 +17,7 @@ def token_from_environment() -> str:
     Raises:
         InvalidArgumentError: As for `read_token`.
     """
-    path = os.environ.get(VARIABLE)
-    return read_token(Path(path) if path else None)
+    return _KIND.read_named()
 
 
 def read_token(path: Path | None) -> str:

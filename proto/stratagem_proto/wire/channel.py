@@ -86,11 +86,12 @@ PATIENT_CHANNEL_OPTIONS = _patient(CHANNEL_OPTIONS)
 PATIENT_SERVER_OPTIONS = _patient(SERVER_OPTIONS)
 
 
-# For single questions, which nobody asks again. An attempt to connect may take a second: a busy
-# machine needs more than the tenth of one after which others go on to look elsewhere.
-ASKING_CHANNEL_OPTIONS = [
-    *(dict(CHANNEL_OPTIONS) | {"grpc.min_reconnect_backoff_ms": 1_000}).items()
-]
+# The longest time for an attempt to connect. A busy machine needs more than the tenth of a second
+# after which sessions look whether the server is elsewhere, and more still for a handshake.
+_LONG_ATTEMPT = {"grpc.min_reconnect_backoff_ms": 1_000}
+
+# For single questions, which nobody asks again.
+ASKING_CHANNEL_OPTIONS = [*(dict(CHANNEL_OPTIONS) | _LONG_ATTEMPT).items()]
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,6 @@ def open_aio_channel(
 
 def _meant(options: Options, expected: Expected, shown: CertificateFolder) -> Options:
     cluster = shown.current().identity.cluster
-    changed: dict[str, int | str] = dict(options)
-    # The longest time for one attempt to connect; on a busy machine the handshake takes a part.
-    changed["grpc.min_reconnect_backoff_ms"] = 1_000
+    changed: dict[str, int | str] = {**dict(options), **_LONG_ATTEMPT}
     changed["grpc.ssl_target_name_override"] = server_name(cluster, *expected)
     return [*changed.items()]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -59,6 +60,36 @@ def attended(server: ParameterServer) -> int:
     return server._state.ledger._attended.total()
 
 
+class Relayed(NamedTuple):
+    """A client whose connections can be cut, once its session is attended.
+
+    Attributes:
+        server: The server.
+        relay: What its connections go through.
+        session: Its session.
+        variable: Two zeros.
+    """
+
+    server: ParameterServer
+    relay: Relay
+    session: Session
+    variable: Variable
+
+
+@contextmanager
+def relayed(reconnect_seconds: float) -> Iterator[Relayed]:
+    with (
+        serving(reconnect_seconds) as server,
+        Relay(int(server.address.rpartition(":")[2])) as relay,
+        Cluster([f"127.0.0.1:{relay.port}"], num_workers=1).strategy() as strategy,
+    ):
+        with strategy.scope():
+            variable = Variable(torch.zeros(2))
+        eventually(lambda: attended(server) == 1)
+        (session,) = sessions(server)
+        yield Relayed(server, relay, session, variable)
+
+
 @pytest.mark.parametrize("way", [AUTO, TCP, GRPC])
 def test_the_session_of_a_process_that_was_killed_ends_long_before_its_lease(
     way: str,
@@ -86,15 +117,7 @@ def test_a_client_whose_connections_were_cut_goes_on_in_its_session(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, way)
-    with (
-        serving(reconnect_seconds=1.5) as server,
-        Relay(int(server.address.rpartition(":")[2])) as relay,
-        Cluster([f"127.0.0.1:{relay.port}"], num_workers=1).strategy() as strategy,
-    ):
-        with strategy.scope():
-            variable = Variable(torch.zeros(2))
-        eventually(lambda: attended(server) == 1)
-        (session,) = sessions(server)
+    with relayed(reconnect_seconds=1.5) as (server, relay, session, variable):
         for count in range(1, 4):
             cuts = relay.cuts
             relay.break_off()
@@ -109,15 +132,7 @@ def test_a_client_whose_connections_were_cut_goes_on_in_its_session(
 def test_a_client_that_cannot_be_attended_for_a_while_is_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        serving(reconnect_seconds=1.0) as server,
-        Relay(int(server.address.rpartition(":")[2])) as relay,
-        Cluster([f"127.0.0.1:{relay.port}"], num_workers=1).strategy() as strategy,
-    ):
-        with strategy.scope():
-            variable = Variable(torch.zeros(2))
-        eventually(lambda: attended(server) == 1)
-        (session,) = sessions(server)
+    with relayed(reconnect_seconds=1.0) as (server, relay, session, variable):
         monkeypatch.setenv("STRATAGEM_TLS", str(tmp_path / "away"))
         relay.break_off()
         eventually(lambda: not attended(server))

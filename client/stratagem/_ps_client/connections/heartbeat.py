@@ -140,7 +140,7 @@ def _is_attended(connection: Connection) -> bool:
     try:
         return connection.attend()
     except StratagemError:
-        # For instance, certificates cannot be read at the moment.
+        # For instance, certificates cannot be read now; the next request that needs them says so.
         return False
 
 
