@@ -51,9 +51,8 @@ class Fence:
         if former := self.replaced_by(session):
             self._retire(one for one in known if one.is_of(session.task, former))
         if _is_guarded(session):
-            place = _place(session.task)
-            self._present[place] = session.process
-            self._present.move_to_end(place)
+            # It keeps the place in the order that replicas and images know.
+            self._present[_place(session.task)] = session.process
             if len(self._present) > _MOST_PRESENT:
                 self._present.popitem(last=False)
 
