@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from stratagem_proto.v1.session_pb2 import WorkerReport
 
 # Held steps go on after this time; the client that takes the cut then tries again.
 HOLD_SECONDS = 2.0
+
+# Cuts that are remembered. No message is late by as many: each cut takes several round trips.
+_MOST_OVER = 10_000
 
 # The subject of waits for the steps of clients.
 STEPS = "steps"
@@ -63,7 +67,7 @@ class CheckpointGate:
     _clients: dict[bytes, Progress] = field(default_factory=dict)
     _left: dict[str, Progress] = field(default_factory=dict)
     _hold: _Hold | None = None
-    _over: set[bytes] = field(default_factory=set)
+    _over: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
         """Return whether a request is admitted; if so, `end_request` must follow."""
@@ -152,9 +156,10 @@ class CheckpointGate:
         return hold is not None and hold.cut == cut
 
     def release(self, cut: bytes) -> None:
-        """End a cut."""
+        """End a cut, which nobody begins again."""
         if self._hold is not None and self._hold.cut == cut:
             self._end()
+        self._note_over(cut)
 
     def progress(self) -> Mapping[bytes, Progress]:
         """Return the progress of each client."""
@@ -188,9 +193,14 @@ class CheckpointGate:
 
     def _end(self) -> None:
         assert self._hold is not None
-        # A late message must not begin this cut again. Messages of earlier cuts have all come.
-        self._over = {self._hold.cut}
+        self._note_over(self._hold.cut)
         self._hold = None
+
+    def _note_over(self, cut: bytes) -> None:
+        """Remember a cut: a late message that began it again would make it another moment here."""
+        self._over[cut] = None
+        if len(self._over) > _MOST_OVER:
+            self._over.popitem(last=False)
 
 
 def _to_json(progress: Progress) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Reports of clients for checkpoints: checked on arrival, dropped with the client."""
+"""Cuts that are over, and reports of clients: checked on arrival, dropped with the client."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import AbortedError, InvalidArgumentError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.session_pb2 import Task, WorkerReport, WorkerState
+from stratagem_psserver.checkpoint_gate import HOLD_SECONDS, CheckpointGate
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
@@ -73,3 +74,25 @@ def test_reports_stay_for_tasks_that_may_come_back_alone(
                 answer = session_pb2.CloseSessionResponse
                 client.unary("CloseSession", close, answer)
         assert len(reports(saver)) == kept
+
+
+@pytest.mark.parametrize("end", ["release", "time"])
+def test_a_cut_that_is_over_does_not_begin_again_whatever_came_after_it(end: str) -> None:
+    gate, now = CheckpointGate(), 0.0
+    cuts = [bytes([number]) * 16 for number in range(3)]
+    for cut in cuts:
+        gate.hold(cut, {}, now)
+        if end == "release":
+            gate.release(cut)
+        now += HOLD_SECONDS
+    for cut in cuts:
+        with pytest.raises(AbortedError):
+            gate.hold(cut, {}, now)
+        assert not gate.holds(cut, now)
+
+
+def test_a_cut_that_was_released_before_it_was_held_does_not_begin() -> None:
+    gate, cut = CheckpointGate(), b"1" * 16
+    gate.release(cut)
+    with pytest.raises(AbortedError):
+        gate.hold(cut, {}, 0.0)
