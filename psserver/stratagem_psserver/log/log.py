@@ -221,9 +221,13 @@ class Log:
 
     def _stopped(self, writing: asyncio.Future[None]) -> None:
         """Go on after the thread has written all that it saw, or has failed."""
-        if writing.cancelled() or self._is_over:
+        if writing.cancelled():
             return
-        if error := writing.exception():
+        # Asked for also if the log is over: asyncio complains of errors that nobody has seen.
+        error = writing.exception()
+        if self._is_over:
+            return
+        if error is not None:
             why = error.strerror if isinstance(error, OSError) else None
             self._fail(f"{why or repr(error)}; see that its disk has space and works")
             self._retry = self._loop.call_later(_RETRY_SECONDS, self._begin_writing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -63,4 +65,31 @@ def test_a_record_that_comes_just_before_the_end_of_a_log_is_not_written() -> No
         await asyncio.sleep(0)
 
     asyncio.run(stopped())
+    assert not complaints
+
+
+def test_a_log_that_is_stopped_while_its_disk_fails_leaves_no_error_unseen() -> None:
+    complaints: list[Any] = []
+    failing = threading.Event()
+
+    class SlowWriter:
+        def write(self, first: int, entries: Sequence[object]) -> None:
+            failing.wait()
+            raise OSError(errno.EIO, "the disk fails")
+
+    async def stopped() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+        disk = ThreadPoolExecutor(1)
+        log = Log(SlowWriter(), disk, "/job:ps/task:0", 0)
+        log.append(LogRecord(mark=True))
+        while not log.report().writing_seconds:
+            await asyncio.sleep(0.01)
+        log.stop()
+        failing.set()
+        disk.shutdown()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(stopped())
+    gc.collect()
     assert not complaints
