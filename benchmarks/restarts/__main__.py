@@ -23,12 +23,12 @@ from stratagem_deploy import LocalCluster
 _FOLDER = Path("runs/benchmarks")
 _PART_BYTES = 10_000_000
 # As of `stratagem ps`; an image begins after so many, so a few less are the most to be read.
-_LOG_BYTES, _LOG_RECORDS = 1 << 30, 100_000
+_LOG_BYTES, _LOG_RECORDS = 1 << 30, 20_000
 _FULL = 0.98
 
 
 class Training:
-    """Parameters that grow by 1 in each step.
+    """Parameters that grow by 1 in each step, and a number that grows by 1 in each change.
 
     Args:
         strategy: Where they are.
@@ -40,12 +40,19 @@ class Training:
             self._small = torch.nn.ParameterList([torch.zeros(1)])
             parts = [torch.zeros(_PART_BYTES // 4) for _ in range(nbytes // _PART_BYTES)]
             self._large = torch.nn.ParameterList(parts)
+            self._number = stratagem.Variable(0.0)
+        self._counted = 0
         self._strategy = strategy
         self._steps = {module: _Steps(module) for module in (self._small, self._large)}
 
     def step_small(self) -> None:
         """Take a step of the small parameter."""
         self._strategy.run(self._steps[self._small].take)
+
+    def count(self) -> None:
+        """Add 1 to the number, which is one record of the log."""
+        self._number.assign_add(1.0)
+        self._counted += 1
 
     def step_large(self) -> None:
         """Take a step of a large parameter."""
@@ -55,9 +62,11 @@ class Training:
         """Require that servers have what all steps have made.
 
         Raises:
-            RuntimeError: They have lost or doubled a step.
+            RuntimeError: They have lost or doubled a step or a change.
         """
         self._strategy.refresh()
+        if float(self._number.numpy()) != self._counted:
+            raise RuntimeError(f"the number is {self._number.numpy()}, not {self._counted}")
         for steps in self._steps.values():
             steps.require_all()
 
@@ -99,15 +108,15 @@ def _large_steps(training: Training) -> None:
         training.step_large()
 
 
-def _small_steps(training: Training) -> None:
-    for _ in trange(int(_FULL * _LOG_RECORDS), desc="small steps", leave=False):
-        training.step_small()
+def _small_changes(training: Training) -> None:
+    for _ in trange(int(_FULL * _LOG_RECORDS), desc="small changes", leave=False, mininterval=1.0):
+        training.count()
 
 
 FILLINGS: Mapping[str, tuple[int, Filling]] = {
     "10 MB of variables": (_PART_BYTES, _nothing),
     "1 GB of variables, 1 GB of log": (1_000_000_000, _large_steps),
-    "1 GB of variables, 100,000 records": (1_000_000_000, _small_steps),
+    "1 GB of variables, 20,000 changes": (1_000_000_000, _small_changes),
 }
 
 

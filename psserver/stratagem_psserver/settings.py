@@ -78,7 +78,7 @@ class ServerSettings(ServingSettings):
     durability_folder: str = ""
     snapshot_seconds: float = 60.0
     log_bytes: int = 1 << 30
-    log_records: int = 100_000
+    log_records: int = 20_000
     replicas: int = 1
     replica: int = 0
     arbiter: str = ""
