@@ -93,6 +93,8 @@ class LogReader:
 
     def __init__(self, segments: Sequence[Path]) -> None:
         self._segments = list(segments)
+        # The position with which the next segment begins, by segment.
+        self._following = dict(zip(self._segments, map(first_of, self._segments[1:]), strict=False))
         self.tail: Tail | None = None
         self.position = first_of(segments[0]) - 1 if segments else 0
 
@@ -136,13 +138,20 @@ class LogReader:
         offset = 0
         if not data:
             self._end(path, 0, data)
-        while offset < len(data):
+        while offset < len(data) and not (offset and self._is_over(path)):
             entries = self._batch(path, data, offset)
             if entries is None:
                 data = self._end(path, offset, data)
                 continue
             yield entries
             offset += HEADER_BYTES + sum(entry.nbytes for entry in entries)
+
+    def _is_over(self, path: Path) -> bool:
+        """Return whether the next segment has the records that follow.
+
+        What is left in this one is then of an earlier use of the file, or an attempt that failed.
+        """
+        return self._following.get(path) == self.position + 1
 
     def _batch(self, path: Path, data: memoryview, offset: int) -> list[Entry] | None:
         """Return the records of the batch at a place; None if there is none."""

@@ -64,8 +64,8 @@ class SegmentWriter:
 
     def _begin(self, first: int) -> None:
         if self._file is not None:
-            # Behind the end are batches of an earlier use of the file, or of a failed attempt,
-            # which the next segment repeats.
+            # Nobody reads what is behind the end: batches of an earlier use of the file, or of a
+            # failed attempt, which the next segment repeats. It only takes room on the disk.
             _cut(self._file, self._end)
         self.close()
         path, spare = self._folder / segment_name(first), self._spares.largest()

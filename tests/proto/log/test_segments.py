@@ -155,6 +155,22 @@ def test_a_damaged_end_of_an_earlier_segment_is_a_loss(tmp_path: Path) -> None:
         read(first, second)
 
 
+@pytest.mark.parametrize(
+    "left",
+    [bytes(1000), batch(4, 2), batch(4, 2)[:-1], batch(1, 9)],
+    ids=["zeros", "an attempt that failed", "a torn one", "an earlier use"],
+)
+def test_what_is_left_behind_the_end_of_an_earlier_segment_is_not_read(
+    tmp_path: Path, left: bytes
+) -> None:
+    first, second = segment(tmp_path, 1, 1, 2), segment(tmp_path, 4, 3)
+    with first.open("ab") as file:
+        file.write(left)
+    records, tail = read(first, second)
+    assert [record.position for record in records] == [1, 2, 3, 4, 5, 6]
+    assert tail is None
+
+
 def test_a_segment_that_is_missing_is_a_loss(tmp_path: Path) -> None:
     segments = segment(tmp_path, 1, 2), segment(tmp_path, 3, 1), segment(tmp_path, 4, 1)
     with pytest.raises(DataLossError, match=r"record 4 .* follows record 2"):
