@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from hashlib import sha256
 
+import pytest
+
 from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.simulation import PROGRAMS, simulate
 
@@ -27,6 +29,8 @@ def digest(seeds: range) -> str:
     return traces.hexdigest()
 
 
+# Half a minute of a core, which others may need.
+@pytest.mark.timeout(600)
 def test_no_seed_violates_a_promise() -> None:
     faults, programs = Counter[str](), Counter[str]()
     for seed in (*FOUND, *range(SEEDS)):
