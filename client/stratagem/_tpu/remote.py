@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
@@ -155,13 +156,16 @@ class RemoteCores(Cores):
 
     # Calls.
 
-    def _sender(self, task: int) -> str:
-        return f"/job:{self.topology.job}/task:{task}"
+    @property
+    def _senders(self) -> Sequence[str]:
+        """The hosts that are used, for errors."""
+        job = self.topology.job
+        return [f"/job:{job}/task:{task}" for task in self.topology.used_tasks]
 
     @property
     def _first(self) -> str:
         """The host that is asked alone."""
-        return self._sender(self.topology.used_tasks[0])
+        return self._senders[0]
 
     def _on_hosts(self, *works: Callable[[], Any]) -> list[tuple[Any, str]]:
         """Have each host do its work, or all the same work; return each result, and whose it is."""
@@ -171,24 +175,32 @@ class RemoteCores(Cores):
         writes = memory.writes(state)
         known, trusted = (self._strategy(), state, modules, writes), self._outcomes.trusts_worker
         calls = [_there(carry_out, *known, work, trusted) for work in works]
-        tasks = self.topology.used_tasks
-        senders = [*map(self._sender, tasks)]
-        told = self.session.call(calls)
-        try:
-            answers = [*map(HostAnswer.of, told, senders)]
-            memory.require_fitting(state, modules, answers[0], senders[0])
-        except MalformedStreamError as error:
-            self.session.fail(str(error))
-            raise
+        answers = self._answers(calls, state, modules)
         memory.told(state, writes)
         memory.take_over(state, modules, answers[0])
-        error = raised_by(answers, tasks, self._outcomes)
+        error = raised_by(answers, self.topology.used_tasks, self._outcomes)
         if not all(answer.in_step for answer in answers):
             self.session.fail(f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        pairs = zip(answers, senders, strict=True)
+        pairs = zip(answers, self._senders, strict=True)
         return [(self._outcomes.load(answer.result, sender), sender) for answer, sender in pairs]
+
+    def _answers(
+        self,
+        calls: Sequence[Callable[[], Any]],
+        state: Sequence[Valued],
+        modules: Sequence[nn.Module],
+    ) -> Sequence[HostAnswer]:
+        """Have hosts carry out calls; return their answers, once it is clear that they can be."""
+        told = self.session.call(calls)
+        try:
+            answers = [*map(HostAnswer.of, told, self._senders)]
+            self._hosting.memory.require_fitting(state, modules, answers[0], self._first)
+        except MalformedStreamError as error:
+            self.session.fail(str(error))
+            raise
+        return answers
 
     def _state(self) -> list[Valued]:
         owners = self.extended._names.owners()

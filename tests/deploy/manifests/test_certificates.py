@@ -37,11 +37,8 @@ def secret(pod: Pod) -> Any:
 
 def certificate(pod: Pod) -> Manifest:
     """The manifest of the certificate in the secret of a pod."""
-    (found,) = (
-        one["spec"]
-        for one in of_kind(OVERLAY, "Certificate").values()
-        if one["spec"]["secretName"] == secret(pod)["secretName"]
-    )
+    specs: list[Manifest] = [one["spec"] for one in of_kind(OVERLAY, "Certificate").values()]
+    (found,) = (one for one in specs if one["secretName"] == secret(pod)["secretName"])
     return found
 
 
