@@ -128,7 +128,8 @@ class ServerState:
 
     def _owners(self, name: str) -> Iterable[str]:
         """Return the variables under which a name counts, now or in a snapshot."""
-        return {self.store.owner(name), *self.held.owners(name)}
+        owner = self.store.owner(name)
+        return {owner, *self.held.owners(name)} if self.held.is_used else (owner,)
 
     def _reclaim(self) -> None:
         self.receiver.uploads.clear()
