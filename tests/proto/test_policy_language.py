@@ -17,6 +17,7 @@ from stratagem_proto.serving.policy.rules import ALL_ACTIONS, OF_SERVERS, Access
 from stratagem_proto.v1.access_pb2 import (
     ACTION_ASSIGN,
     ACTION_CREATE,
+    ACTION_MOVE,
     ACTION_READ,
     ACTION_SAVE,
     ACTION_UPDATE,
@@ -26,6 +27,8 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_EVALUATOR,
     ROLE_OBSERVER,
+    ROLE_OPERATOR,
+    ROLE_SERVER,
     ROLE_UNSPECIFIED,
     ROLE_WORKER,
     Role,
@@ -76,9 +79,24 @@ def test_a_rule_lets_a_subject_do_what_it_says_and_nothing_else() -> None:
 def test_who_is_the_subject_of_no_rule_may_what_the_role_may() -> None:
     rules = policy("worker/1 may read dense")
     assert allowed(rules, ROLE_WORKER, Task(job="worker", index=2), ACTION_ASSIGN, "a") is None
-    # A program without a task is meant by its role alone.
-    assert allowed(rules, ROLE_WORKER, Task(), ACTION_ASSIGN, "a") is None
-    assert allowed(policy("worker may read a"), ROLE_WORKER, Task(), ACTION_ASSIGN, "a") is False
+    by_role = policy("worker may read dense")
+    assert allowed(by_role, ROLE_CHIEF, Task(), ACTION_CREATE, "a") is None
+    assert allowed(by_role, ROLE_WORKER, Task(), ACTION_ASSIGN, "a") is False
+
+
+def test_nobody_escapes_the_rules_of_its_task_by_leaving_the_task_out() -> None:
+    rules = policy("worker/1 may read dense", "chief may everything")
+    assert allowed(rules, ROLE_WORKER, Task(), ACTION_READ, "dense") is False
+    assert allowed(rules, ROLE_OPERATOR, Task(), ACTION_MOVE) is False
+    assert allowed(rules, ROLE_CHIEF, Task(), ACTION_CREATE, "a")
+    both = policy("worker/1 may read dense", "worker may read other")
+    assert allowed(both, ROLE_WORKER, Task(), ACTION_READ, "other")
+    assert allowed(both, ROLE_WORKER, Task(), ACTION_READ, "dense") is False
+
+
+@given(st.lists(RULES, min_size=1, max_size=4), TASKS)
+def test_servers_are_subject_to_no_rule(lines: list[str], task: Task) -> None:
+    assert policy(*lines).grant(ROLE_SERVER, task) is None
 
 
 def test_a_chief_among_the_workers_is_meant_by_its_task_and_not_by_their_role() -> None:
@@ -155,6 +173,7 @@ REFUSED = {
     "worker may create emb": "the role worker may not create",
     "observer may read **": "it may only see the status of servers",
     "observer may everything": "it may only see the status of servers",
+    "server may move": "servers act for each other, and no policy is about them; leave the line",
 }
 
 
@@ -194,4 +213,5 @@ def test_what_roles_may_by_the_contract() -> None:
     assert actions_of(ROLE_WORKER) == {ACTION_READ, ACTION_UPDATE, ACTION_ASSIGN}
     assert actions_of(ROLE_EVALUATOR) == {ACTION_READ}
     assert not actions_of(ROLE_OBSERVER)
-    assert all(policy(f"{role} may everything").rules for role in {*ROLES} - {"observer"})
+    own = {*ROLES} - {"observer", "server"}
+    assert all(policy(f"{role} may everything").rules for role in own)

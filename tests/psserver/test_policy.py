@@ -182,6 +182,16 @@ def test_an_error_names_the_rule_the_task_and_the_variable() -> None:
     )
 
 
+def test_a_worker_that_leaves_its_task_out_gets_no_further() -> None:
+    with (
+        worker_under("worker/1 may read emb/**") as (_, worker),
+        RawClient(worker.address, TOKEN, Task(), ROLE_WORKER) as nameless,
+    ):
+        nameless.open()
+        with pytest.raises(PermissionDeniedError, match="has rules of tasks, so who names no task"):
+            nameless.assign("dense", torch.zeros(2))
+
+
 def test_a_request_of_which_one_variable_is_refused_changes_none() -> None:
     with worker_under("worker may read **", "worker may update, assign emb/**") as (_, worker):
         gradients = {"emb/a": torch.ones(2), "emb/b": torch.ones(2)}

@@ -19,7 +19,7 @@ from stratagem_proto.serving.policy.rules import (
     word_of,
 )
 from stratagem_proto.v1.access_pb2 import Action
-from stratagem_proto.v1.session_pb2 import ROLE_UNSPECIFIED, Role
+from stratagem_proto.v1.session_pb2 import ROLE_SERVER, ROLE_UNSPECIFIED, Role
 
 _LIST = r"[^\s,]+(?:\s*,\s*[^\s,]+)*"
 _RULE = re.compile(rf"(\S+)\s+may\s+({_LIST})(?:\s+({_LIST}))?")
@@ -28,7 +28,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-/:+*]+")
 _TASK = re.compile(r"[^/]+/(?:[0-9]+|[0-9]*\*[0-9]*)")
 
 _EVERYTHING = "everything"
-_ROLES = {name_of(role): role for role in Role.values() if role != ROLE_UNSPECIFIED}
+_SERVER = name_of(ROLE_SERVER)
+_ROLES = {
+    name_of(role): role for role in Role.values() if role not in (ROLE_UNSPECIFIED, ROLE_SERVER)
+}
 _ACTIONS = {word_of(action): action for action in sorted(ALL_ACTIONS)}
 
 
@@ -97,6 +100,11 @@ class _Line:
         return self._checked(subject, self._actions(actions), self._names(names))
 
     def _subject(self, text: str) -> Subject:
+        if text == _SERVER:
+            raise self._refusal(
+                "servers act for each other, and no policy is about them",
+                "leave the line out; whoever has no other certificate than its own is no server",
+            )
         if text in _ROLES:
             return Subject(role=_ROLES[text])
         if _TASK.fullmatch(text) and _NAME.fullmatch(text) and "**" not in text:

@@ -65,7 +65,7 @@ class Permissions:
         task = f"{caller.task.job}/{caller.task.index}" if caller.task.job else role
         return PermissionDeniedError(
             f"{rpc} is not for {caller.label}, which has the role {role}: the policy "
-            f"{self._policy.source!r} lets it do other things ({_lines(grant)}), and not "
+            f"{self._policy.source!r} {_lines(grant)}, and not "
             f"{what}{f' {variable!r}' if variable else ''}. If it is to, add '{task} may {rule}' "
             "there and start the servers again; else leave this out of its program",
             variable=variable,
@@ -73,6 +73,9 @@ class Permissions:
 
 
 def _lines(grant: Grant) -> str:
+    if not grant.rules:
+        return "has rules of tasks, so who names no task may do what rules of its role allow"
     lines = [str(rule.line) for rule in grant.rules[:_MOST_LINES]]
     more = ["..."] if len(grant.rules) > _MOST_LINES else []
-    return f"line{'s' * (len(grant.rules) > 1)} {', '.join(lines + more)}"
+    plural = "s" * (len(grant.rules) > 1)
+    return f"lets it do other things (line{plural} {', '.join(lines + more)})"

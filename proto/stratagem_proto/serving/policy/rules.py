@@ -15,7 +15,7 @@ from stratagem_proto.v1.access_pb2 import (
     ACTION_UNSPECIFIED,
     Action,
 )
-from stratagem_proto.v1.session_pb2 import Role, Task
+from stratagem_proto.v1.session_pb2 import ROLE_SERVER, Role, Task
 
 # A server has far fewer clients that train, and most of them ask for the same variables again.
 _CALLERS = 1024
@@ -45,7 +45,7 @@ class Subject:
     tasks: NamePattern | None = None
 
     def fits(self, role: Role.ValueType, job: str, index: int) -> bool:
-        """Return whether a caller is meant; one without a job is meant by its role alone."""
+        """Return whether a caller is meant; only one with a job is meant by its task."""
         if self.tasks is None:
             return role == self.role
         return bool(job) and self.tasks.matches(f"{job}/{index}")
@@ -124,6 +124,9 @@ class AccessPolicy:
     def grant(self, role: Role.ValueType, task: Task) -> Grant | None:
         """Return what a caller may do; None if no rule is about it, so that its role decides.
 
+        Servers act for each other, and no rule is about them. Whoever leaves its task out would
+        escape the rules of tasks, so it may do only what rules of its role allow.
+
         Args:
             role: The role of the caller.
             task: Its task; without a job if it has none.
@@ -131,5 +134,8 @@ class AccessPolicy:
         return self._kept(role, task.job, task.index)
 
     def _grant(self, role: Role.ValueType, job: str, index: int) -> Grant | None:
+        if role == ROLE_SERVER:
+            return None
         rules = [rule for rule in self.rules if rule.subject.fits(role, job, index)]
-        return Grant(rules) if rules else None
+        escapes = not job and any(rule.subject.tasks for rule in self.rules)
+        return Grant(rules) if rules or escapes else None
