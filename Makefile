@@ -22,6 +22,7 @@ PAGES := $(filter-out docs/api-coverage.md, \
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
 WHEELS ?= build/wheels
+HASHED = $(BIN)/python deploy/docker/hashed.py $(WHEELS) --constraint constraints.txt
 # Runs of `make simulate`.
 SEEDS ?= 1000
 # Seconds of `make fuzz`, and what it fuzzes.
@@ -117,9 +118,12 @@ format: $(INSTALLED) ## Format code and pages; fix what the linter can.
 	$(BIN)/ruff format
 	$(BIN)/mdformat $(PAGES)
 
-wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
+wheels: $(INSTALLED) ## Collect what images are made of in build/wheels, with hashes.
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes,tls]"
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) --no-deps recbole
+	$(HASHED) "stratagem[kubernetes,tls]" > $(WHEELS)/server.txt
+	$(HASHED) "stratagem[examples,kubernetes,tls]" > $(WHEELS)/worker.txt
+	$(HASHED) --no-deps recbole >> $(WHEELS)/worker.txt
 
 images: wheels deploy/compose/token ## Build the images of servers and workers.
 	for target in server worker; do \

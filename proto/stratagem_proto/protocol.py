@@ -35,6 +35,7 @@ TOKEN_BYTES = 16
 """The shortest secret of a cluster. Nobody can guess so many random bytes, whatever he sees."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:+]+")
+_PART = re.compile(r"/part_[0-9]+\Z")
 
 
 def check_name(name: str, what: str = "variable") -> None:
@@ -55,6 +56,11 @@ def check_name(name: str, what: str = "variable") -> None:
             f"{what} name {name!r} has characters other than letters, digits and _.-/:+; rename it",
             variable=name,
         )
+
+
+def name_of_whole(name: str) -> str:
+    """Return the name of a variable by that of a part of it; other names stay as they are."""
+    return _PART.sub("", name)
 
 
 def check_token(token: str, what: str = "the cluster token") -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
 from stratagem_proto.memory import half_of_memory, most_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
+from stratagem_proto.serving.policy.language import read_policy
 from stratagem_psserver.settings import Durability, ServerSettings
 
 
@@ -99,6 +100,9 @@ class ServerOptions(ServingOptions):
         None,
         description="File with the secret that signs checkpoints; the server refuses others.",
     )
+    policy: Path | None = Field(
+        None, description="File that says which tasks and roles may do what to which variables."
+    )
 
     def settings(self) -> ServerSettings:
         """Return these options as the settings of a server."""
@@ -113,5 +117,6 @@ class ServerOptions(ServingOptions):
             "staged_bytes": self.staged_bytes or half_of_memory(),
             "variable_bytes": self.variable_bytes or most_of_memory(),
             "checkpoint_key": key,
+            "policy": read_policy(self.policy) if self.policy else None,
         }
         return ServerSettings(**{**given, **own, **folders})

@@ -65,7 +65,7 @@ class ReplicatedService:
         self._running: asyncio.Task[None] | None = None
         self.is_serving, self.served_since, self.address = False, 0.0, ""
         self.service = self._served(state)
-        boundary = RpcBoundary(state.handshakes, state.figures)
+        boundary = state.boundary()
         self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)

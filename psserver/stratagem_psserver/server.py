@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import grpc
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.sockets.server.listening import OfferedSockets
@@ -101,7 +100,7 @@ class ParameterServer(RpcServer):
         """Return the handlers of calls by which tasks are found and moved."""
         if self._served is None:
             return ()
-        boundary = RpcBoundary(state.handshakes, state.figures)
+        boundary = state.boundary()
         return (servers_handler(self._served, boundary),)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stratagem_proto.serving.handshake import challenge_handler
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -46,7 +45,7 @@ class Service:
         self.status = StatusService(
             state.handshakes, state.incarnation, state.figures, self._fill_status
         )
-        boundary = RpcBoundary(state.handshakes, state.figures)
+        boundary = state.boundary()
         challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
         self.handlers_for_all = (self.status.handler(), challenges)
         self.handlers = (

@@ -24,7 +24,7 @@ from stratagem_proto.serving.methods import (
     handler_of,
     unary_method,
 )
-from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary, shared_memory
+from stratagem_proto.serving.rpc_boundary import Context, Rpc, shared_memory
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -37,6 +37,7 @@ from stratagem_proto.v1 import (
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
+from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     CreateVariablesHeader,
@@ -62,7 +63,7 @@ from stratagem_psserver.rpcs.variables import KeyRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import RequestStream
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"]
+_SERVICE = SERVICE_FILE.services_by_name["ParameterServerService"]
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"]
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"]
 _DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"]
@@ -96,8 +97,7 @@ def _methods(state: ServerState) -> Methods:
 def _handler(
     state: ServerState, service: ServiceDescriptor, methods: Handlers
 ) -> grpc.GenericRpcHandler:
-    boundary = RpcBoundary(state.handshakes, state.figures, state.known)
-    return handler_of(boundary, service, methods)
+    return handler_of(state.boundary(), service, methods)
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:

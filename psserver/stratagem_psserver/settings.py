@@ -11,6 +11,7 @@ from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
+from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_proto.serving.settings import ServingSettings
 
 Durability: TypeAlias = Literal["none", "snapshot", "log"]
@@ -41,6 +42,7 @@ class ServerSettings(ServingSettings):
             that of `restore` included; "" for any folder.
         checkpoint_key: The secret that signs checkpoints: others are refused. By default that in
             the file that STRATAGEM_CHECKPOINT_KEY_FILE names; "" to take them unsigned.
+        policy: What tasks and roles may do to which variables; None for all that their roles may.
         durability: What the end of the process may lose: "none" keeps nothing on disk; with
             "snapshot" a process that is killed loses what is younger than the last image, and one
             that is stopped nothing; with "log" nothing is lost that was acknowledged.
@@ -74,6 +76,7 @@ class ServerSettings(ServingSettings):
     restore: str = ""
     checkpoint_root: str = ""
     checkpoint_key: str = field(default_factory=checkpoint_key_from_environment, repr=False)
+    policy: AccessPolicy | None = None
     durability: Durability = "none"
     durability_folder: str = ""
     snapshot_seconds: float = 60.0

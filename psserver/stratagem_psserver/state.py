@@ -10,6 +10,8 @@ from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
 from stratagem_proto.serving.callers import claimed
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
+from stratagem_proto.serving.policy.permissions import Permissions
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
@@ -117,6 +119,17 @@ class ServerState:
     def _new_mutations(self) -> Mutations:
         turns = ClosureTurns(self.closures, self.waits)
         return Mutations(self.ledger, turns, self.receiver, self.waits, self.gate, self.changes)
+
+    def boundary(self) -> RpcBoundary:
+        """Return what every call of the server crosses."""
+        policy = self.settings.policy
+        permissions = Permissions(policy, self._owners) if policy else None
+        return RpcBoundary(self.handshakes, self.figures, self.known, permissions)
+
+    def _owners(self, name: str) -> Iterable[str]:
+        """Return the variables under which a name counts, now or in a snapshot."""
+        owner = self.store.owner(name)
+        return {owner, *self.held.owners(name)} if self.held.is_used else (owner,)
 
     def _reclaim(self) -> None:
         self.receiver.uploads.clear()

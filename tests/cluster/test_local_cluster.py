@@ -25,7 +25,7 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
+from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.proving import prove_now

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, MethodOptions
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from stratagem_proto.certificates.identity import ROLES
@@ -21,6 +21,8 @@ from stratagem_proto.serving.access import (
     session_in,
 )
 from stratagem_proto.serving.audit import facts_of
+from stratagem_proto.serving.needs import Need
+from stratagem_proto.v1 import access_pb2
 from stratagem_proto.v1.session_pb2 import (
     ROLE_COORDINATOR,
     ROLE_EVALUATOR,
@@ -81,10 +83,37 @@ def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
     pool = DescriptorPool()
     pool.Add(file)
     method = pool.FindServiceByName("open.Door").methods_by_name["Enter"]
-    with pytest.raises(InternalError, match=r"open\.Door\.Enter does not say"):
+    with pytest.raises(InternalError, match=r"open\.Door\.Enter does not say by `access` who"):
         Access(method)
     with pytest.raises(InternalError, match=r"open\.Request says neither"):
         session_in(method.input_type)
+
+
+def method_with(access: access_pb2.Access) -> MethodDescriptor:
+    """An RPC of which the contract says this."""
+    options = MethodOptions()
+    options.Extensions[access_pb2.access].CopyFrom(access)
+    file = FileDescriptorProto(name="some.proto", package="some")
+    file.message_type.add(name="Request")
+    file.service.add(name="Service").method.add(
+        name="Call", input_type=".some.Request", output_type=".some.Request", options=options
+    )
+    pool = DescriptorPool()
+    pool.Add(file)
+    return pool.FindServiceByName("some.Service").methods_by_name["Call"]
+
+
+def test_an_rpc_that_does_not_say_what_policies_decide_is_not_served() -> None:
+    need = access_pb2.Need(action=access_pb2.ACTION_READ)
+    left_open = access_pb2.Access(roles=[ROLE_WORKER])
+    with pytest.raises(InternalError, match=r"some\.Service\.Call does not say .* what policies"):
+        Access(method_with(left_open))
+    with pytest.raises(InternalError, match="what policies decide"):
+        Access(
+            method_with(access_pb2.Access(roles=[ROLE_WORKER], needs=[need], by_role_alone=True))
+        )
+    decided = Access(method_with(access_pb2.Access(roles=[ROLE_WORKER], needs=[need])))
+    assert decided.needs == (Need(access_pb2.ACTION_READ),)
 
 
 def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:

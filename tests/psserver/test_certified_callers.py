@@ -14,7 +14,7 @@ import torch
 
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import PermissionDeniedError, StratagemError, UnauthenticatedError
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.access import name_of
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -24,7 +24,10 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_OPERATOR,
     ROLE_SERVER,
     ROLE_WORKER,
+    FilteredTask,
+    FilteredTasks,
     OpenSessionRequest,
+    OpenSessionResponse,
     Role,
     Task,
 )
@@ -99,6 +102,32 @@ def test_a_process_is_the_task_of_its_certificate_and_no_other(
         pytest.raises(PermissionDeniedError, match=says),
     ):
         client.open()
+
+
+def test_a_task_cannot_leave_out_which_one_it_is_to_escape_its_filters(
+    server: ParameterServer, authority: Certified
+) -> None:
+    hidden = FilteredTask(task=Task(job="worker", index=1), device_filters=["/job:ps/task:1"])
+    with client_of(server, authority.of("worker:0=chief"), Task(job="worker"), ROLE_CHIEF) as chief:
+        run = chief.open().incarnation
+        request = OpenSessionRequest(
+            protocol_version=PROTOCOL_VERSION,
+            session_id=chief.session_id[:SESSION_ID_BYTES],
+            role=ROLE_CHIEF,
+            task=chief.task,
+            incarnation=run,
+            filtered=FilteredTasks(tasks=[hidden]),
+        )
+        chief.unary("OpenSession", request, OpenSessionResponse)
+    for task, says in (
+        (Task(job="worker", index=1), "is invisible to /job:worker/task:1"),
+        (Task(), "was called with no task, and with the certificate of /job:worker/task:1"),
+    ):
+        with (
+            client_of(server, authority.of("worker:1"), task, ROLE_WORKER) as client,
+            pytest.raises(PermissionDeniedError, match=says),
+        ):
+            client.open()
 
 
 def test_the_id_of_a_session_opens_nothing_to_another_task(

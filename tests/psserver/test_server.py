@@ -27,6 +27,7 @@ from stratagem_proto.serving.methods import handler_of
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
     DeleteVariablesRequest,
@@ -253,7 +254,7 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
         server = grpc.aio.server()
         boundary = RpcBoundary(Handshakes(ServerSettings()), Figures())
         fail = Methods(Changes()).unary(session_pb2.HeartbeatRequest, failing)
-        service = pb.DESCRIPTOR.services_by_name["ParameterServerService"]
+        service = SERVICE_FILE.services_by_name["ParameterServerService"]
         handler = handler_of(boundary, service, {"Heartbeat": fail})
         server.add_generic_rpc_handlers((handler,))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -273,7 +274,7 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
 
 
 def test_every_method_of_the_contract_is_served(client: RawClient) -> None:
-    for method in pb.DESCRIPTOR.services_by_name["ParameterServerService"].methods:
+    for method in SERVICE_FILE.services_by_name["ParameterServerService"].methods:
         call: grpc.StreamStreamMultiCallable[bytes, bytes]
         call = client.channel.stream_stream(f"/{SERVICE}/{method.name}")
         with pytest.raises(grpc.RpcError) as caught:

@@ -16,7 +16,7 @@ from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
     draws_pb2,
-    parameter_server_pb2,
+    parameter_server_service_pb2,
     succession_pb2,
 )
 from stratagem_proto.wire.codec import split
@@ -25,9 +25,16 @@ from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, RawClient
 
+FILES = (
+    parameter_server_service_pb2,
+    checkpoint_pb2,
+    closure_pb2,
+    draws_pb2,
+    succession_pb2,
+)
 METHODS = {
     method.name: method
-    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2, succession_pb2)
+    for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.name != "OpenSession"

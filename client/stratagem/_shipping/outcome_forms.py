@@ -19,13 +19,6 @@ from stratagem._shipping.values.writing import written
 from stratagem_proto.errors import InvalidTypeError, WorkerFunctionError
 from stratagem_proto.v1 import worker_pb2 as pb
 
-_TRUST = "ClusterCoordinator(strategy, trust_workers=True)"
-
-_WAY_OUT = (
-    f"Return what it is made of; or let the program unpickle what its workers send, by {_TRUST}, "
-    "if whoever takes over a worker may have the program too"
-)
-
 
 class OutcomeForm(ABC):
     """How outcomes of functions become bytes, and values and exceptions again.
@@ -67,13 +60,24 @@ class OutcomeForm(ABC):
 
 
 class PlainOutcomes(OutcomeForm):
-    """Outcomes as plain values, by which no sender can make a reader do anything."""
+    """Outcomes as plain values, by which no sender can make a reader do anything.
+
+    Args:
+        trust: How a program says that it trusts workers, for errors.
+    """
 
     trusts_worker = False
     kind = PlainResultKind
 
+    def __init__(self, trust: str) -> None:
+        self._trust = trust
+
     def dump(self, value: object) -> bytes:
-        return written(value, "the result", _WAY_OUT)
+        way_out = (
+            "Return what it is made of; or let the program unpickle what its workers send, by "
+            f"{self._trust}, if whoever takes over a worker may have the program too"
+        )
+        return written(value, "the result", way_out)
 
     def load(self, payload: bytes, sender: str) -> Any:
         return read(payload, sender)
@@ -84,7 +88,7 @@ class PlainOutcomes(OutcomeForm):
             failure.told.CopyFrom(found)
 
     def exception_of(self, failure: pb.Failure, sender: str) -> BaseException:
-        why = f"does not travel without pickle ({_TRUST})"
+        why = f"does not travel without pickle ({self._trust})"
         return exception_of(failure.told) or _stand_in(failure, sender, why)
 
 
@@ -135,9 +139,16 @@ def _stand_in(failure: pb.Failure, sender: str, why: str) -> WorkerFunctionError
     return error
 
 
-PLAIN, PICKLED = PlainOutcomes(), PickledOutcomes()
+PLAIN = PlainOutcomes("ClusterCoordinator(strategy, trust_workers=True)")
+PLAIN_OF_HOSTS = PlainOutcomes("TPUStrategy(resolver, trust_workers=True)")
+PICKLED = PickledOutcomes()
 
 
 def form_for(trusts_worker: bool) -> OutcomeForm:
     """Return how outcomes travel to who trusts workers, or does not."""
     return PICKLED if trusts_worker else PLAIN
+
+
+def form_of_hosts(trusts_hosts: bool) -> OutcomeForm:
+    """Return how outcomes travel to a program that trusts its hosts, or does not."""
+    return PICKLED if trusts_hosts else PLAIN_OF_HOSTS

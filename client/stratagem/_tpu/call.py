@@ -1,8 +1,7 @@
-"""What a host does in one call, and how the call has ended."""
+"""What a host does in one call."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +11,13 @@ from torch import nn
 
 from stratagem._core.contexts.scope import entered
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._shipping.classes import dump_exception
-from stratagem._shipping.kinds import dump_result, load_result
+from stratagem._shipping.outcome_forms import OutcomeForm, form_of_hosts
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.answers import OUT_OF_STEP, HostAnswer, Parts, failure_of
 from stratagem._tpu.host import HostCores, host_of
 from stratagem._tpu.inputs import HostInput, StaticShapes
 from stratagem._tpu.values import LoopOutputs, Valued, variable_of
-from stratagem._worker_client.closure_failure import RemoteTraceback
-from stratagem_proto.errors import AbortedError, DeadlineExceededError, UnavailableError
-
-OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
-"""Errors after which hosts do not know what the others do."""
 
 
 @dataclass(frozen=True)
@@ -34,52 +28,32 @@ class Writes:
     slots: Sequence[tuple[str, int, Mapping[str, torch.Tensor]]] = ()
 
 
-@dataclass(frozen=True)
-class HostAnswer:
-    """How a call has ended on one host.
-
-    The result is pickled. Only the first host returns the values that have changed, by position in
-    the call's `state`, and the buffers of modules, by position in the call's `modules` and by key.
-    A host that is not `in_step` cannot go on with the others.
-    """
-
-    result: bytes
-    error: BaseException | None
-    traceback: str
-    in_step: bool
-    values: Mapping[int, torch.Tensor]
-    buffers: Mapping[tuple[int, str], torch.Tensor]
-
-    def load(self) -> Any:
-        """Return what the work returned."""
-        return load_result(self.result)
-
-
 def carry_out(
     strategy: Strategy,
     state: Sequence[Valued],
     modules: Sequence[nn.Module],
     writes: Writes,
     work: Callable[[], Any],
-) -> HostAnswer:
-    """Do the work of a call, in the strategy's cross-replica context.
+    is_trusted: bool = False,
+) -> Parts:
+    """Do the work of a call, in the strategy's cross-replica context; return a `HostAnswer`.
 
-    The `state` are all variables and parameters, the modules those that have buffers.
+    The `state` are all variables and parameters, the modules those that have buffers. The result
+    and the exception are pickled for a program by which the host `is_trusted`.
     """
-    host = host_of(strategy)
+    host, outcomes = host_of(strategy), form_of_hosts(is_trusted)
     with entered(strategy):
         _take_over(host, state, writes)
-        result, error = _done(work)
+        result, error = _done(work, outcomes)
         in_step = _end_together(host.group, error)
         chief = host.group.place.is_chief and in_step
         return HostAnswer(
             result,
-            None if error is None else _portable(error),
-            "".join(traceback.format_exception(error)) if error else "",
+            failure_of(error, outcomes) if error else None,
             in_step,
             host.changed_values(state) if in_step else {},
             _buffers_of(modules) if chief else {},
-        )
+        ).parts()
 
 
 def _take_over(host: HostCores, state: Sequence[Valued], writes: Writes) -> None:
@@ -89,9 +63,9 @@ def _take_over(host: HostCores, state: Sequence[Valued], writes: Writes) -> None
         host.hosting.set_slots(optimizer, {variable_of(state[position]): slots})
 
 
-def _done(work: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
+def _done(work: Callable[[], Any], outcomes: OutcomeForm) -> tuple[bytes, BaseException | None]:
     try:
-        return dump_result(work()), None
+        return outcomes.dump(work()), None
     except Exception as error:
         return b"", error
 
@@ -117,35 +91,6 @@ def _end_together(group: WorkerGroup, error: BaseException | None) -> bool:
     return True
 
 
-def _portable(error: BaseException) -> BaseException:
-    try:
-        dump_exception(error)
-    except Exception as reason:
-        return AbortedError(
-            f"{type(error).__name__}: {error} (the exception itself could not be sent: {reason})"
-        )
-    return error
-
-
-def raised_by(answers: Sequence[HostAnswer], tasks: Sequence[int]) -> BaseException | None:
-    """Return the error of a call, caused by its traceback; None if all went well.
-
-    An error of a host itself comes before one that tells of another host.
-    """
-    failed = [
-        (answer, task, answer.error)
-        for answer, task in zip(answers, tasks, strict=True)
-        if answer.error is not None
-    ]
-    if not failed:
-        whole = all(answer.in_step for answer in answers)
-        return None if whole else UnavailableError("a host has left the others")
-    own = [one for one in failed if not isinstance(one[2], OUT_OF_STEP)]
-    answer, task, error = (own or failed)[0]
-    error.__cause__ = RemoteTraceback(f"host {task}", "a call", answer.traceback)
-    return error
-
-
 # What calls are for.
 
 
@@ -158,10 +103,10 @@ def loop(
     step: Callable[[MultiStepContext, Any], Any],
     inputs: HostInput,
     iterations: int,
-) -> LoopOutputs:
-    """Call a step once for each input, which this host reads."""
+) -> Parts:
+    """Call a step once for each input, which this host reads; return `LoopOutputs`."""
     context = run_steps(strategy, step, StaticShapes(inputs), iterations, None)
-    return LoopOutputs.of(strategy, context)
+    return LoopOutputs.of(strategy, context).parts()
 
 
 def run(

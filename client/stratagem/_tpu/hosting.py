@@ -14,7 +14,8 @@ from stratagem._gradients.local import LocalOptimizers
 from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._tpu.call import HostAnswer, Writes
+from stratagem._tpu.answers import HostAnswer, malformed
+from stratagem._tpu.call import Writes
 from stratagem._tpu.values import Marks, Valued, variable_of, write
 
 
@@ -63,6 +64,28 @@ class Memory:
             self._mark(variables[position])
         for optimizer, position, _ in writes.slots:
             self._new_slots.discard((optimizer, variables[position].name))
+
+    def require_fitting(
+        self,
+        state: Sequence[Valued],
+        modules: Sequence[nn.Module],
+        answer: HostAnswer,
+        sender: str,
+    ) -> None:
+        """Check that what a host has changed is of variables and buffers that there are.
+
+        Raises:
+            MalformedStreamError: It is not.
+        """
+        for position, value in answer.values.items():
+            if not 0 <= position < len(state):
+                raise malformed(sender, f"a value of variable {position} of {len(state)}")
+            variable = variable_of(state[position])
+            if value.shape != variable.shape:
+                raise malformed(sender, f"{variable.name!r} in the shape {tuple(value.shape)}")
+        for position, key in answer.buffers:
+            if not 0 <= position < len(modules) or key not in modules[position]._buffers:
+                raise malformed(sender, f"the buffer {key[:80]!r}, which no module has")
 
     def take_over(
         self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: HostAnswer

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
@@ -17,15 +18,15 @@ from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import Unite
 from stratagem._local.extended import CopiesExtended
 from stratagem._local.replica_group import LocalReplicas
+from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
+from stratagem._tpu.answers import HostAnswer, malformed, raised_by, slots_of, texts
 from stratagem._tpu.call import (
-    HostAnswer,
     carry_out,
     loop,
     nothing,
     optimizers_with_state,
-    raised_by,
     read_slots,
     run,
 )
@@ -34,9 +35,16 @@ from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.hosting import HostsHosting
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
 from stratagem._tpu.session import HostsSession
-from stratagem._tpu.values import Valued, context_of, of_all_cores, share_of, variable_of
+from stratagem._tpu.values import (
+    LoopOutputs,
+    Valued,
+    context_of,
+    of_all_cores,
+    share_of,
+    variable_of,
+)
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidTypeError, MalformedStreamError
 
 
 def _there(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
@@ -77,10 +85,18 @@ class RemoteCores(Cores):
     """
 
     def __init__(
-        self, extended: CopiesExtended, resolver: ClusterResolver, job: str, num_cores: int | None
+        self,
+        extended: CopiesExtended,
+        resolver: ClusterResolver,
+        job: str,
+        num_cores: int | None,
+        outcomes: OutcomeForm,
     ) -> None:
         super().__init__(extended, HostsReplicas(self), job)
-        self._open = partial(HostsSession, resolver=resolver, job=job, num_cores=num_cores)
+        self._outcomes = outcomes
+        self._open = partial(
+            HostsSession, resolver=resolver, job=job, num_cores=num_cores, outcomes=outcomes
+        )
         self._opened: HostsSession | None = None
 
     # The hosts.
@@ -140,24 +156,51 @@ class RemoteCores(Cores):
 
     # Calls.
 
-    def _on_hosts(self, *works: Callable[[], Any]) -> list[Any]:
-        """Have each host do its work, or all the same work; return the results."""
+    @property
+    def _senders(self) -> Sequence[str]:
+        """The hosts that are used, for errors."""
+        job = self.topology.job
+        return [f"/job:{job}/task:{task}" for task in self.topology.used_tasks]
+
+    @property
+    def _first(self) -> str:
+        """The host that is asked alone."""
+        return self._senders[0]
+
+    def _on_hosts(self, *works: Callable[[], Any]) -> list[tuple[Any, str]]:
+        """Have each host do its work, or all the same work; return each result, and whose it is."""
         self.extended._before_replicas()
         state, modules = self._state(), self._hosting.adopter.buffers.modules()
         memory = self._hosting.memory
         writes = memory.writes(state)
-        calls = [
-            _there(carry_out, self._strategy(), state, modules, writes, work) for work in works
-        ]
-        answers: list[HostAnswer] = self.session.call(calls)
+        known, trusted = (self._strategy(), state, modules, writes), self._outcomes.trusts_worker
+        calls = [_there(carry_out, *known, work, trusted) for work in works]
+        answers = self._answers(calls, state, modules)
         memory.told(state, writes)
         memory.take_over(state, modules, answers[0])
-        error = raised_by(answers, self.topology.used_tasks)
+        error = raised_by(answers, self.topology.used_tasks, self._outcomes)
         if not all(answer.in_step for answer in answers):
             self.session.fail(f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        return [answer.load() for answer in answers]
+        pairs = zip(answers, self._senders, strict=True)
+        return [(self._outcomes.load(answer.result, sender), sender) for answer, sender in pairs]
+
+    def _answers(
+        self,
+        calls: Sequence[Callable[[], Any]],
+        state: Sequence[Valued],
+        modules: Sequence[nn.Module],
+    ) -> Sequence[HostAnswer]:
+        """Have hosts carry out calls; return their answers, once it is clear that they can be."""
+        told = self.session.call(calls)
+        try:
+            answers = [*map(HostAnswer.of, told, self._senders)]
+            self._hosting.memory.require_fitting(state, modules, answers[0], self._first)
+        except MalformedStreamError as error:
+            self.session.fail(str(error))
+            raise
+        return answers
 
     def _state(self) -> list[Valued]:
         owners = self.extended._names.owners()
@@ -175,7 +218,12 @@ class RemoteCores(Cores):
             )
             for first in range(0, self.topology.num_cores, each)
         ]
-        return of_all_cores([*chain.from_iterable(self._on_hosts(*works))])
+        found = self._on_hosts(*works)
+        for results, sender in found:
+            # What is the same on all cores of a host is there once.
+            if type(results) is not tuple or len(results) not in (1, each):
+                raise malformed(sender, f"something else than results of {each} cores")
+        return of_all_cores([*chain.from_iterable(results for results, _ in found)])
 
     def loop(
         self, step: LoopStep, iterator: Any, iterations: int, initial_loop_values: Any
@@ -187,11 +235,20 @@ class RemoteCores(Cores):
                 "experimental_distribute_dataset of this strategy returns"
             )
         work = _there(loop, self._strategy(), step, iterator, iterations)
-        context = context_of(self._on_hosts(work))
+        context = context_of(self._outputs(work))
         if initial_loop_values is not None:
             outputs = context.last_step_outputs
             require_as_many(self._strategy(), initial_loop_values, outputs)
         return context
+
+    def _outputs(self, work: Callable[[], Any]) -> Sequence[LoopOutputs]:
+        """Return the outputs of a loop on each host."""
+        found = self._on_hosts(work)
+        outputs = [LoopOutputs.told(parts, sender) for parts, sender in found]
+        for one, (_, sender) in zip(outputs, found, strict=True):
+            if not one.has_same_names(outputs[0]):
+                raise malformed(sender, "outputs of other names than the first host has")
+        return outputs
 
     # The state of optimizers.
 
@@ -200,8 +257,7 @@ class RemoteCores(Cores):
         if self._opened is None:
             return []
         question = _there(optimizers_with_state, self._strategy())
-        names: list[str] = self._opened.ask(question)
-        return names
+        return texts(self._opened.ask(question), self._first)
 
     def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots] | None:
         """Return the state on the hosts; None while there are none."""
@@ -212,8 +268,7 @@ class RemoteCores(Cores):
         valued = {variable_of(one).name: one for one in self._state()}
         trained = [valued[variable.name] for variable in variables]
         question = _there(read_slots, self._strategy(), optimizer, trained)
-        found: list[Slots] = self._opened.ask(question)
-        return found
+        return slots_of(self._opened.ask(question), len(trained), self._first)
 
     # Input.
 

@@ -12,9 +12,9 @@ from stratagem._core.waiting import Wait
 from stratagem._hosting.hosting import hosting_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.closure_pickler import ClosurePickler
-from stratagem._shipping.kinds import load_result
-from stratagem._shipping.outcome_forms import PICKLED
+from stratagem._shipping.outcome_forms import PLAIN_OF_HOSTS, OutcomeForm
 from stratagem._shipping.parcel import Parcel
+from stratagem._tpu.answers import malformed, texts
 from stratagem._tpu.cores import HostPlan, Topology, cores_here
 from stratagem._tpu.extended import CoresStrategy
 from stratagem._tpu.host import open_meeting_point
@@ -46,7 +46,12 @@ class HostsSession:
     """
 
     def __init__(
-        self, strategy: CoresStrategy, resolver: ClusterResolver, job: str, num_cores: int | None
+        self,
+        strategy: CoresStrategy,
+        resolver: ClusterResolver,
+        job: str,
+        num_cores: int | None,
+        outcomes: OutcomeForm = PLAIN_OF_HOSTS,
     ) -> None:
         self.calls = 0
         self._closure_pickler = HostsPickler(strategy, HOST_KINDS)
@@ -54,8 +59,8 @@ class HostsSession:
         tasks = cluster.task_indices(job)
         addresses = {task: cluster.task_address(job, task) for task in tasks}
         found = sorted(addresses.items(), key=_name)
-        self._workers = connected(found, job, resolver._secret())
-        self._group = HostGroup(self._workers)
+        self._workers = connected(found, job, resolver._secret(), outcomes=outcomes)
+        self._group = HostGroup(self._workers, outcomes)
         try:
             cores = self._same_cores()
             self.topology = Topology.of(job, tasks, cores, num_cores)
@@ -69,21 +74,23 @@ class HostsSession:
 
     def _same_cores(self) -> Sequence[str]:
         """Return the cores that each host has."""
-        found = self._on_all(cores_here)
+        told = zip(self._on_all(cores_here), self._workers, strict=True)
+        found = [tuple(texts(cores, worker.name)) for cores, worker in told]
         for worker, cores in zip(self._workers, found, strict=True):
             if cores != found[0]:
                 raise InvalidArgumentError(
                     f"{worker.name} has the cores {', '.join(cores)}, but {self._workers[0].name} "
                     f"has {', '.join(found[0])}; hosts need equally many of one kind"
                 )
-        first: Sequence[str] = found[0]
-        return first
+        return found[0]
 
     def _meeting_point(self, addresses: dict[int, str]) -> str:
         used = self.topology.used_tasks
         if len(used) == 1:
             return ""
         (port,) = self._group.call([self._closure_pickler.dump(open_meeting_point)])
+        if type(port) is not int:
+            raise malformed(self._workers[0].name, "something else than a port")
         host = addresses[used[0]].rpartition(":")[0]
         return f"{host}:{port}"
 
@@ -146,8 +153,8 @@ class HostGroup:
     are then closed, and every later call fails.
     """
 
-    def __init__(self, workers: Sequence[RemoteWorker]) -> None:
-        self._workers = workers
+    def __init__(self, workers: Sequence[RemoteWorker], outcomes: OutcomeForm) -> None:
+        self._workers, self._outcomes = workers, outcomes
         self._failure: StratagemError | None = None
 
     def call(self, parcels: Sequence[Parcel]) -> list[object]:
@@ -163,7 +170,15 @@ class HostGroup:
         failed = [each for each in futures if each not in waiting and each.exception()]
         if failed:
             self._raise(futures, failed, len(failed) < len(futures))
-        return [load_result(future.result().payload) for future in futures]
+        return self._loaded([future.result().payload for future in futures])
+
+    def _loaded(self, payloads: Sequence[bytes]) -> list[object]:
+        pairs = zip(payloads, self._workers, strict=False)
+        try:
+            return [self._outcomes.load(payload, worker.name) for payload, worker in pairs]
+        except StratagemError as error:
+            self.fail(f"an answer cannot be read: {error}")
+            raise
 
     @property
     def failed(self) -> bool:
@@ -228,15 +243,18 @@ class HostGroup:
 
 
 def connected(
-    addresses: Sequence[tuple[int, str]], job: str, token: str, deadlines: Deadlines | None = None
+    addresses: Sequence[tuple[int, str]],
+    job: str,
+    token: str,
+    deadlines: Deadlines | None = None,
+    outcomes: OutcomeForm = PLAIN_OF_HOSTS,
 ) -> list[RemoteWorker]:
     """Connect to worker servers, given the index and the "host:port" of each."""
     identity, found = Identity(ROLE_COORDINATOR, token=token), list[RemoteWorker]()
     try:
         for index, address in addresses:
             link = WorkerLink(address, Task(job=job, index=index), identity, deadlines)
-            # What hosts hand over are objects of the program, with all that they are made of.
-            link.outcomes = PICKLED
+            link.outcomes = outcomes
             with Wait("this program", link.peer, link.connect_seconds):
                 link.connect()
             found.append(RemoteWorker(index, link, count(1)))

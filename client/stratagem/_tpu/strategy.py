@@ -23,6 +23,10 @@ class TPUStrategy(CoresStrategy):
             process is the only one.
         steps_per_run: How many steps a loop is to have, for those who write loops.
         num_cores: How many cores to use, the first ones; by default all.
+        trust_workers: Whether what functions on hosts return and raise is pickled. Without it they
+            return tensors, arrays, numbers, strings, bytes, None, and tuples, lists, dicts and sets
+            of these, and other exceptions than those of Python and of Stratagem become
+            `WorkerFunctionError`. With it, whoever takes over a host can run code in this program.
 
     Raises:
         InvalidArgumentError: There are not as many cores, or `steps_per_run` is less than 1.
@@ -38,6 +42,8 @@ class TPUStrategy(CoresStrategy):
         tpu_cluster_resolver: ClusterResolver | None = None,
         steps_per_run: int = 1,
         num_cores: int | None = None,
+        *,
+        trust_workers: bool = False,
     ) -> None:
         if tpu_cluster_resolver is None:
             tpu_cluster_resolver = TPUClusterResolver("local")
@@ -53,7 +59,7 @@ class TPUStrategy(CoresStrategy):
         super().__init__(
             CoresExtended(
                 self,
-                _cores_of(tpu_cluster_resolver, num_cores),
+                _cores_of(tpu_cluster_resolver, num_cores, trust_workers),
                 tpu_cluster_resolver,
                 steps_per_run,
             )
@@ -64,13 +70,15 @@ class TPUStrategy(CoresStrategy):
 
 
 def _cores_of(
-    resolver: ClusterResolver, num_cores: int | None
+    resolver: ClusterResolver, num_cores: int | None, trust_workers: bool
 ) -> Callable[[CopiesExtended], Cores]:
     if not resolver.cluster_spec():
         return partial(LocalCores, topology=Topology.of_this_process(num_cores))
     # Late: it needs all that sends functions to other processes.
+    from stratagem._shipping.outcome_forms import form_of_hosts
     from stratagem._tpu.remote import RemoteCores
 
     is_tpu = isinstance(resolver, TPUClusterResolver)
     job = (resolver.task_type if is_tpu else None) or "worker"
-    return partial(RemoteCores, resolver=resolver, job=job, num_cores=num_cores)
+    outcomes = form_of_hosts(trust_workers)
+    return partial(RemoteCores, resolver=resolver, job=job, num_cores=num_cores, outcomes=outcomes)

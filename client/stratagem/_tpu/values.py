@@ -20,6 +20,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.answers import Parts, malformed
 
 Valued = Variable | Parameter
 """A variable, or a parameter of a module that follows one."""
@@ -94,6 +95,31 @@ class LoopOutputs:
             {name: local(last[name]) for name in last if not context._is_reduced(name)},
             {name: others[name] for name in others if not context._is_listed(name)},
             {name: others[name] for name in others if context._is_listed(name)},
+        )
+
+    def parts(self) -> Parts:
+        """Return what they are made of; see `told`."""
+        return self.reduced, self.of_cores, self.others, self.others_of_cores
+
+    @classmethod
+    def told(cls, parts: Any, sender: str) -> LoopOutputs:
+        """Return outputs that `parts` has told.
+
+        Raises:
+            MalformedStreamError: They are none.
+        """
+        if type(parts) is not tuple or [*map(type, parts)] != [dict] * 4:
+            raise malformed(sender, "something else than outputs of a loop")
+        listed = [*parts[1].values(), *parts[3].values()]
+        if not all(isinstance(each, list | tuple) for each in listed):
+            raise malformed(sender, "outputs that are not those of each core")
+        return cls(*parts)
+
+    def has_same_names(self, other: LoopOutputs) -> bool:
+        """Return whether another host has outputs of the same names and kinds."""
+        return all(
+            one.keys() == another.keys()
+            for one, another in zip(self.parts(), other.parts(), strict=True)
         )
 
 

@@ -61,6 +61,7 @@ class LocalCluster(Cluster):
         replicas: int = 1,
         movable: bool = False,
         tls: bool = False,
+        policy: str | os.PathLike[str] | None = None,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -92,13 +93,15 @@ class LocalCluster(Cluster):
                 `strategy.servers` and `add_server`.
             tls: Whether the processes of the cluster, this one among them, know each other by
                 certificates made for it, and encrypt what they send. It takes processes=True.
+            policy: File that says which tasks and roles may do what to which variables.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
-                well as worker servers, a folder or replicas are given without parameter servers, or
-                durability, its folder, replicas and movable do not go together.
+                well as worker servers, a folder, a policy or replicas are given without parameter
+                servers, durability, its folder, replicas and movable do not go together, or the
+                policy is not valid.
         """
-        folders = storage(restore, durability, durability_folder)
+        folders = storage(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
         super().__init__(replace(plan, movable=movable, tls=tls))
         if tls and not processes:

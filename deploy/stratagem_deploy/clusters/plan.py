@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from stratagem_deploy.clusters.replication import check_movable, check_replicas
@@ -29,7 +29,7 @@ class Plan:
         token: The cluster's secret.
         lease_seconds: Silence after which a server takes a client for dead; None for what is usual
             for its kind.
-        storage: The folders of parameter servers.
+        storage: The files and folders of parameter servers.
         replicas: How many processes have the state of each parameter server.
         movable: Whether tasks may move between parameter servers.
         tls: Whether processes are known by certificates, and encrypt what they send.
@@ -62,11 +62,12 @@ class Plan:
                 "the workers of a cluster either run the program or serve a "
                 "coordinator; ask for workers or for worker_servers, not for both"
             )
-        folder = self.storage.restore or self.storage.durability_folder
+        storage = self.storage
+        folder = storage.restore or storage.durability_folder or storage.policy
         if folder and not self.ps:
             raise InvalidArgumentError(
                 f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "
-                "or restore a checkpoint by strategy.restore()"
+                "or leave it out, and restore a checkpoint by strategy.restore()"
             )
         check_replicas(self.replicas, self.ps, self.storage)
         if self.movable:
@@ -109,7 +110,7 @@ class Plan:
             options["lease_seconds"] = self.lease_seconds
         if job == "worker":
             return WorkerServer(WorkerSettings(**options, insecure=insecure))
-        options |= {**asdict(self.storage), **replication}
+        options |= {**self.storage.settings, **replication}
         return ParameterServer(ServerSettings(**options, insecure=insecure))
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.serving.policy.language import read_policy
+from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_psserver.settings import Durability
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Folders of parameter servers.
+    """Files and folders of parameter servers.
 
     Attributes:
         restore: Absolute path of the folder of checkpoints that they begin with; "" to begin with
@@ -19,14 +24,18 @@ class Storage:
         durability: What the end of a server may lose, as in `ServerSettings`.
         durability_folder: Absolute path of the folder for what durability needs; "" if it needs
             nothing.
+        policy: Absolute path of the file that says what tasks and roles may do; "" if their roles
+            alone say it.
 
     Raises:
-        InvalidArgumentError: There is a durability without a folder, or a folder without one.
+        InvalidArgumentError: There is a durability without a folder, or a folder without one; or
+            the policy cannot be read, or a line of it is not valid.
     """
 
     restore: str = ""
     durability: Durability = "none"
     durability_folder: str = ""
+    policy: str = ""
 
     def __post_init__(self) -> None:
         if (self.durability == "none") == bool(self.durability_folder):
@@ -35,6 +44,10 @@ class Storage:
                 f"{self.durability_folder or 'not given'!r}; give both, for instance 'log' and a "
                 "folder on a disk, or neither"
             )
+        self._read_policy()
+
+    def _read_policy(self) -> AccessPolicy | None:
+        return read_policy(Path(self.policy)) if self.policy else None
 
     @property
     def outlives_servers(self) -> bool:
@@ -42,22 +55,30 @@ class Storage:
         return self.durability == "log"
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """These as settings of a server, by name."""
+        return {**asdict(self), "policy": self._read_policy()}
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The options of a server's command line."""
         restore = ("--restore", self.restore) if self.restore else ()
+        policy = ("--policy", self.policy) if self.policy else ()
         if self.durability == "none":
-            return restore
+            return (*restore, *policy)
         folder = "--durability-folder", self.durability_folder
-        return (*restore, "--durability", self.durability, *folder)
+        return (*restore, *policy, "--durability", self.durability, *folder)
 
 
 def storage(
     restore: str | os.PathLike[str] | None,
     durability: Durability = "none",
     durability_folder: str | os.PathLike[str] | None = None,
+    policy: str | os.PathLike[str] | None = None,
 ) -> Storage:
-    """Return folders by paths that may be relative; it raises like `Storage`."""
-    return Storage(_absolute(restore), durability, _absolute(durability_folder))
+    """Return files and folders by paths that may be relative; it raises like `Storage`."""
+    folder = _absolute(durability_folder)
+    return Storage(_absolute(restore), durability, folder, _absolute(policy))
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str:

@@ -81,6 +81,9 @@ class RunCommandOptions(ProcessSettings):
         None,
         description="Folder on a disk for what --durability keeps, a subfolder for each server.",
     )
+    policy: Path | None = Field(
+        None, description="File that says which tasks and roles may do what to which variables."
+    )
     full_tracebacks: bool = Field(
         False, description="Print all frames of tracebacks, including those of libraries."
     )
@@ -138,6 +141,8 @@ def run(
     SIGTERM, or the notice that --notice names, is passed on to the script, which has --grace
     seconds to end. A script that asks for it (stratagem.Notice) finishes its step before.
 
+    With --policy, servers refuse what the file does not let a task do. Worker 0 is the chief.
+
     With --tls, each process gets a certificate, by which servers know who calls and clients know
     whom they reach.
 
@@ -149,6 +154,8 @@ def run(
     """
     if options.restore and not options.ps:
         raise typer.BadParameter("--restore needs servers: give --ps a number above 0")
+    if options.policy and not options.ps:
+        raise typer.BadParameter("--policy needs servers: give --ps a number above 0")
     if options.max_restarts and not options.ps:
         raise typer.BadParameter(
             "--max-restarts needs servers: without them the workers form one group, "
@@ -160,7 +167,9 @@ def run(
             "give --ps a number above 0"
         )
     try:
-        folders = storage(options.restore, options.durability, options.durability_folder)
+        folders = storage(
+            options.restore, options.durability, options.durability_folder, options.policy
+        )
         check_replicas(options.replicas, options.ps, folders)
         notice = notice_at(options.notice) if options.notice else None
     except (InvalidArgumentError, FailedPreconditionError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,17 +11,17 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs import counter_random
+from stratagem_proto.protocol import name_of_whole
 from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
 
-_PART = re.compile(r"/part_[0-9]+\Z")
 # Numbers are made in double precision; this limits the memory for them.
 _ELEMENTS_AT_ONCE = 1 << 20
 
 
 def whole_name(spec: VariableSpec) -> str:
     """Return the name of the whole variable that a spec describes or describes a part of."""
-    return _PART.sub("", spec.name) if spec.HasField("partition") else spec.name
+    return name_of_whole(spec.name) if spec.HasField("partition") else spec.name
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which roles may call an RPC, as its option in the contract says."""
+"""Which roles may call an RPC, and what it does, as its option in the contract says."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.server_log import printable
+from stratagem_proto.serving.needs import Need
 from stratagem_proto.v1 import access_pb2
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Role, Task
 
@@ -65,6 +66,7 @@ class Access:
     Attributes:
         roles: The roles of those who may.
         told: The paths of the fields whose values the log tells with each call.
+        needs: What a policy must let a caller do; nothing if roles alone decide.
         for_anyone: Whether strangers may call it, too.
 
     Raises:
@@ -75,8 +77,14 @@ class Access:
         option = method.GetOptions().Extensions[access_pb2.access]
         if not (option.roles or option.anyone):
             raise InternalError(f"{method.full_name} does not say by `access` who may call it")
+        if bool(option.needs) is option.by_role_alone:
+            raise InternalError(
+                f"{method.full_name} does not say by `access` what policies decide: give it needs, "
+                "or by_role_alone"
+            )
         self._rpc, self._allowed = method.name, ", ".join(map(name_of, option.roles))
         self.roles, self.told = frozenset(option.roles), tuple(option.told)
+        self.needs = tuple(map(Need.of, option.needs))
         self.for_anyone = option.anyone
 
     def require(self, caller: Caller) -> None:

@@ -44,11 +44,17 @@ _ROLES: Mapping[str, frozenset[Role.ValueType]] = {
 # Which calls with a handshake go on with the session of their Unix socket.
 _OPENING = {"OpenSession", "Work"}
 
+# Whose sessions with parameter servers also have filters and policies of their tasks. Who leads has
+# sessions of no task, too, while it waits for its turn.
+_LED = frozenset({ROLE_WORKER, ROLE_EVALUATOR})
+
 
 def require_certified_handshake(
     asking: OpenSessionRequest, method: str, settings: ServingSettings
 ) -> None:
     """Check that a handshake comes from whom it says; raise as `require_certified`.
+
+    A worker or evaluator that opens a session has to say which task it is.
 
     Args:
         asking: The handshake.
@@ -62,10 +68,15 @@ def require_certified_handshake(
             f"{settings.label} got {method} over a Unix socket, on which nobody shows a "
             "certificate; call it by gRPC"
         )
-    require_certified(asking.role, asking.task, settings)
+    shown = require_certified(asking.role, asking.task, settings)
+    is_led = method == "OpenSession" and asking.role in _LED
+    if is_led and shown is not None and shown.job and not asking.task.job:
+        raise _denied(settings, shown, "no task", "name that task in TF_CONFIG or the resolver")
 
 
-def require_certified(role: Role.ValueType, task: Task, settings: ServingSettings) -> None:
+def require_certified(
+    role: Role.ValueType, task: Task, settings: ServingSettings
+) -> CertifiedIdentity | None:
     """Check that the present call comes from whom it says that it comes from.
 
     Calls over Unix sockets have no certificates: they act for the session of their socket alone,
@@ -76,17 +87,21 @@ def require_certified(role: Role.ValueType, task: Task, settings: ServingSetting
         task: The task that it says it is; without a job, it says of none.
         settings: The settings of the server, which has certificates.
 
+    Returns:
+        Whose certificate it has shown; None if it has shown none.
+
     Raises:
         UnauthenticatedError: The certificate of the caller counts no more.
         PermissionDeniedError: It is that of somebody else.
     """
     if settings.tls is None or (shown := _shown_by(present_call())) is None:
-        return
+        return None
     identity = _identity(shown, settings)
     if role not in _ROLES[identity.role]:
         raise _denied(settings, identity, f"the role {name_of(role)}")
     if task.job and (task.job, task.index) != (identity.job, identity.task):
         raise _denied(settings, identity, f"the task /job:{task.job[:60]}/task:{task.index}")
+    return identity
 
 
 def _shown_by(call: Any) -> ShownCertificate | None:
@@ -112,9 +127,12 @@ def _identity(shown: ShownCertificate, settings: ServingSettings) -> CertifiedId
 
 
 def _denied(
-    settings: ServingSettings, identity: CertifiedIdentity, what: str
+    settings: ServingSettings,
+    identity: CertifiedIdentity,
+    what: str,
+    remedy: str = "give the process the certificate of its own task",
 ) -> PermissionDeniedError:
     return PermissionDeniedError(
         f"{settings.label} was called with {what}, and with the certificate of {identity.label} of "
-        f"the cluster {identity.cluster!r}; give the process the certificate of its own task"
+        f"the cluster {identity.cluster!r}; {remedy}"
     )

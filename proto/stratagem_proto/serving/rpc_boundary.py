@@ -30,6 +30,7 @@ from stratagem_proto.serving.audit import facts_of
 from stratagem_proto.serving.callers import arrived
 from stratagem_proto.serving.certified_callers import require_certified
 from stratagem_proto.serving.figures import Calls, Figures
+from stratagem_proto.serving.policy.permissions import Permissions
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
@@ -111,19 +112,25 @@ def no_sessions(session_id: bytes) -> Caller | None:
 class RpcBoundary:
     """The boundary that every call of a server crosses.
 
-    It counts calls, refuses callers whose role may not call the RPC, encodes errors, and lets the
-    log tell who has called.
+    It counts calls, refuses callers whose role may not call the RPC or whom the policy does not let
+    do what they ask for, encodes errors, and lets the log tell who has called.
 
     Args:
         handshakes: Those of the server, which know its settings.
         figures: The figures of its calls.
         sessions: Its sessions.
+        permissions: What its policy lets callers do; None if it has none.
     """
 
     def __init__(
-        self, handshakes: Handshakes, figures: Figures, sessions: Sessions = no_sessions
+        self,
+        handshakes: Handshakes,
+        figures: Figures,
+        sessions: Sessions = no_sessions,
+        permissions: Permissions | None = None,
     ) -> None:
         self.handshakes, self.figures, self.sessions = handshakes, figures, sessions
+        self.permissions = permissions
         self.task = handshakes.settings.label
         self.log = LOG.bind(task=self.task)
 
@@ -131,7 +138,7 @@ class RpcBoundary:
         """Return an RPC whose calls cross this.
 
         Raises:
-            InternalError: The contract does not say who may call it.
+            InternalError: The contract does not say who may call it, or what policies decide.
         """
         return Rpc(self, method)
 
@@ -172,6 +179,18 @@ class Rpc:
     def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
         """Return the span of the answer; see `tracing.answering`."""
         return tracing.answering(request, self._boundary.task, current)
+
+    def require(self, caller: Caller, request: Message) -> None:
+        """Check that a caller may do what a request, or its header, is for.
+
+        Raises:
+            PermissionDeniedError: Its role may not call the RPC, or the policy is against it.
+        """
+        if caller.role not in self.access.roles:
+            self.access.require(caller)
+        permissions, needs = self._boundary.permissions, self.access.needs
+        if permissions is not None and needs:
+            permissions.require(self._name, needs, caller, request)
 
     def tell(self, event: str, caller: Caller | None, request: Message | None) -> None:
         """Let the log tell of a call that was not refused, if it tells of such calls."""
@@ -242,7 +261,7 @@ class Crossing:
         self._request: Message | None = None
 
     async def admit(self, request: Message) -> None:
-        """Let a call in by its request, or the header of it, if its caller may call the RPC.
+        """Let a call in by its request, or the header of it, if its caller may do that.
 
         A session that is not known is for the handler to refuse, whose answer says what to do.
 
@@ -255,8 +274,8 @@ class Crossing:
         if rpc.prove is not None:
             await rpc.prove(request)
         self._caller = caller = rpc.caller(request)
-        if caller is not None and caller.role not in rpc.access.roles:
-            rpc.access.require(caller)
+        if caller is not None:
+            rpc.require(caller, request)
 
     async def __aenter__(self) -> Crossing:
         arrived(self._context)

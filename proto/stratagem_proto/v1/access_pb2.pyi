@@ -8,12 +8,69 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.descriptor_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.internal.extension_dict
 import google.protobuf.message
 import stratagem_proto.v1.session_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Action:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Action.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ACTION_UNSPECIFIED: _Action.ValueType  # 0
+    ACTION_READ: _Action.ValueType  # 1
+    """Reads values, or the keys of a table."""
+    ACTION_UPDATE: _Action.ValueType  # 2
+    """Runs update programs, and takes part in steps."""
+    ACTION_ASSIGN: _Action.ValueType  # 3
+    """Writes values."""
+    ACTION_CREATE: _Action.ValueType  # 4
+    """Creates variables."""
+    ACTION_DELETE: _Action.ValueType  # 5
+    """Deletes variables."""
+    ACTION_RESTORE: _Action.ValueType  # 6
+    """Replaces values by those of a checkpoint."""
+    ACTION_SAVE: _Action.ValueType  # 7
+    """Writes all variables of the server to a checkpoint."""
+    ACTION_CONFIGURE: _Action.ValueType  # 8
+    """Changes the consistency of groups."""
+    ACTION_MOVE: _Action.ValueType  # 9
+    """Moves tasks between servers, and drains servers."""
+
+class Action(_Action, metaclass=_ActionEnumTypeWrapper):
+    """What policies are about, each by the word after "ACTION_"."""
+
+ACTION_UNSPECIFIED: Action.ValueType  # 0
+ACTION_READ: Action.ValueType  # 1
+"""Reads values, or the keys of a table."""
+ACTION_UPDATE: Action.ValueType  # 2
+"""Runs update programs, and takes part in steps."""
+ACTION_ASSIGN: Action.ValueType  # 3
+"""Writes values."""
+ACTION_CREATE: Action.ValueType  # 4
+"""Creates variables."""
+ACTION_DELETE: Action.ValueType  # 5
+"""Deletes variables."""
+ACTION_RESTORE: Action.ValueType  # 6
+"""Replaces values by those of a checkpoint."""
+ACTION_SAVE: Action.ValueType  # 7
+"""Writes all variables of the server to a checkpoint."""
+ACTION_CONFIGURE: Action.ValueType  # 8
+"""Changes the consistency of groups."""
+ACTION_MOVE: Action.ValueType  # 9
+"""Moves tasks between servers, and drains servers."""
+global___Action = Action
 
 @typing.final
 class Access(google.protobuf.message.Message):
@@ -24,8 +81,14 @@ class Access(google.protobuf.message.Message):
     ROLES_FIELD_NUMBER: builtins.int
     TOLD_FIELD_NUMBER: builtins.int
     ANYONE_FIELD_NUMBER: builtins.int
+    NEEDS_FIELD_NUMBER: builtins.int
+    BY_ROLE_ALONE_FIELD_NUMBER: builtins.int
     anyone: builtins.bool
     """Whether whoever connects may call the RPC, before anything is known of them."""
+    by_role_alone: builtins.bool
+    """Whether policies have no say, since the RPC touches no values: `needs` is empty then, and only
+    then. A server does not start with an RPC that leaves it open.
+    """
     @property
     def roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[stratagem_proto.v1.session_pb2.Role.ValueType]:
         """The roles that may call the RPC. A caller's role is that with which it has opened the session
@@ -39,16 +102,55 @@ class Access(google.protobuf.message.Message):
         as in "variables.name". If empty, the log tells only of calls that were refused.
         """
 
+    @property
+    def needs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Need]:
+        """What the server's policy, if it has one, must let the caller do: all of these. Empty only if
+        the roles alone decide.
+        """
+
     def __init__(
         self,
         *,
         roles: collections.abc.Iterable[stratagem_proto.v1.session_pb2.Role.ValueType] | None = ...,
         told: collections.abc.Iterable[builtins.str] | None = ...,
         anyone: builtins.bool = ...,
+        needs: collections.abc.Iterable[global___Need] | None = ...,
+        by_role_alone: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["anyone", b"anyone", "roles", b"roles", "told", b"told"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["anyone", b"anyone", "by_role_alone", b"by_role_alone", "needs", b"needs", "roles", b"roles", "told", b"told"]) -> None: ...
 
 global___Access = Access
+
+@typing.final
+class Need(google.protobuf.message.Message):
+    """What a call does that a policy may keep from its caller."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ACTION_FIELD_NUMBER: builtins.int
+    VARIABLES_FIELD_NUMBER: builtins.int
+    GIVEN_FIELD_NUMBER: builtins.int
+    action: global___Action.ValueType
+    """What it does."""
+    given: builtins.str
+    """Field without which the call does not do it, as in `told`; empty if it always does."""
+    @property
+    def variables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Fields of the request, or of its header, with the variables that it does that to: their names,
+        or the VariableSpecs of new ones; as in `told`. The policy must allow it for each of them, or
+        for any variable at all where there are none.
+        """
+
+    def __init__(
+        self,
+        *,
+        action: global___Action.ValueType = ...,
+        variables: collections.abc.Iterable[builtins.str] | None = ...,
+        given: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "given", b"given", "variables", b"variables"]) -> None: ...
+
+global___Need = Need
 
 ACCESS_FIELD_NUMBER: builtins.int
 access: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, global___Access]

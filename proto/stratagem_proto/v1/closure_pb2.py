@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/closure.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\"Y\n\x12\x45ndClosuresRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05space\x18\x02 \x01(\x0c\x12\x0f\n\x07through\x18\x03 \x01(\x04\x12\x0f\n\x07unended\x18\x04 \x03(\x04\"$\n\x13\x45ndClosuresResponse\x12\r\n\x05\x65nded\x18\x01 \x03(\x04\x32z\n\x0e\x43losureService\x12h\n\x0b\x45ndClosures\x12&.stratagem_proto.v1.EndClosuresRequest\x1a\'.stratagem_proto.v1.EndClosuresResponse\"\x08\xa2\xd4\x18\x04\n\x02\x02\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/closure.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\"Y\n\x12\x45ndClosuresRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05space\x18\x02 \x01(\x0c\x12\x0f\n\x07through\x18\x03 \x01(\x04\x12\x0f\n\x07unended\x18\x04 \x03(\x04\"$\n\x13\x45ndClosuresResponse\x12\r\n\x05\x65nded\x18\x01 \x03(\x04\x32|\n\x0e\x43losureService\x12j\n\x0b\x45ndClosures\x12&.stratagem_proto.v1.EndClosuresRequest\x1a\'.stratagem_proto.v1.EndClosuresResponse\"\n\xa2\xd4\x18\x06\n\x02\x02\x05(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.closure_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLOSURESERVICE'].methods_by_name['EndClosures']._loaded_options = None
-  _globals['_CLOSURESERVICE'].methods_by_name['EndClosures']._serialized_options = b'\242\324\030\004\n\002\002\005'
+  _globals['_CLOSURESERVICE'].methods_by_name['EndClosures']._serialized_options = b'\242\324\030\006\n\002\002\005(\001'
   _globals['_ENDCLOSURESREQUEST']._serialized_start=89
   _globals['_ENDCLOSURESREQUEST']._serialized_end=178
   _globals['_ENDCLOSURESRESPONSE']._serialized_start=180
   _globals['_ENDCLOSURESRESPONSE']._serialized_end=216
   _globals['_CLOSURESERVICE']._serialized_start=218
-  _globals['_CLOSURESERVICE']._serialized_end=340
+  _globals['_CLOSURESERVICE']._serialized_end=342
 # @@protoc_insertion_point(module_scope)

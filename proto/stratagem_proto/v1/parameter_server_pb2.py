@@ -22,110 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access__pb2
-from stratagem_proto.v1 import barrier_pb2 as stratagem__proto_dot_v1_dot_barrier__pb2
-from stratagem_proto.v1 import closed_step_pb2 as stratagem__proto_dot_v1_dot_closed__step__pb2
 from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
-from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor__pb2
 from stratagem_proto.v1 import update_program_pb2 as stratagem__proto_dot_v1_dot_update__program__pb2
-from stratagem_proto.v1 import variable_requests_pb2 as stratagem__proto_dot_v1_dot_variable__requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/barrier.proto\x1a$stratagem_proto/v1/closed_step.proto\x1a$stratagem_proto/v1/consistency.proto\x1a\x1dstratagem_proto/v1/keys.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\x1a*stratagem_proto/v1/variable_requests.proto\"\xb5\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12-\n\x06\x62\x65gins\x18\x07 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"w\n\nReadHeader\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08\x63ontents\x18\x02 \x01(\x0c\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\"n\n\x0cReadContents\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"m\n\tReadValue\x12\x13\n\x06tensor\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"f\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"[\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\"\x8a\x01\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\x32\xd7\x12\n\x16ParameterServerService\x12j\n\x0bOpenSession\x12&.stratagem_proto.v1.OpenSessionRequest\x1a\'.stratagem_proto.v1.OpenSessionResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12\x64\n\tHeartbeat\x12$.stratagem_proto.v1.HeartbeatRequest\x1a%.stratagem_proto.v1.HeartbeatResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12p\n\rAttendSession\x12(.stratagem_proto.v1.AttendSessionRequest\x1a).stratagem_proto.v1.AttendSessionResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12m\n\x0c\x43loseSession\x12\'.stratagem_proto.v1.CloseSessionRequest\x1a(.stratagem_proto.v1.CloseSessionResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12\x86\x01\n\x0f\x43reateVariables\x12*.stratagem_proto.v1.CreateVariablesRequest\x1a+.stratagem_proto.v1.CreateVariablesResponse\"\x18\xa2\xd4\x18\x14\n\x02\x02\x05\x12\x0evariables.name(\x01\x12|\n\x11\x44\x65scribeVariables\x12,.stratagem_proto.v1.DescribeVariablesRequest\x1a-.stratagem_proto.v1.DescribeVariablesResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12p\n\rListVariables\x12(.stratagem_proto.v1.ListVariablesRequest\x1a).stratagem_proto.v1.ListVariablesResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12{\n\x0f\x44\x65leteVariables\x12*.stratagem_proto.v1.DeleteVariablesRequest\x1a+.stratagem_proto.v1.DeleteVariablesResponse\"\x0f\xa2\xd4\x18\x0b\n\x02\x02\x05\x12\x05names\x12\x61\n\x08ListKeys\x12#.stratagem_proto.v1.ListKeysRequest\x1a$.stratagem_proto.v1.ListKeysResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12W\n\x04Read\x12\x1f.stratagem_proto.v1.ReadRequest\x1a .stratagem_proto.v1.ReadResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x30\x01\x12\\\n\x06\x41ssign\x12!.stratagem_proto.v1.AssignRequest\x1a\".stratagem_proto.v1.AssignResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05(\x01\x12\\\n\x06Update\x12!.stratagem_proto.v1.UpdateRequest\x1a\".stratagem_proto.v1.UpdateResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05(\x01\x12s\n\rUpdateAndRead\x12(.stratagem_proto.v1.UpdateAndReadRequest\x1a).stratagem_proto.v1.UpdateAndReadResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05(\x01\x30\x01\x12q\n\rUpdateNonSlot\x12(.stratagem_proto.v1.UpdateNonSlotRequest\x1a).stratagem_proto.v1.UpdateNonSlotResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05(\x01\x12~\n\x12\x43ommitContribution\x12-.stratagem_proto.v1.CommitContributionRequest\x1a..stratagem_proto.v1.CommitContributionResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05\x12v\n\x0fListClosedSteps\x12*.stratagem_proto.v1.ListClosedStepsRequest\x1a+.stratagem_proto.v1.ListClosedStepsResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12\x66\n\nFinishStep\x12%.stratagem_proto.v1.FinishStepRequest\x1a&.stratagem_proto.v1.FinishStepResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05\x12\x63\n\tBeginStep\x12$.stratagem_proto.v1.BeginStepRequest\x1a%.stratagem_proto.v1.BeginStepResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05\x12\x8a\x01\n\x0eSetConsistency\x12).stratagem_proto.v1.SetConsistencyRequest\x1a*.stratagem_proto.v1.SetConsistencyResponse\"!\xa2\xd4\x18\x1d\n\x02\x02\x05\x12\x05group\x12\x10\x63onsistency.mode\x12\x82\x01\n\x13\x44\x65scribeConsistency\x12..stratagem_proto.v1.DescribeConsistencyRequest\x1a/.stratagem_proto.v1.DescribeConsistencyResponse\"\n\xa2\xd4\x18\x06\n\x04\x02\x01\x03\x05\x12]\n\x07\x42\x61rrier\x12\".stratagem_proto.v1.BarrierRequest\x1a#.stratagem_proto.v1.BarrierResponse\"\t\xa2\xd4\x18\x05\n\x03\x02\x01\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\"\xb5\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12-\n\x06\x62\x65gins\x18\x07 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"w\n\nReadHeader\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08\x63ontents\x18\x02 \x01(\x0c\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\"n\n\x0cReadContents\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"m\n\tReadValue\x12\x13\n\x06tensor\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"f\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"[\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\"\x8a\x01\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['OpenSession']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['OpenSession']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Heartbeat']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Heartbeat']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['AttendSession']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['AttendSession']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CloseSession']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CreateVariables']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CreateVariables']._serialized_options = b'\242\324\030\024\n\002\002\005\022\016variables.name'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DescribeVariables']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DescribeVariables']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListVariables']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListVariables']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DeleteVariables']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DeleteVariables']._serialized_options = b'\242\324\030\013\n\002\002\005\022\005names'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListKeys']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListKeys']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Read']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Read']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Assign']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Assign']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Update']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Update']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['UpdateAndRead']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['UpdateAndRead']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['UpdateNonSlot']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['UpdateNonSlot']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CommitContribution']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['CommitContribution']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListClosedSteps']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['ListClosedSteps']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['FinishStep']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['FinishStep']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['BeginStep']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['BeginStep']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['SetConsistency']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['SetConsistency']._serialized_options = b'\242\324\030\035\n\002\002\005\022\005group\022\020consistency.mode'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DescribeConsistency']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['DescribeConsistency']._serialized_options = b'\242\324\030\006\n\004\002\001\003\005'
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Barrier']._loaded_options = None
-  _globals['_PARAMETERSERVERSERVICE'].methods_by_name['Barrier']._serialized_options = b'\242\324\030\005\n\003\002\001\005'
-  _globals['_READREQUEST']._serialized_start=392
-  _globals['_READREQUEST']._serialized_end=701
-  _globals['_STEPMARK']._serialized_start=703
-  _globals['_STEPMARK']._serialized_end=742
-  _globals['_SELECTION']._serialized_start=745
-  _globals['_SELECTION']._serialized_end=980
-  _globals['_SLICE']._serialized_start=982
-  _globals['_SLICE']._serialized_end=1018
-  _globals['_ROWS']._serialized_start=1020
-  _globals['_ROWS']._serialized_end=1043
-  _globals['_READRESPONSE']._serialized_start=1045
-  _globals['_READRESPONSE']._serialized_end=1150
-  _globals['_READHEADER']._serialized_start=1152
-  _globals['_READHEADER']._serialized_end=1271
-  _globals['_READCONTENTS']._serialized_start=1273
-  _globals['_READCONTENTS']._serialized_end=1383
-  _globals['_READVALUE']._serialized_start=1385
-  _globals['_READVALUE']._serialized_end=1494
-  _globals['_UPDATEREQUEST']._serialized_start=1496
-  _globals['_UPDATEREQUEST']._serialized_end=1604
-  _globals['_UPDATEHEADER']._serialized_start=1607
-  _globals['_UPDATEHEADER']._serialized_end=2162
-  _globals['_FOLLOWINGREAD']._serialized_start=2164
-  _globals['_FOLLOWINGREAD']._serialized_end=2277
-  _globals['_UPDATEANDREADREQUEST']._serialized_start=2279
-  _globals['_UPDATEANDREADREQUEST']._serialized_end=2394
-  _globals['_UPDATEANDREADRESPONSE']._serialized_start=2396
-  _globals['_UPDATEANDREADRESPONSE']._serialized_end=2519
-  _globals['_UPDATEANDREADHEADER']._serialized_start=2522
-  _globals['_UPDATEANDREADHEADER']._serialized_end=2690
-  _globals['_GRADIENTREF']._serialized_start=2693
-  _globals['_GRADIENTREF']._serialized_end=2849
-  _globals['_CONTRIBUTION']._serialized_start=2852
-  _globals['_CONTRIBUTION']._serialized_end=3067
-  _globals['_UPDATERESPONSE']._serialized_start=3069
-  _globals['_UPDATERESPONSE']._serialized_end=3171
-  _globals['_UPDATENONSLOTREQUEST']._serialized_start=3173
-  _globals['_UPDATENONSLOTREQUEST']._serialized_end=3288
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=3290
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=3381
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=3384
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=3522
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=3524
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=3569
-  _globals['_PARAMETERSERVERSERVICE']._serialized_start=3572
-  _globals['_PARAMETERSERVERSERVICE']._serialized_end=5963
+  _globals['_READREQUEST']._serialized_start=212
+  _globals['_READREQUEST']._serialized_end=521
+  _globals['_STEPMARK']._serialized_start=523
+  _globals['_STEPMARK']._serialized_end=562
+  _globals['_SELECTION']._serialized_start=565
+  _globals['_SELECTION']._serialized_end=800
+  _globals['_SLICE']._serialized_start=802
+  _globals['_SLICE']._serialized_end=838
+  _globals['_ROWS']._serialized_start=840
+  _globals['_ROWS']._serialized_end=863
+  _globals['_READRESPONSE']._serialized_start=865
+  _globals['_READRESPONSE']._serialized_end=970
+  _globals['_READHEADER']._serialized_start=972
+  _globals['_READHEADER']._serialized_end=1091
+  _globals['_READCONTENTS']._serialized_start=1093
+  _globals['_READCONTENTS']._serialized_end=1203
+  _globals['_READVALUE']._serialized_start=1205
+  _globals['_READVALUE']._serialized_end=1314
+  _globals['_UPDATEREQUEST']._serialized_start=1316
+  _globals['_UPDATEREQUEST']._serialized_end=1424
+  _globals['_UPDATEHEADER']._serialized_start=1427
+  _globals['_UPDATEHEADER']._serialized_end=1982
+  _globals['_FOLLOWINGREAD']._serialized_start=1984
+  _globals['_FOLLOWINGREAD']._serialized_end=2097
+  _globals['_UPDATEANDREADREQUEST']._serialized_start=2099
+  _globals['_UPDATEANDREADREQUEST']._serialized_end=2214
+  _globals['_UPDATEANDREADRESPONSE']._serialized_start=2216
+  _globals['_UPDATEANDREADRESPONSE']._serialized_end=2339
+  _globals['_UPDATEANDREADHEADER']._serialized_start=2342
+  _globals['_UPDATEANDREADHEADER']._serialized_end=2510
+  _globals['_GRADIENTREF']._serialized_start=2513
+  _globals['_GRADIENTREF']._serialized_end=2669
+  _globals['_CONTRIBUTION']._serialized_start=2672
+  _globals['_CONTRIBUTION']._serialized_end=2887
+  _globals['_UPDATERESPONSE']._serialized_start=2889
+  _globals['_UPDATERESPONSE']._serialized_end=2991
+  _globals['_UPDATENONSLOTREQUEST']._serialized_start=2993
+  _globals['_UPDATENONSLOTREQUEST']._serialized_end=3108
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=3110
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=3201
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=3204
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=3342
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=3344
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=3389
 # @@protoc_insertion_point(module_scope)

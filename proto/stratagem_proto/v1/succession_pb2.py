@@ -26,7 +26,7 @@ from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access_
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/succession.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\"L\n\tIncumbent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07program\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\"P\n\x13\x41waitVacancyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07program\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"k\n\x14\x41waitVacancyResponse\x12\x30\n\tincumbent\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\x12\x0e\n\x06vacant\x18\x02 \x01(\x08\x12\x11\n\twaits_for\x18\x03 \x01(\t\"o\n\x0eSucceedRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x30\n\tincumbent\x18\x02 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\"C\n\x0fSucceedResponse\x12\x30\n\tincumbent\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent2\xdc\x01\n\x11SuccessionService\x12j\n\x0c\x41waitVacancy\x12\'.stratagem_proto.v1.AwaitVacancyRequest\x1a(.stratagem_proto.v1.AwaitVacancyResponse\"\x07\xa2\xd4\x18\x03\n\x01\x05\x12[\n\x07Succeed\x12\".stratagem_proto.v1.SucceedRequest\x1a#.stratagem_proto.v1.SucceedResponse\"\x07\xa2\xd4\x18\x03\n\x01\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/succession.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\"L\n\tIncumbent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07program\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\"P\n\x13\x41waitVacancyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07program\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"k\n\x14\x41waitVacancyResponse\x12\x30\n\tincumbent\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\x12\x0e\n\x06vacant\x18\x02 \x01(\x08\x12\x11\n\twaits_for\x18\x03 \x01(\t\"o\n\x0eSucceedRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x30\n\tincumbent\x18\x02 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent\"C\n\x0fSucceedResponse\x12\x30\n\tincumbent\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.Incumbent2\xe0\x01\n\x11SuccessionService\x12l\n\x0c\x41waitVacancy\x12\'.stratagem_proto.v1.AwaitVacancyRequest\x1a(.stratagem_proto.v1.AwaitVacancyResponse\"\t\xa2\xd4\x18\x05\n\x01\x05(\x01\x12]\n\x07Succeed\x12\".stratagem_proto.v1.SucceedRequest\x1a#.stratagem_proto.v1.SucceedResponse\"\t\xa2\xd4\x18\x05\n\x01\x05(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.successi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUCCESSIONSERVICE'].methods_by_name['AwaitVacancy']._loaded_options = None
-  _globals['_SUCCESSIONSERVICE'].methods_by_name['AwaitVacancy']._serialized_options = b'\242\324\030\003\n\001\005'
+  _globals['_SUCCESSIONSERVICE'].methods_by_name['AwaitVacancy']._serialized_options = b'\242\324\030\005\n\001\005(\001'
   _globals['_SUCCESSIONSERVICE'].methods_by_name['Succeed']._loaded_options = None
-  _globals['_SUCCESSIONSERVICE'].methods_by_name['Succeed']._serialized_options = b'\242\324\030\003\n\001\005'
+  _globals['_SUCCESSIONSERVICE'].methods_by_name['Succeed']._serialized_options = b'\242\324\030\005\n\001\005(\001'
   _globals['_INCUMBENT']._serialized_start=126
   _globals['_INCUMBENT']._serialized_end=202
   _globals['_AWAITVACANCYREQUEST']._serialized_start=204
@@ -48,5 +48,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUCCEEDRESPONSE']._serialized_start=508
   _globals['_SUCCEEDRESPONSE']._serialized_end=575
   _globals['_SUCCESSIONSERVICE']._serialized_start=578
-  _globals['_SUCCESSIONSERVICE']._serialized_end=798
+  _globals['_SUCCESSIONSERVICE']._serialized_end=802
 # @@protoc_insertion_point(module_scope)

@@ -8,12 +8,12 @@ from functools import partial
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.serving.access import Access
 from stratagem_proto.v1 import consistency_pb2 as pb
-from stratagem_proto.v1 import parameter_server_pb2
+from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import Waiter
 
-_SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServerService"]
+_SERVICE = SERVICE_FILE.services_by_name["ParameterServerService"]
 
 # Other requests may ask for the permits that BeginStep gives.
 _BEGIN_STEP = Access(_SERVICE.methods_by_name["BeginStep"])

@@ -136,6 +136,11 @@ class HeldSnapshots:
             )
         return self._held[session_id]
 
+    def owners(self, name: str) -> set[str]:
+        """Return the owners of the slots that have a name in some snapshot."""
+        named = (held.variables.get(name) for held in self._held.values())
+        return {one.spec.slot_of for one in named if one is not None and one.spec.slot_of}
+
     def release(self, session_id: bytes) -> None:
         """Close a session's snapshot, if it holds one."""
         held = self._held.pop(session_id, None)

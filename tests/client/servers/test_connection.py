@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
+from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     CloseSessionRequest,

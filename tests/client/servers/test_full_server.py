@@ -17,7 +17,7 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
-from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
+from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader, AssignRequest
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated

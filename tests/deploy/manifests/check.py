@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from tests.deploy.manifests import containers, kubeflow, kubernetes
+from tests.deploy.manifests import cert_manager, containers, kubeflow, kubernetes
 from tests.deploy.manifests.rendering import OVERLAYS, Manifest, rendered
 
 
@@ -29,6 +29,9 @@ def problems() -> Iterator[str]:
 
 def manifest_problems(manifest: Manifest) -> Iterator[str]:
     """What is wrong with one manifest, and with those that are in it."""
+    if manifest["kind"] in cert_manager.SPECS:
+        yield from cert_manager.problems(manifest)
+        return
     known = [manifest]
     if manifest["kind"] in kubeflow.MODELS:
         yield from kubeflow.problems(manifest)

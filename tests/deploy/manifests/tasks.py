@@ -14,7 +14,7 @@ from stratagem_worker import cli as worker_server
 from stratagem_worker.options import WorkerOptions
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import Manifest, rendered
-from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX
+from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX, TASK
 
 SERVERS = {"ps": parameter_server.app, "worker": worker_server.app}
 """What `stratagem` with one of these words is."""
@@ -56,9 +56,14 @@ def programs(overlay: str) -> list[Pod]:
     return [pod for pod in pods(overlay) if pod.command[0] == "python"]
 
 
-def index(pod: Pod) -> int:
+def number(pod: Pod) -> int:
     """What Kubernetes numbers a pod by."""
     return int(pod.labels.get(POD_INDEX) or pod.labels[COMPLETION_INDEX])
+
+
+def index(pod: Pod) -> int:
+    """The index of a pod's task: its number, unless a folder makes it for one task."""
+    return int(pod.labels.get(TASK) or number(pod))
 
 
 def addresses(overlay: str, component: str, name: int) -> list[str]:

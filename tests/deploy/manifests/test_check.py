@@ -14,9 +14,11 @@ from tests.deploy.manifests.check import manifest_problems
 from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, render, rendered
 
 MISSPELT = {
+    "Certificate": "spec.uris",
     "ConfigMap": "data",
     "Deployment": "spec.template.spec.containers.0.readinessProbe.httpGet",
     "HorizontalPodAutoscaler": "spec.scaleTargetRef",
+    "Issuer": "spec.selfSigned",
     "Job": "spec.template.spec.containers.0.workingDir",
     "JobSet": "spec.replicatedJobs.1.dependsOn",
     "Namespace": "metadata.labels",

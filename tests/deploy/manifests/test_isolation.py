@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
 
 from stratagem_proto.configuration import checkpoint_key, token_file
-from tests.deploy.manifests.pods import pods
+from tests.deploy.manifests.networks import reaches
+from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
-from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects, servers
+from tests.deploy.manifests.tasks import COORDINATED, of_kind, programs, selects, servers
 
 in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -56,17 +58,21 @@ def test_who_writes_or_restores_checkpoints_has_their_key(overlay: str) -> None:
 
 
 @in_each_overlay
-def test_the_network_lets_tasks_reach_servers_and_nobody_else(overlay: str) -> None:
-    policy = of_kind(overlay, "NetworkPolicy")["cluster"]["spec"]
-    (ingress,) = policy["ingress"]
-    (source,) = ingress["from"]
-    open_ports = {entry["port"] for entry in ingress.get("ports", ())}
+def test_the_network_lets_who_trains_reach_servers_and_nobody_else(overlay: str) -> None:
+    serving = [pod for pod, _ in servers(overlay)]
+    for server in serving:
+        ports = [port for name, port in server.ports.items() if name != "metrics"]
+        for port in ports:
+            for program in programs(overlay):
+                assert reaches(overlay, program, server, port), (program.name, server.name)
+            assert not reaches(overlay, stranger(server), server, port)
     for pod in pods(overlay):
-        assert selects(policy["podSelector"], pod)
-        assert selects(source["podSelector"], pod)
-        # Where none is listed, tasks reach all.
-        ports = {pod.ports[name] for name in pod.ports if name != "metrics"}
-        assert not open_ports or ports <= open_ports
+        assert not reaches(overlay, pod, stranger(pod), 2222)
+
+
+def stranger(pod: Pod) -> Pod:
+    """Another pod of the namespace, which is of no cluster."""
+    return replace(pod, name="stranger", labels={"app.kubernetes.io/name": "stranger"})
 
 
 @in_each_overlay

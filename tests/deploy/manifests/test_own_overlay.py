@@ -40,6 +40,21 @@ def test_the_overlay_has_the_tasks_that_it_names(tmp_path: Path) -> None:
         assert worker.command == ["python", "/my/train.py"]
 
 
+def test_images_are_those_of_the_digests(tmp_path: Path) -> None:
+    overlay = os.path.relpath((FOLDER / "overlays/tls").resolve(), tmp_path.resolve())
+    kustomization = shown("yaml", "digests/kustomization.yaml")
+    kustomization = kustomization.replace("../stratagem/deploy/kubernetes/overlays/tls", overlay)
+    (tmp_path / "kustomization.yaml").write_text(kustomization)
+    pods = pods_of(list(yaml.safe_load_all(render(tmp_path))))
+    for pod in pods:
+        for container in (*pod.first, pod.container):
+            assert re.fullmatch(
+                r"registry\.example\.com/stratagem-(server|worker)@sha256:[0-9a-f]{64}",
+                container.image,
+            )
+    assert len({pod.container.image for pod in pods}) == 2
+
+
 def test_the_page_names_every_overlay_and_files_that_there_are() -> None:
     assert all(f"| `{overlay}` |" in PAGE for overlay in OVERLAYS)
     for path in re.findall(r"--(?:kustomize|filename|file) (deploy/\S+\w)", PAGE):

@@ -9,7 +9,7 @@ import pytest
 from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
-from tests.deploy.manifests.tasks import index, port, servers
+from tests.deploy.manifests.tasks import index, number, port, servers
 from tests.psserver.replication.health import serves
 from tests.psserver.replication.pairs import pair
 from tests.waiting import eventually
@@ -24,10 +24,12 @@ def test_servers_understand_their_commands(overlay: str) -> None:
     assert servers(overlay)
     for pod, given in servers(overlay):
         assert given["job"] == pod.component
-        assert given["replica" if given.get("replicas", 1) > 1 else "task"] == index(pod)
+        assert given["task"] == index(pod)
+        if given.get("replicas", 1) > 1:
+            assert given["replica"] == number(pod)
         assert port(given["bind"]) == pod.ports["grpc"]
         assert port(given["health_bind"]) == pod.ports["health"]
-        assert given["insecure"], "nothing is encrypted between pods"
+        assert given["insecure"] is (given["tls"] is None), "without certificates nothing is"
 
 
 @in_each_overlay

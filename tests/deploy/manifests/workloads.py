@@ -9,6 +9,8 @@ from tests.deploy.manifests.rendering import Manifest
 
 POD_INDEX = "apps.kubernetes.io/pod-index"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+TASK = "stratagem/task"
+"""Our own label of pods whose number says something else."""
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 
 

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from stratagem_proto.v1 import checkpoint_pb2, closure_pb2
+from stratagem_proto.v1 import checkpoint_pb2, closure_pb2, parameter_server_service_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import InputBinding
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -22,7 +22,7 @@ from stratagem_psserver.exactly_once.intents import Mutation, intent_of
 
 def numbered() -> Iterator[Descriptor]:
     """All requests that are applied once, or their headers."""
-    for file in (pb, checkpoint_pb2, closure_pb2):
+    for file in (parameter_server_service_pb2, checkpoint_pb2, closure_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 fields = method.input_type.fields_by_name

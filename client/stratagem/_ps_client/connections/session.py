@@ -16,7 +16,7 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, check_token
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_proto.v1.session_pb2 import (
     AttendSessionRequest,
     AwaitedAnswer,
@@ -257,7 +257,7 @@ def check_answering(answering: Task, server: str) -> None:
         )
 
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
+_SERVICE = SERVICE_FILE.services_by_name["ParameterServerService"].full_name
 _PATH = f"/{_SERVICE}/AttendSession"
 
 # Between attempts at a server that is away.

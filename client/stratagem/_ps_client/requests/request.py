@@ -18,7 +18,7 @@ from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
     draws_pb2,
-    parameter_server_pb2,
+    parameter_server_service_pb2,
     succession_pb2,
 )
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey
@@ -42,10 +42,18 @@ def _mutates(method: MethodDescriptor) -> bool:
     return "key" in (header.fields_by_name if header else fields)
 
 
+_FILES = (
+    parameter_server_service_pb2,
+    checkpoint_pb2,
+    closure_pb2,
+    draws_pb2,
+    succession_pb2,
+)
+
 # By name; the services have no method in common.
 _METHODS: Mapping[str, _Method] = {
     name: _Method(f"/{service.full_name}/{name}", method.client_streaming, _mutates(method))
-    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2, succession_pb2)
+    for file in _FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
 }
