@@ -28,15 +28,22 @@ class Network:
 
     Args:
         rate: What a cable carries each way, as `tc` writes it; None for no limit.
+
+    Attributes:
+        place: The namespace, as a file of /proc.
+        bridge: The switch, as a device of it.
     """
+
+    bridge = "switch"
 
     def __init__(self, rate: str | None = None) -> None:
         self._rate = rate
         # From which side of which cables frames are dropped.
         self._lost: set[tuple[str, str]] = set()
         self._switch = Namespace()
-        self._switch.enter("ip", "link", "add", "switch", "type", "bridge")
-        self._switch.enter("ip", "link", "set", "switch", "up")
+        self.place = self._switch.network
+        self._switch.enter("ip", "link", "add", self.bridge, "type", "bridge")
+        self._switch.enter("ip", "link", "set", self.bridge, "up")
 
     def join(self, host: Joining, name: str, address: str) -> None:
         """Give a host an address and a cable to the switch."""
@@ -78,7 +85,7 @@ class Network:
 
     def heal(self, name: str) -> None:
         """Put a host's cable back, and lose nothing of it any more."""
-        self._switch.enter("ip", "link", "set", name, "master", "switch")
+        self._switch.enter("ip", "link", "set", name, "master", self.bridge)
         for lost in [each for each in self._lost if each[1] == name]:
             self._drop("-D", *lost)
             self._lost.discard(lost)

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.compose.conftest import FOLDER, ROOT
-from tests.compose.eavesdropping import Overheard, overheard
 from tests.compose.project import Project
 from tests.compose.training import checkpoints
 from tests.demo import BY_TURNS, CLOSE, DEMO_RMSE, demo_error
+from tests.eavesdropping import WORDS, Overheard, overheard
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
@@ -19,15 +19,13 @@ pytestmark = pytest.mark.compose
 MUCH = 50_000_000
 
 
-# Names of a variable and of what sessions call, of which every session has some.
-WORDS = "user_bias.weight", "ParameterServerService"
-
-
 def trained_in_public(project: Project, *words: str) -> Overheard:
     """Train the demo while somebody listens who looks for words."""
     created = project.compose("create", "--no-build", "--pull", "never")
     assert created.returncode == 0, created.stderr
-    with overheard(project.bridge, words, FOLDER / "pid") as found:
+    engine = FOLDER / "pid"
+    network = f"/proc/{engine.read_text()}/ns/net" if engine.exists() else ""
+    with overheard(project.bridge, words, network) as found:
         ended = project.up("--exit-code-from", "worker-0")
     assert ended.returncode == 0, ended.stderr
     print(f"\nin containers: test RMSE {demo_error(ended.stdout)}")

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.harness.namespace import missing
 from benchmarks.harness.network import SUBNET, Network, addresses
+from tests.deploy.manifests.issuing import certificate_secrets
 from tests.deploy.manifests.pods import Pod, pods
 from tests.netns.control_plane import ControlPlane
 from tests.netns.host import Host
@@ -46,7 +47,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """The pods of `overlays/local`, not started; nothing of them is left."""
     with ExitStack() as stack:
         network = stack.enter_context(closing(Network(RATE)))
-        yield Cluster(_hosts(stack, network, "overlays/local", tmp_path), network)
+        volumes = Volumes(tmp_path, token_secret())
+        yield Cluster(_hosts(stack, network, "overlays/local", volumes), network)
+
+
+@pytest.fixture
+def encrypted_cluster(tmp_path: Path) -> Iterator[tuple[Cluster, str]]:
+    """The same of `overlays/tls`, with certificates, and the token of its tasks."""
+    with ExitStack() as stack:
+        network = stack.enter_context(closing(Network(RATE)))
+        found = {**token_secret(), **certificate_secrets("overlays/tls")}
+        hosts = _hosts(stack, network, "overlays/tls", Volumes(tmp_path, found))
+        yield Cluster(hosts, network), found["token"]["token"]
 
 
 @pytest.fixture
@@ -58,22 +70,29 @@ def replicated_cluster(tmp_path: Path) -> Iterator[tuple[Cluster, ControlPlane]]
         stack.enter_context(closing(plane))
         network.join(plane.host, "control-plane", CONTROL_PLANE)
         plane.start()
-        hosts = _hosts(stack, network, "overlays/replicas", tmp_path, plane.settings)
+        volumes = Volumes(tmp_path, token_secret())
+        hosts = _hosts(stack, network, "overlays/replicas", volumes, plane.settings)
         yield Cluster(hosts, network), plane
 
 
+def token_secret() -> dict[str, dict[str, str]]:
+    """The secret with the token of a cluster, by its name."""
+    return {"token": {"token": secrets.token_hex()}}
+
+
 def _hosts(
-    stack: ExitStack, network: Network, overlay: str, folder: Path, kube: Path | None = None
+    stack: ExitStack, network: Network, overlay: str, volumes: Volumes, kube: Path | None = None
 ) -> dict[str, Host]:
     """A host for each pod, with the settings of a client of Kubernetes if there are any."""
     planned = pods(overlay)
     found = addresses([pod.name for pod in planned])
-    names = folder / "hosts"
+    names = volumes.folder / "hosts"
     names.write_text(host_names(planned, found))
-    volumes = Volumes(folder, {"token": {"token": secrets.token_hex()}})
     hosts = {}
     for pod in planned:
-        host = Host(pod, folder / pod.name, {"KUBECONFIG": "/kube/config"} if kube else None)
+        host = Host(
+            pod, volumes.folder / pod.name, {"KUBECONFIG": "/kube/config"} if kube else None
+        )
         stack.enter_context(closing(host))
         network.join(host.namespace, pod.name, found[pod.name])
         host.mount({**volumes.mounts(pod), **({"/kube": kube} if kube else {})}, names)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.demo import BY_TURNS, DEMO_RMSE, demo_error
 from tests.deploy.processes.process_tree import is_alive, python
+from tests.eavesdropping import WORDS, overheard
 from tests.netns.conftest import Cluster
 from tests.netns.host import Host
 from tests.netns.training import (
@@ -32,10 +33,13 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
     cluster: Cluster,
 ) -> None:
     hosts, network = cluster.hosts, cluster.network
-    for host in hosts.values():
-        host.start()
-    grows(cluster, "worker-1", TRAINED_FOR_A_WHILE)
-    assert uses_data_port(hosts["ps-0"])
+    with overheard(network.bridge, WORDS, network.place) as found:
+        for host in hosts.values():
+            host.start()
+        grows(cluster, "worker-1", TRAINED_FOR_A_WHILE)
+        assert uses_data_port(hosts["ps-0"])
+    # What the test with certificates shows that nobody hears.
+    assert found.words == {*WORDS}
 
     network.cut("worker-1")
     lost = network.bytes_to("worker-1")

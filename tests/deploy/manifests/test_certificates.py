@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from datetime import datetime, timedelta, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from stratagem_proto.certificates.contents import read_certificates
+from tests.deploy.manifests.issuing import certificate_secrets
 from tests.deploy.manifests.networks import reaches
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import Manifest
@@ -42,35 +37,12 @@ def certificate(pod: Pod) -> Manifest:
     return found
 
 
-def issued(spec: Manifest, folder: Path, mode: int) -> None:
-    """Writes what cert-manager would, for a certificate of these names."""
-    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority of prod")])
-    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in spec["uris"]]
-    names += [x509.DNSName(host) for host in spec["dnsNames"]]
-    now = datetime.now(timezone.utc)
-    for subject, public, extension, file in (
-        (name, authority.public_key(), x509.BasicConstraints(True, None), "ca.crt"),
-        (x509.Name([]), key.public_key(), x509.SubjectAlternativeName(names), "tls.crt"),
-    ):
-        built = (
-            x509.CertificateBuilder(name, subject, public, x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=90))
-            .add_extension(extension, critical=True)
-            .sign(authority, hashes.SHA256())
-        )
-        (folder / file).write_bytes(built.public_bytes(Encoding.PEM))
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "tls.key").write_bytes(pem)
-    for file in ("ca.crt", "tls.crt", "tls.key"):
-        os.chmod(folder / file, mode)
-
-
 @pytest.mark.parametrize("pod", pods(OVERLAY), ids=lambda pod: pod.name)
 def test_a_certificate_names_the_task_of_its_pod_and_its_role(pod: Pod, tmp_path: Path) -> None:
-    mode = secret(pod)["defaultMode"]
-    issued(certificate(pod), tmp_path, mode)
+    found = secret(pod)
+    for name, text in certificate_secrets(OVERLAY)[found["secretName"]].items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(found["defaultMode"])
     shown = read_certificates(tmp_path).identity
     assert (shown.cluster, shown.job, shown.task) == ("prod", pod.component, index(pod))
     assert shown.role == role(pod)

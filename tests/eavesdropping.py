@@ -1,4 +1,4 @@
-"""What somebody reads who listens to the network of the containers."""
+"""What somebody reads who listens to a network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 # From Linux's if_ether.h and if_packet.h, which Python does not name.
 _ALL_PROTOCOLS = 0x0003
 _SOL_PACKET, _ADD_MEMBERSHIP, _PROMISCUOUS = 263, 1, 1
+
+# Names of a variable and of what sessions call, of which every session of the demo has some.
+WORDS = "user_bias.weight", "ParameterServerService"
 
 
 class Overheard:
@@ -31,17 +33,16 @@ class Overheard:
 
 
 @contextmanager
-def overheard(bridge: str, words: Sequence[str], engine: Path) -> Iterator[Overheard]:
+def overheard(bridge: str, words: Sequence[str], network: str = "") -> Iterator[Overheard]:
     """Listen to a bridge during the block.
 
     Args:
         bridge: The device.
         words: What to listen for.
-        engine: The file with the process of the engine, whose network it is; where there is none,
-            the engine has that of this machine.
+        network: The namespace that it is in, as a file of /proc; "" for that of this machine.
     """
     found = Overheard()
-    inside = ["nsenter", f"--net=/proc/{engine.read_text()}/ns/net"] if engine.exists() else []
+    inside = ["nsenter", f"--net={network}"] if network else []
     command = [*inside, sys.executable, __file__, bridge, *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listening:
         assert listening.stdout is not None
@@ -54,7 +55,7 @@ def overheard(bridge: str, words: Sequence[str], engine: Path) -> Iterator[Overh
 def _opened(bridge: str) -> socket.socket:
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
     opened.bind((bridge, _ALL_PROTOCOLS))
-    # Frames that go from one container to another are not for the bridge itself.
+    # Frames that go from one host to another are not for the bridge itself.
     membership = struct.pack("IHH8s", socket.if_nametoindex(bridge), _PROMISCUOUS, 0, b"")
     opened.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
     return opened
