@@ -137,7 +137,8 @@ class SimulatedPair:
 
     def _restart(self, replica: SimulatedReplica) -> None:
         def start() -> None:
-            if not replica.is_up:
+            # Another fault of its may have started it already.
+            if replica.run.has_ended:
                 replica.start()
 
         self._world.loop.call_later(self._world.chance.random() * _LONGEST_RESTART_SECONDS, start)
