@@ -16,7 +16,7 @@ from tests.simulation.simulation import PROGRAMS, simulate
 SEEDS = 250
 
 # Seeds beyond these that have found a fault.
-FOUND = (500_697, 701_476, 706_491)
+FOUND = (500_697, 701_476, 706_491, 719_704)
 
 _DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(8)))"
 

@@ -208,7 +208,7 @@ class Primary:
         if required is None or not await self._acknowledges(required, self._log.position):
             return not self._is_leaving
         # What is begun after this is not answered any more.
-        if not self._is_leaving and self._is_held_back():
+        if not self._is_leaving and (self._is_held_back() or not self._follows(required)):
             return True
         # From the next view on the other one answers.
         self._is_fenced = True
@@ -219,9 +219,13 @@ class Primary:
         return not self._follows(required) and await self._keep()
 
     def _follows(self, required: BackupLink) -> bool:
-        """Return whether a backup is still to take over."""
-        # One that was cut off has all that a primary has that leaves.
-        return self._is_leaving or required is self._link
+        """Return whether a backup is still to take over.
+
+        One that was heard of for the last time a while ago may have ended, and the task with it.
+        """
+        # Of a primary that leaves, nobody else has what the backup has.
+        lives = required is self._link and required.lease.is_valid(self._clock())
+        return self._is_leaving or lives
 
     async def _keep(self) -> bool:
         """Go on alone, as the backup has left before the arbiter granted that it takes over."""
