@@ -176,6 +176,8 @@ def test_a_run_with_a_log_goes_on_with_the_servers_that_an_earlier_one_added(
         run.await_more()
         lines = run.end_well()
     assert [line["task"] for line in lines if line.get("restart")] == ["ps:2"]
+    code, _, errors = told(tmp_path, "run", "--ps", "2", *log, str(tmp_path / "train.py"))
+    assert (code, "start it with that --arbiter" in errors) == (1, True), errors
     with running(tmp_path, *options) as run:
         assert run.tasks()[2] == [0, 1, 2]
         run.servers("rebalance")
