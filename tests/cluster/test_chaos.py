@@ -12,7 +12,7 @@ from tests.deploy.processes.process_tree import python
 # Longer than any of its waits: what fails is told by the program, and not by this test.
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
-MINUTES = 2 / 3
+MINUTES = 0.5
 
 
 @pytest.mark.parametrize("servers", ["replicated", "movable"])

@@ -139,8 +139,8 @@ class Servers:
         if not moves and not any(task.bytes for task in found.tasks):
             raise FailedPreconditionError(
                 f"there is nothing to give to server {found.server}: no server has two tasks with "
-                "variables of which one is worth a move. A cluster uses no more servers than it has "
-                "tasks"
+                "variables of which one is worth a move. A cluster uses no more servers than it "
+                "has tasks"
             )
         self._calls.set_draining(address, False)
         self._carry_out(moves, survey, timeout)
