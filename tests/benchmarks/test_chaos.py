@@ -19,7 +19,7 @@ from benchmarks.chaos.launcher import Launcher
 from benchmarks.chaos.picture import drawn
 from benchmarks.chaos.servers.movable import MovableServers
 from benchmarks.chaos.strikes import Strike
-from benchmarks.chaos.verdict import NOISE, wrong
+from benchmarks.chaos.verdict import EARLY_NOISE, NOISE, wrong
 from tests.waiting import eventually
 
 RIGHT = Outcome(error=0.911, passes=30, batches=80, miscounted=0, surplus=0)
@@ -42,6 +42,13 @@ def test_a_training_without_a_fault_in_it_is_right() -> None:
 def test_what_is_lost_or_there_twice_is_told(outcome: Outcome, updates: int, says: str) -> None:
     (found,) = wrong(outcome, 0.911, {"user.weight": updates})
     assert says in found
+
+
+@pytest.mark.parametrize(("passes", "noise"), [(3, EARLY_NOISE), (4, NOISE)])
+def test_the_error_of_the_first_passes_may_differ_more(passes: int, noise: float) -> None:
+    updates = {"user.weight": passes * RIGHT.batches}
+    for error, wrongs in ((0.9 + noise - 1e-6, 0), (0.9 + noise + 1e-6, 1)):
+        assert len(wrong(replace(RIGHT, passes=passes, error=error), 0.9, updates)) == wrongs
 
 
 def _until_told(told: threading.Event) -> None:
