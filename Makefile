@@ -60,7 +60,7 @@ simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many ru
 fuzz: $(INSTALLED) ## Have decoders look at hostile bytes for SECONDS; TARGET says which ones.
 	$(BIN)/python -m tests.fuzzing $(TARGET) --seconds $(SECONDS)
 
-chaos-test: $(INSTALLED) ## Train for two minutes while something fails every two seconds.
+chaos-test: $(INSTALLED) ## Train while something fails every two seconds.
 	$(BIN)/pytest -m chaos --capture=no tests/cluster
 
 compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engine if it must.

@@ -1,47 +1,21 @@
-"""Servers with backups, workers and a coordinator, each of which can be hurt by itself."""
+"""Servers, workers and a coordinator, each of which can be hurt by itself."""
 
 from __future__ import annotations
 
-import secrets
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chaos import coordinating
-from benchmarks.chaos.hosts.host import Host, Hosts
+from benchmarks.chaos.hosts.host import Hosts
+from benchmarks.chaos.launcher import START_SECONDS, WORKERS, Launcher
+from benchmarks.chaos.servers.task_servers import TaskServers
 from benchmarks.harness import coordinators
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_deploy.clusters.replicated_server import ReplicatedServer
-from stratagem_deploy.clusters.replication import replica_options
-from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
 from stratagem_deploy.clusters.servers import serving
-from stratagem_deploy.processes.child import start_program
-from stratagem_deploy.processes.process import Process, describe_exit, share_of_cores
-
-SERVERS = WORKERS = 2
-
-# Processes load PyTorch, on a machine that may be busy.
-START_SECONDS = 300.0
-# The longest time that a process takes to end in order, before it is killed.
-DRAIN_SECONDS = 120.0
-_VERIFY_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class _CommandThere(ServerCommand):
-    """The command of a server on a host.
-
-    Attributes:
-        door: What comes before it.
-    """
-
-    door: tuple[str, ...] = ()
-
-    def line(self, ready_file: Path) -> list[str]:
-        return [*self.door, *super().line(ready_file)]
+from stratagem_deploy.processes.process import Process, describe_exit
 
 
 class Coordinator:
@@ -99,44 +73,36 @@ class Cluster:
     Args:
         folder: For what they write.
         hosts: Where they are to run.
-        on_line: Called with each line of a server's log.
+        new_servers: Makes the servers of the job ps.
+        on_line: Called with each line of the log of a server or worker.
 
     Attributes:
         hosts: Where they run, in the end by names such as "ps-0-1".
-        replicas: The replicas of each server.
-        servers: The same as tasks.
+        servers: The servers of the job ps.
         workers: The workers.
-        resolver: The cluster as its chief sees it.
         coordinator: The coordinator, once it is started.
     """
 
-    def __init__(self, folder: Path, hosts: Hosts, on_line: Callable[[str], None]) -> None:
-        self.hosts, self._folder, self._on_line = hosts, folder, on_line
-        self._token = secrets.token_urlsafe(32)
-        self._token_file = folder / "token"
-        self._token_file.touch(mode=0o600)
-        self._token_file.write_text(self._token)
-        places = [
-            [hosts.add(f"ps-{index}-{each}") for each in range(2)] for index in range(SERVERS)
-        ]
-        own = [hosts.add(f"worker-{index}") for index in range(WORKERS)]
-        self._chief = hosts.add("chief-0")
-        self.replicas = [
-            [self._replica(index, number, host) for number, host in enumerate(pair)]
-            for index, pair in enumerate(places)
-        ]
-        self.servers = [
-            ReplicatedServer(f"ps:{index}", self.replicas[index], addresses(pair), self._token)
-            for index, pair in enumerate(places)
-        ]
-        self.workers = [self._worker(index, host) for index, host in enumerate(own)]
+    def __init__(
+        self,
+        folder: Path,
+        hosts: Hosts,
+        new_servers: Callable[[Launcher], TaskServers],
+        on_line: Callable[[str], None],
+    ) -> None:
+        self.hosts, self._folder = hosts, folder
+        launcher = Launcher(folder, hosts, on_line)
+        self.servers = new_servers(launcher)
+        own = [launcher.host(f"worker-{index}") for index in range(WORKERS)]
+        self._chief = launcher.host("chief-0")
+        self.workers = [launcher.process("worker", index, host) for index, host in enumerate(own)]
         tasks = {
             "chief": [self._chief.address],
-            "worker": addresses(own),
-            "ps": [",".join(addresses(pair)) for pair in places],
+            "worker": [host.address for host in own],
+            "ps": [*self.servers.addresses],
         }
-        self.resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="chief", task_id=0)
-        self.resolver.cluster_token = self._token
+        self._resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="chief", task_id=0)
+        self._resolver.cluster_token = launcher.token
         self.coordinator: Coordinator
 
     @contextmanager
@@ -147,7 +113,7 @@ class Cluster:
             StratagemError: A server does not start.
         """
         with ExitStack() as stack:
-            stack.enter_context(serving([*self.servers, *self.workers], START_SECONDS))
+            stack.enter_context(serving([*self.servers.servers, *self.workers], START_SECONDS))
             self.coordinator = Coordinator(self._started)
             stack.callback(self.coordinator.kill)
             yield
@@ -156,39 +122,12 @@ class Cluster:
         return coordinators.started(
             coordinating.__name__,
             self._folder,
-            self.resolver,
+            self._resolver,
             self._chief.door,
             self.hosts.environment,
         )
 
-    def _replica(self, index: int, number: int, host: Host) -> ServerProcess:
-        options = (
-            *replica_options(2, number, self._folder / "arbiter"),
-            *("--advertise", host.address),
-            *("--verify-seconds", str(_VERIFY_SECONDS)),
-        )
-        return self._process("ps", index, host, options, number)
-
-    def _worker(self, index: int, host: Host) -> ServerProcess:
-        return self._process("worker", index, host, (), None)
-
-    def _process(
-        self, job: str, index: int, host: Host, options: Sequence[str], number: int | None
-    ) -> ServerProcess:
-        environment = {**self.hosts.environment, **share_of_cores(WORKERS)}
-        given = ("--insecure", *options)
-        command = _CommandThere(
-            job, index, host.bind, self._token_file, given, environment, number, host.door
-        )
-        return ServerProcess(command, show=self._on_line, start=start_program)
-
     @property
     def missing(self) -> list[str]:
-        """The names of servers and workers that do not run."""
-        processes = [*self.workers, *(each for pair in self.replicas for each in pair)]
-        return [each.name for each in processes if not each.runs]
-
-
-def addresses(hosts: Sequence[Host]) -> list[str]:
-    """Return where others reach hosts."""
-    return [host.address for host in hosts]
+        """The names of servers and workers that do not run, and should."""
+        return [each.name for each in self.workers if not each.runs] + self.servers.missing

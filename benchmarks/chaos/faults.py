@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from benchmarks.chaos.kinds import Kind, Strike
+from benchmarks.chaos.strikes import Kind, Strike
 
 _STEPS_BETWEEN = 10
 
@@ -76,6 +77,9 @@ class Faults:
     def _strike(self) -> None:
         chances = [(kind, task) for kind in self._kinds for task in kind.tasks]
         self._chance.shuffle(chances)
+        # So a short run has all kinds.
+        counted = Counter(fault.kind for fault in self.happened)
+        chances.sort(key=lambda each: counted[each[0].name])
         for kind, task in chances:
             if not self._is_whole(task):
                 continue

@@ -5,46 +5,17 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
 from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.hosts.host import Direction, Hosts
-from benchmarks.chaos.victims import Coordinator, Replica, Role, Victim, Worker
+from benchmarks.chaos.roles import Role, Victim
+from benchmarks.chaos.strikes import Kind, Repair, Strike
+from benchmarks.chaos.victims import Coordinator, Worker
 
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 20.0
-
-Repair: TypeAlias = Callable[[threading.Event], None]
-"""Undoes a fault after its time, or as soon as the event is set, and waits until all is well."""
-
-
-class Strike(NamedTuple):
-    """A fault that has just happened.
-
-    Attributes:
-        victim: To whom, for people.
-        repair: What undoes it.
-    """
-
-    victim: str
-    repair: Repair
-
-
-class Kind(Protocol):
-    """A kind of fault.
-
-    Attributes:
-        name: What people call it.
-        tasks: The tasks to which it can happen. A task has one fault at a time.
-    """
-
-    name: str
-    tasks: Sequence[str]
-
-    def strike(self, task: str, chance: random.Random) -> Strike | None:
-        """Let it happen to a task; None if that cannot be at present."""
-
 
 Way: TypeAlias = Callable[[Victim, random.Random], Repair]
 
@@ -126,10 +97,10 @@ def kinds_of(cluster: Cluster, steps: Callable[[], int]) -> list[Kind]:
         cluster: The cluster, which runs.
         steps: Returns how many steps were taken so far.
     """
-    roles: list[Role] = [Replica(cluster, 0), Replica(cluster, 1), Worker(cluster)]
-    roles.append(Coordinator(cluster, steps))
+    roles = [*cluster.servers.roles, Worker(cluster), Coordinator(cluster, steps)]
     ways = (("killed", kill), ("suspended", suspend))
-    kinds: list[Kind] = [Hurting(role, *way) for role, way in product(roles, ways)]
+    kinds: list[Kind] = [*cluster.servers.kinds]
+    kinds += [Hurting(role, *way) for role, way in product(roles, ways)]
     # The coordinator has nothing that others could take over while it ends.
     kinds += [Hurting(role, "drained", drain) for role in roles[:-1]]
     called = roles if cluster.hosts.can_cut("chief-0") else roles[:-1]

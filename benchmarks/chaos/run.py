@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from benchmarks.chaos.account import Account, Outcome
 from benchmarks.chaos.alone import error_alone
-from benchmarks.chaos.cluster import START_SECONDS, Cluster
+from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.faults import Fault, Faults
-from benchmarks.chaos.hosts.host import Hosts
 from benchmarks.chaos.kinds import kinds_of
-from benchmarks.chaos.verdict import unequal, updates, wrong
+from benchmarks.chaos.launcher import START_SECONDS
+from benchmarks.chaos.verdict import wrong
 
 # With all that goes wrong, a step is taken more often.
 _STANDSTILL_SECONDS = 180.0
@@ -35,7 +35,7 @@ class Run:
 
     Args:
         folder: For its files.
-        hosts: Where its processes run.
+        new_cluster: Makes the cluster, of what is called with each line of its logs.
         seconds: How long faults happen.
         every: Seconds between two of them; 0 for none at all.
         chance: Draws them.
@@ -48,7 +48,12 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, hosts: Hosts, seconds: float, every: float, chance: random.Random
+        self,
+        folder: Path,
+        new_cluster: Callable[[Callable[[str], None]], Cluster],
+        seconds: float,
+        every: float,
+        chance: random.Random,
     ) -> None:
         self.account = Account(folder, seconds)
         self.happened: Sequence[Fault] = ()
@@ -56,7 +61,7 @@ class Run:
         self.alone = 0.0
         self._seconds, self._every, self._chance = seconds, every, chance
         self._differences: list[str] = []
-        self._cluster = Cluster(folder, hosts, self._read)
+        self._cluster = new_cluster(self._read)
 
     def _read(self, line: str) -> None:
         if _DIFFERS in line:
@@ -79,12 +84,14 @@ class Run:
             account.finish()
             self._await(lambda: cluster.coordinator.has_ended, START_SECONDS)
             self.outcome = account.outcome()
-            found = [*self._differences, *unequal(cluster)]
-            counted = updates(cluster)
+            found = [*self._differences, *cluster.servers.wrong()]
+            versions = cluster.servers.versions()
             if missing := cluster.missing:
                 found.append(f"{', '.join(missing)} ended without being killed")
         self.alone = error_alone(account.rates())
-        return found + wrong(self.outcome, self.alone, counted)
+        # A variable is created with its first version.
+        updates = {name: version - 1 for name, version in versions.items()}
+        return found + wrong(self.outcome, self.alone, updates)
 
     def _train(self) -> None:
         """Let the time pass while there are steps.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.chaos.account import Outcome
-from benchmarks.chaos.cluster import Cluster
-from benchmarks.takeovers.replicas import Replicas
 
 # By so much the error of a training without faults exceeds that of one process at most.
 NOISE = 0.012
+# In the first passes the error falls fast, and what workers read too early costs more of it.
+EARLY_NOISE, _EARLY_PASSES = 0.024, 3
 
 
 def wrong(outcome: Outcome, alone: float, updates: Mapping[str, int]) -> list[str]:
@@ -30,25 +30,7 @@ def wrong(outcome: Outcome, alone: float, updates: Mapping[str, int]) -> list[st
         found.append(f"{outcome.miscounted} ratings were not trained on once in each pass")
     if outcome.surplus:
         found.append(f"the sum of what was trained on is too large by {outcome.surplus}")
-    if outcome.error > alone + NOISE:
+    noise = NOISE if outcome.passes > _EARLY_PASSES else EARLY_NOISE
+    if outcome.error > alone + noise:
         found.append(f"the error is {outcome.error:.4f}, and {alone:.4f} without faults")
     return found
-
-
-def unequal(cluster: Cluster) -> list[str]:
-    """Return which servers have no backup in the end that is equal to them."""
-    found = []
-    for index in range(len(cluster.servers)):
-        try:
-            Replicas(cluster.resolver, index).await_equal()
-        except TimeoutError as error:
-            found.append(f"ps:{index}: {error}")
-    return found
-
-
-def updates(cluster: Cluster) -> Mapping[str, int]:
-    """Return how often each variable was updated since it was created."""
-    found: dict[str, int] = {}
-    for index in range(len(cluster.servers)):
-        found |= Replicas(cluster.resolver, index).versions()
-    return {name: version - 1 for name, version in found.items()}

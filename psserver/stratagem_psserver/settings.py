@@ -116,6 +116,11 @@ class ServerSettings(ServingSettings):
         return self.task if self.server is None else self.server
 
     @property
+    def certified_task(self) -> int:
+        """The number of the server, whichever task it serves."""
+        return self.server_number
+
+    @property
     def replica_number(self) -> int:
         """What tells this process from all others that may have the state of the task."""
         return self.server_number if self.is_movable else self.replica

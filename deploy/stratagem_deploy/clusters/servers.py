@@ -98,16 +98,26 @@ class ServerThread(RestartableServer):
 def serving(servers: Sequence[RestartableServer], timeout: float) -> Iterator[None]:
     """Start servers together, and stop them together at the end of the block.
 
+    What is appended to them meanwhile is stopped with them.
+
     Raises:
         UnavailableError: A server ended instead of serving.
         DeadlineExceededError: One needs more than `timeout` seconds.
     """
-    with ExitStack() as stops:
+    try:
         for server in servers:
-            stops.callback(server.stop, _EXIT_SECONDS)
             server.start()
-        for server in servers:
-            stops.callback(server.begin_stop)
         for server in servers:
             server.await_serving(timeout)
         yield
+    finally:
+        _stop_all(servers)
+
+
+def _stop_all(servers: Sequence[RestartableServer]) -> None:
+    with ExitStack() as stops:
+        for server in servers:
+            stops.callback(server.stop, _EXIT_SECONDS)
+        for server in servers:
+            if server.runs:
+                stops.callback(server.begin_stop)

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratagem_deploy.watching.options import AsJson, Cluster, TokenFile
+from stratagem_deploy.processes.run_records import RunRecord
+from stratagem_deploy.running.additions import one_more_server
+from stratagem_deploy.watching.options import AsJson, Cluster, Run, TokenFile
+from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.configuration import token_file as secrets
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    StratagemError,
+)
 
 if TYPE_CHECKING:
     from stratagem import Servers, TaskMove
@@ -27,7 +34,11 @@ Known = Annotated[
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds that a task has to move.")]
 Server = Annotated[str, typer.Argument(help="Number of the server, or its HOST:PORT.")]
 Address = Annotated[
-    str, typer.Argument(metavar="HOST:PORT", help="Where the server is that gets tasks.")
+    str | None,
+    typer.Argument(
+        metavar="[HOST:PORT]",
+        help="Where the server is that gets tasks; else a `stratagem run --movable` starts one.",
+    ),
 ]
 
 _FAILED, _NOBODY = 1, 2
@@ -39,12 +50,16 @@ app = typer.Typer(
 
 @app.command("list")
 def list_servers(
-    at: Known = None, cluster: Cluster = None, token_file: TokenFile = None, as_json: AsJson = False
+    at: Known = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    run: Run = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the servers of a cluster, with the tasks that each serves.
 
-    Servers are found by --at, else in TF_CONFIG, else those of the current `stratagem run`; one of
-    them suffices.
+    Servers are found by --at, else in TF_CONFIG; one of them suffices. Else they are those of the
+    current `stratagem run --movable`; if there are several runs, --run chooses one.
 
     Exit code: 0 when done, 1 if tasks of this cluster cannot move, and 2 if there was nobody to
     ask.
@@ -53,8 +68,8 @@ def list_servers(
 
     from stratagem_deploy.moving.listing import facts_of, table_of
 
-    with _reported():
-        found = _servers(at, cluster, token_file).report()
+    with _cluster(at, cluster, token_file, run) as (servers, _):
+        found = servers.report()
     if as_json:
         typer.echo(json.dumps({"servers": facts_of(found)}))
     else:
@@ -62,11 +77,12 @@ def list_servers(
 
 
 @app.command()
-def drain(
+def drain(  # noqa: PLR0913  # one parameter for each option
     server: Server,
     at: Known = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
 ) -> None:
@@ -77,30 +93,32 @@ def drain(
     Exit code: 0 when done, 1 if it was refused or a task has not moved, and 2 if there was nobody
     to ask.
     """
-    with _reported():
-        moves = _servers(at, cluster, token_file).drain(server, timeout)
+    with _cluster(at, cluster, token_file, run) as (servers, _):
+        moves = servers.drain(server, timeout)
     _tell(moves, as_json)
 
 
 @app.command()
-def add(
-    server: Address,
+def add(  # noqa: PLR0913  # one parameter for each option
+    server: Address = None,
     at: Known = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
 ) -> None:
     """Give a server that was started, or drained, its share of the tasks.
 
     Start it with `stratagem ps`, the --arbiter of the others, and a --task that none of them has.
-    The other servers are found as by `stratagem servers list`.
+    The other servers are found as by `stratagem servers list`. Without HOST:PORT, the current
+    `stratagem run --movable` starts a server, which ends with it.
 
     Exit code: 0 when done, 1 if it was refused or a task has not moved, and 2 if there was nobody
     to ask.
     """
-    with _reported():
-        moves = _servers(at, cluster, token_file).add(server, timeout)
+    with _cluster(at, cluster, token_file, run) as (servers, found):
+        moves = servers.add(server or _started_by(found), timeout)
     _tell(moves, as_json)
 
 
@@ -109,6 +127,7 @@ def rebalance(
     at: Known = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
 ) -> None:
@@ -119,37 +138,67 @@ def rebalance(
     Exit code: 0 when done, also if nothing had to move, 1 if it was refused or a task has not
     moved, and 2 if there was nobody to ask.
     """
-    with _reported():
-        moves = _servers(at, cluster, token_file).rebalance(timeout)
+    with _cluster(at, cluster, token_file, run) as (servers, _):
+        moves = servers.rebalance(timeout)
     _tell(moves, as_json)
 
 
-def _servers(at: Sequence[str] | None, cluster: Path | None, token_file: Path | None) -> Servers:
-    """Return the servers of the cluster that is meant; end the command if there is none."""
+@contextmanager
+def _cluster(
+    at: Sequence[str] | None, cluster: Path | None, token_file: Path | None, run: int | None
+) -> Iterator[tuple[Servers, RunRecord | None]]:
+    """Yield the servers of the cluster that is meant, and the run that has them, if one has.
+
+    An error ends the command with its message.
+    """
     from stratagem import Servers
     from stratagem._ps_client.connections.session import Identity
     from stratagem_deploy.watching.places import find
     from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 
-    try:
-        found = find(at or (), str(cluster or ""))
+    with _reported(_NOBODY):
+        found = find(at or (), str(cluster or ""), run)
         token = secrets.read_token(found.run.token_file if found.run else token_file)
-    except (StratagemError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_NOBODY) from error
     # Of a told address nobody says which job it is of.
     places = [place.address for place in found.places if place.label[:3] in ("", "ps:")]
-    return Servers(lambda: places, Identity(ROLE_OPERATOR, token=token))
+    with ExitStack() as resources:
+        if found.run and found.run.tls:
+            resources.enter_context(presenting(found.run.tls))
+        with _reported(_FAILED):
+            yield Servers(lambda: places, Identity(ROLE_OPERATOR, token=token)), found.run
+
+
+def _started_by(run: RunRecord | None) -> str:
+    """Have a run start one more server, and return its address.
+
+    Raises:
+        InvalidArgumentError: There is no run that could.
+        FailedPreconditionError: Tasks of the run cannot move, or it cannot start a server.
+        UnavailableError: It has ended.
+    """
+    if run is None:
+        raise InvalidArgumentError(
+            "say which server gets tasks, by its HOST:PORT; only a `stratagem run --movable` on "
+            "this machine starts one by itself"
+        )
+    if run.additions is None:
+        raise FailedPreconditionError(
+            f"the servers of `stratagem run {run.script}` (process {run.pid}) keep their tasks; "
+            "run it with --movable"
+        )
+    address = one_more_server(run.additions)
+    typer.echo(f"stratagem: the run has started a server at {address}", err=True)
+    return address
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
-    """End the command with the message of an error."""
+def _reported(exit_code: int) -> Iterator[None]:
+    """End the command with the message of an error, and this code."""
     try:
         yield
-    except StratagemError as error:
+    except (StratagemError, OSError) as error:
         typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_FAILED) from error
+        raise typer.Exit(exit_code) from error
 
 
 def _tell(moves: Sequence[TaskMove], as_json: bool) -> None:

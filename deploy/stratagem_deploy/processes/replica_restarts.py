@@ -1,9 +1,9 @@
-"""Which replicas of a task are started again, and when. Pure."""
+"""Which processes are started again because nothing was lost with them, and when. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 _FIRST_SECONDS = 0.5
 _LONGEST_SECONDS = 30.0
@@ -19,12 +19,17 @@ class ReplicaRestarts:
     ends again, the longer the next start waits.
 
     Args:
-        tasks: The task of each replica, by its name.
-        keep_state: Whether replicas go on where they were even if all of a task have ended.
+        tasks: The task of each replica, by its name; more may come.
+        needs_no_other: Returns whether one may be started again even if no other one of its task
+            runs.
     """
 
-    def __init__(self, tasks: Mapping[str, str], keep_state: bool = False) -> None:
-        self._tasks, self._keep_state = tasks, keep_state
+    def __init__(
+        self,
+        tasks: Mapping[str, str],
+        needs_no_other: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._tasks, self._needs_no_other = tasks, needs_no_other
         self._due: dict[str, float] = {}
         # When a replica was started again last, and how often it was soon after another time.
         self._started: dict[str, float] = {}
@@ -48,7 +53,7 @@ class ReplicaRestarts:
             now: Seconds of a monotonic clock.
         """
         task = self._tasks.get(name)
-        if task is None or not (self._keep_state or self._has_others(name, task)):
+        if task is None or not (self._has_others(name, task) or self._needs_no_other(name)):
             return False
         is_quick = now - self._started.get(name, -math.inf) < _SOUND_SECONDS
         self._quick[name] = self._quick.get(name, 0) + 1 if is_quick else 0

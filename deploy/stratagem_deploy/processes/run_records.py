@@ -33,7 +33,8 @@ class RunRecord(BaseModel):
         script: Path of the script, as it was given.
         cluster: Addresses of the tasks by job, as in TF_CONFIG.
         token_file: File with the cluster's secret.
-        tls: Folder with the certificates of those who look at the servers; None if there are none.
+        tls: Folder with the certificates of those who ask the servers; None if there are none.
+        additions: Socket at which one more server is asked for; None if tasks cannot move.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,6 +44,7 @@ class RunRecord(BaseModel):
     cluster: dict[str, list[str]]
     token_file: Path
     tls: Path | None = None
+    additions: Path | None = None
 
     @property
     def credentials(self) -> dict[str, str]:

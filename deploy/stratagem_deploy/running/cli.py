@@ -9,12 +9,13 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
-from stratagem_deploy.clusters.replication import check_replicas
+from stratagem_deploy.clusters.replication import check_movable, check_replicas
 from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.json_lines import JsonLines
 from stratagem_deploy.output.screen import Screen
-from stratagem_deploy.running.run import ScriptRun, ScriptSettings
+from stratagem_deploy.running.run import ScriptRun
+from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import (
@@ -65,6 +66,10 @@ class RunCommandOptions(ProcessSettings):
         ge=1,
         le=MOST_REPLICAS,
         description="Processes with the state of each server: 2 for a primary and a backup.",
+    )
+    movable: bool = Field(
+        False,
+        description="Let tasks move between servers while the script runs, by `stratagem servers`.",
     )
     coordinators: int = Field(
         0,
@@ -132,6 +137,11 @@ def run(
     second when the primary ends. Either of them is started again whenever it ends, whatever
     --max-restarts says, and comes back as the backup. The run ends when both have ended at once.
 
+    With --movable, `stratagem servers` moves tasks between the servers in another shell, and
+    `stratagem servers add` starts one more. A server that ends gives its tasks to the others before
+    if it can. One that has none is started again, whatever --max-restarts says, and takes tasks
+    when it is added.
+
     With --coordinators 1, workers are worker servers, and the script runs once, as the program
     that coordinates them. With --coordinators 2 another process stands by, and runs the script when
     nothing is heard of the first any more, within about two seconds of its end. One that is killed
@@ -171,6 +181,8 @@ def run(
             options.restore, options.durability, options.durability_folder, options.policy
         )
         check_replicas(options.replicas, options.ps, folders)
+        if options.movable:
+            check_movable(options.replicas, options.ps, folders)
         notice = notice_at(options.notice) if options.notice else None
     except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error
@@ -184,6 +196,7 @@ def run(
         full_tracebacks=options.full_tracebacks,
         storage=folders,
         replicas=options.replicas,
+        movable=options.movable,
         coordinators=options.coordinators,
         notice=notice,
         tls=tls,

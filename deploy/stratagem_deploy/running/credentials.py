@@ -40,6 +40,6 @@ class RunCredentials:
         return self._authority.environment(Subject(role, job, task))
 
     @property
-    def of_observer(self) -> Path | None:
-        """The certificates of commands that look at the servers; None if there are none."""
-        return self._authority.folder(Subject("observer")) if self._authority else None
+    def of_operator(self) -> Path | None:
+        """The certificates of commands that ask the servers and move tasks; None without any."""
+        return self._authority.folder(Subject("operator")) if self._authority else None

@@ -2,89 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from stratagem_deploy.clusters.replicated_server import replicated
-from stratagem_deploy.clusters.replication import arbiter_folder, replica_options
-from stratagem_deploy.clusters.server_process import (
-    ServerCommand,
-    ServerProcess,
-    patience_for_restarts,
-)
 from stratagem_deploy.clusters.servers import RestartableServer, serving
-from stratagem_deploy.clusters.storage import Storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
-from stratagem_deploy.processes.process import Process, share_of_cores
+from stratagem_deploy.processes.process import Process
 from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Restarts, Supervision
+from stratagem_deploy.running.additions import Addition, asked_at
 from stratagem_deploy.running.credentials import RunCredentials
+from stratagem_deploy.running.servers import RunServers
+from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_deploy.running.workers import ScriptWorkers
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.notices.notice import Notice
 from stratagem_proto.notices.watch import watched
 
-_ROUTINE_LEVELS = {"debug", "info"}
-
-
-def is_routine(line: str) -> bool:
-    """Return whether a line is only interesting after a failure."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
-        return False
-    return isinstance(record, dict) and record.get("level") in _ROUTINE_LEVELS
-
-
 _SERVER_START_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class ScriptSettings:
-    """The script to run, and the settings of the run.
-
-    Attributes:
-        command: The script and its arguments.
-        ps: Number of parameter servers.
-        workers: Number of workers; worker 0 is the chief.
-        grace: Seconds that processes get to end when they are told to.
-        verbose: Whether servers may tell what they do, and not only what is wrong.
-        storage: The folders of the servers.
-        max_restarts: How often a worker that failed, or a server that outlives its process, is
-            started again, in all.
-        full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
-        replicas: How many processes have the state of each parameter server.
-        coordinators: How many processes run the script to coordinate the workers, which then are
-            servers: one does, and the others stand by. 0 if each worker runs it.
-        notice: What says that the run is to end, as SIGTERM does.
-        tls: Whether the processes know each other by certificates, and encrypt what they send.
-    """
-
-    command: tuple[str, ...]
-    ps: int = 1
-    workers: int = 1
-    grace: float = 10.0
-    verbose: bool = False
-    storage: Storage = field(default_factory=Storage)
-    max_restarts: int = 0
-    full_tracebacks: bool = False
-    replicas: int = 1
-    coordinators: int = 0
-    notice: Notice | None = None
-    tls: bool = False
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -98,19 +44,18 @@ class InterruptedRun(KeyboardInterrupt):
 class ScriptRun:
     """One run of a script on a cluster of local processes.
 
-    Everything that happens, happens in the main thread, one event after the other: signals, and the
-    ends of processes.
+    Everything that happens, happens in the main thread, one event after the other: signals, the
+    ends of processes, and what other processes ask for.
     """
 
     def __init__(self, settings: ScriptSettings, display: Display) -> None:
         self._settings = settings
         self._display = display
-        self._events: SimpleQueue[Process | int] = SimpleQueue()
-        self._servers: list[ServerProcess] = []
-        # The task of each server, by the name of its process.
-        self._tasks: dict[str, str] = {}
+        self._events: SimpleQueue[Process | int | Addition] = SimpleQueue()
+        self._started: list[RestartableServer] = []
         self._workers: list[Process] = []
-        self._stateless: Sequence[str] = ()
+        self._resources = ExitStack()
+        self._servers: RunServers
 
     def exit_code(self) -> int:
         """Run the script; return its exit code, that of the first worker to fail.
@@ -119,7 +64,7 @@ class ScriptRun:
             UnavailableError: A server ended instead of serving.
             DeadlineExceededError: A server did not start in time.
         """
-        with ExitStack() as resources:
+        with self._resources as resources:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(signum, self._on_signal)
                 resources.callback(signal.signal, signum, before)
@@ -142,17 +87,13 @@ class ScriptRun:
         directory = PrivateDirectory()
         resources.callback(directory.close)
         credentials = RunCredentials(directory, self._settings.tls)
-        if credentials.of_observer is not None:
-            resources.enter_context(presenting(credentials.of_observer))
-        servers = [
-            self._new_server(index, where, credentials)
-            for index, where in enumerate(addresses["ps"])
-        ]
-        if self._settings.coordinators:
-            servers += self._new_worker_servers(addresses["worker"], credentials)
-        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
+        if credentials.of_operator is not None:
+            resources.enter_context(presenting(credentials.of_operator))
+        self._start_servers(addresses, credentials)
         record = self._record(cluster, credentials)
         self._display.started(cluster, record.credentials)
+        if record.additions is not None:
+            resources.enter_context(asked_at(record.additions, self._events.put))
         if cluster["ps"]:
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
@@ -165,16 +106,38 @@ class ScriptRun:
             self._workers.append(worker)
         return starter
 
+    def _start_servers(
+        self, addresses: Mapping[str, Sequence[ReservedAddresses]], credentials: RunCredentials
+    ) -> None:
+        """Start those of the cluster, and those that an earlier run has added and that are needed.
+
+        Args:
+            addresses: Where the tasks of the cluster are, by job.
+            credentials: What processes show each other.
+        """
+        servers = RunServers(self._settings, credentials, self._display, self._events.put)
+        added = [
+            self._resources.enter_context(ReservedAddresses())
+            for _ in range(servers.most - self._settings.ps)
+        ]
+        self._started = [*map(servers.new_server, [*addresses["ps"], *added])]
+        if self._settings.coordinators:
+            self._started += servers.new_workers(addresses["worker"])
+        self._servers = servers
+        self._resources.enter_context(serving(self._started, _SERVER_START_SECONDS))
+
     def _record(
         self, cluster: Mapping[str, Sequence[str]], credentials: RunCredentials
     ) -> RunRecord:
         """Return the record by which `stratagem status` and similar commands find this run."""
+        folder = credentials.token_file.parent
         return RunRecord(
             pid=os.getpid(),
             script=self._settings.command[0],
             cluster={job: list(tasks) for job, tasks in cluster.items()},
             token_file=credentials.token_file,
-            tls=credentials.of_observer,
+            tls=credentials.of_operator,
+            additions=folder / "additions" if self._settings.movable else None,
         )
 
     @property
@@ -185,62 +148,6 @@ class ScriptRun:
 
     def _reserved(self, job: str) -> ReservedAddresses:
         return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
-
-    def _new_server(
-        self, index: int, where: ReservedAddresses, credentials: RunCredentials
-    ) -> RestartableServer:
-        """Return the server of a task, whose processes are those of the run."""
-        storage, replicas = self._settings.storage, self._settings.replicas
-        token_file = credentials.token_file
-        arbiter = arbiter_folder(storage, token_file.parent)
-        own = {
-            **(patience_for_restarts() if self._settings.max_restarts else {}),
-            **credentials.certificates("server", "ps", index),
-        }
-
-        def new_replica(address: str, number: int) -> RestartableServer:
-            options = (*storage.options, *replica_options(replicas, number, arbiter))
-            replica = number if replicas > 1 else None
-            command = ServerCommand("ps", index, address, token_file, options, own, replica)
-            process = ServerProcess(
-                command, show=self._shown_log(command.name, index), on_end=self._events.put
-            )
-            self._servers.append(process)
-            self._tasks[command.name] = f"ps:{index}"
-            return process
-
-        return replicated(f"ps:{index}", where.replicas, credentials.token, new_replica)
-
-    def _new_worker_servers(
-        self, addresses: Sequence[ReservedAddresses], credentials: RunCredentials
-    ) -> Sequence[RestartableServer]:
-        """Return the workers that run functions of a coordinator."""
-        own, token_file = share_of_cores(len(addresses)), credentials.token_file
-        commands = [
-            ServerCommand(
-                "worker",
-                index,
-                str(where),
-                token_file,
-                environment={**own, **credentials.certificates("worker", "worker", index)},
-            )
-            for index, where in enumerate(addresses)
-        ]
-        servers = [
-            ServerProcess(
-                command, show=self._shown_log(command.name, index), on_end=self._events.put
-            )
-            for index, command in enumerate(commands)
-        ]
-        self._servers += servers
-        self._stateless = [server.name for server in servers]
-        return servers
-
-    def _shown_log(self, name: str, index: int) -> Callable[[str], None]:
-        show = self._display.of_server(name, index)
-        if self._settings.verbose:
-            return show
-        return lambda line: None if is_routine(line) else show(line)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if not self._workers:
@@ -255,15 +162,23 @@ class ScriptRun:
             chief.send(signum)
 
     def _supervise(self, starter: ScriptWorkers) -> int:
-        restarts = Restarts(self._settings.max_restarts)
+        settings, servers = self._settings, self._servers
         workers = [one.name for one in self._workers]
-        outlive = self._settings.storage.outlives_servers
-        tasks = dict(self._tasks) if self._settings.replicas > 1 else {}
-        spares = self._settings.coordinators > 1
-        if spares:
-            tasks |= dict.fromkeys(workers, "chief:0")
-        replicas = ReplicaRestarts(tasks, keep_state=outlive)
-        supervision = Supervision(workers, restarts, outlive, replicas, self._stateless, spares)
+        spares = settings.coordinators > 1
+        restarting = servers.tasks if settings.replicas > 1 or settings.movable else {}
+        replicas = ReplicaRestarts(
+            # More servers may come.
+            ChainMap(restarting, dict.fromkeys(workers, "chief:0") if spares else {}),
+            self._needs_no_other,
+        )
+        supervision = Supervision(
+            workers,
+            Restarts(settings.max_restarts),
+            settings.storage.outlives_servers,
+            replicas,
+            servers.stateless,
+            spares,
+        )
         deadline = math.inf
         while supervision.running:
             self._restart(starter, supervision.take_due(time.monotonic()))
@@ -274,14 +189,18 @@ class ScriptRun:
                 deadline = time.monotonic() + self._settings.grace
         return supervision.exit_code
 
+    def _needs_no_other(self, name: str) -> bool:
+        """Return whether nothing is lost with a process, even if no other one has its state."""
+        if self._settings.movable and name in self._servers.tasks:
+            return self._servers.is_empty(name)
+        return self._settings.storage.outlives_servers
+
     def _restart(self, starter: ScriptWorkers, names: Sequence[str]) -> None:
         for index, worker in enumerate(self._workers):
             if worker.name in names:
                 again = starter.start(index, self._display, self._events.put)
                 self._workers[index] = again
-        for server in self._servers:
-            if server.name in names:
-                server.start()
+        self._servers.start(names)
 
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Wait for the next event; return the signal that it calls for, or 0."""
@@ -291,9 +210,12 @@ class ScriptRun:
             return signal.SIGKILL if time.monotonic() >= deadline else 0
         if isinstance(event, int):
             return supervision.signalled(event)
+        if isinstance(event, Addition):
+            self._add_server(event)
+            return 0
         return self._on_end(supervision, event)
 
-    def _next_event(self, until: float) -> Process | int:
+    def _next_event(self, until: float) -> Process | int | Addition:
         """Wait for it until a time of the monotonic clock, or without a limit."""
         endless = until == math.inf
         patience = None if endless else max(0.0, until - time.monotonic())
@@ -309,9 +231,22 @@ class ScriptRun:
             most = self._settings.max_restarts
             self._display.restarts(process, granted + 1, most)
         elif process.name in supervision.rejoining:
-            is_server = process.name in self._tasks
-            self._display.rejoins(process, "the backup" if is_server else "the standby")
+            self._display.rejoins(process, self._next_part(process.name))
         return signum
+
+    def _next_part(self, name: str) -> str:
+        """Return what a process is when it was started again, for people."""
+        if name not in self._servers.tasks:
+            return "the standby"
+        return "a server without tasks" if self._settings.movable else "the backup"
+
+    def _add_server(self, addition: Addition) -> None:
+        """Start one more parameter server, and tell who asks where it is."""
+        where = self._resources.enter_context(ReservedAddresses())
+        server = self._servers.new_server(where)
+        self._started.append(server)
+        server.start()
+        addition.grant(server, str(where), _SERVER_START_SECONDS)
 
     def _end_workers(self) -> None:
         for worker in self._workers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratagem_deploy.watching.options import AsJson, Cluster, TokenFile
+from stratagem_deploy.watching.options import AsJson, Cluster, Run, TokenFile
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 Servers = Annotated[
     list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
-]
-Run = Annotated[
-    int | None,
-    typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")]
 Interval = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]

@@ -15,4 +15,8 @@ Cluster: TypeAlias = Annotated[
 TokenFile: TypeAlias = Annotated[
     Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
 ]
+Run: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]

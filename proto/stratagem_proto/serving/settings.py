@@ -93,8 +93,13 @@ class ServingSettings:
         """The certificates of the server; None if it has none."""
         return certificates_in(self.tls, _warn) if self.tls else None
 
+    @property
+    def certified_task(self) -> int:
+        """The index of the task that the certificate of the process names."""
+        return self.task
+
     def _check_certificate(self, identity: CertifiedIdentity) -> None:
-        if (identity.job, identity.task) != (self.job, self.task):
+        if (identity.job, identity.task) != (self.job, self.certified_task):
             raise InvalidArgumentError(
                 f"the certificate in {self.tls} is that of {identity.label}, and this server is "
                 f"{self.label}; give the folder of this task, or its --job and --task"

@@ -157,6 +157,7 @@ class Introduction(google.protobuf.message.Message):
     FAILOVER_SECONDS_FIELD_NUMBER: builtins.int
     ARBITER_FIELD_NUMBER: builtins.int
     TAKES_OVER_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
     durability: builtins.str
     """How it keeps its state, as --durability says."""
     failover_seconds: builtins.float
@@ -171,13 +172,21 @@ class Introduction(google.protobuf.message.Message):
     """Whether the task moves to it: the primary leaves the task to it as soon as it has everything."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
-        """With the version of the contract and the cluster's token; its task is that of the replica."""
+        """With the version of the contract and the cluster's token; its task is that of the process, which
+        its certificate names.
+        """
 
     @property
     def replica(self) -> global___Replica: ...
     @property
     def kernels(self) -> stratagem_proto.v1.log_pb2.Kernels:
         """What the bits of its updates depend on."""
+
+    @property
+    def task(self) -> stratagem_proto.v1.session_pb2.Task:
+        """The task of the replica, which is another one than that of the process if it was moved there.
+        Absent of an earlier release: the task of `asking`.
+        """
 
     def __init__(
         self,
@@ -189,9 +198,10 @@ class Introduction(google.protobuf.message.Message):
         failover_seconds: builtins.float = ...,
         arbiter: builtins.str = ...,
         takes_over: builtins.bool = ...,
+        task: stratagem_proto.v1.session_pb2.Task | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arbiter", b"arbiter", "asking", b"asking", "durability", b"durability", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arbiter", b"arbiter", "asking", b"asking", "durability", b"durability", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over", "task", b"task"]) -> None: ...
 
 global___Introduction = Introduction
 

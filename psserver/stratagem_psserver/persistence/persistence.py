@@ -259,7 +259,7 @@ def state_folder(settings: ServerSettings) -> StateFolder:
 
     Raises:
         InvalidArgumentError: The settings name none, or it cannot be used.
-        FailedPreconditionError: Another process uses it.
+        FailedPreconditionError: Another process uses it, or an arbiter knows whether it counts.
     """
     if not settings.durability_folder:
         raise InvalidArgumentError(
@@ -271,4 +271,12 @@ def state_folder(settings: ServerSettings) -> StateFolder:
         name += f"-replica-{settings.replica}"
     elif settings.server_number != settings.task:
         name += f"-server-{settings.server_number}"
-    return StateFolder(Path(settings.durability_folder), name, settings.label)
+    folder = StateFolder(Path(settings.durability_folder), name, settings.label)
+    if folder.replica is not None and not settings.arbiter:
+        folder.release()
+        raise FailedPreconditionError(
+            f"{str(folder.path)!r} has the state of a server with --arbiter, and only that arbiter "
+            f"knows whether {settings.label} has moved to another server since; start it with that "
+            "--arbiter, as `stratagem run --movable` does, or move the folder away"
+        )
+    return folder

@@ -47,7 +47,7 @@ def handshake_of(settings: ServerSettings) -> OpenSessionRequest:
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         role=ROLE_SERVER,
-        task=Task(job=settings.job, index=settings.task),
+        task=Task(job=settings.job, index=settings.certified_task),
     )
 
 
@@ -124,8 +124,9 @@ class GrpcPeers:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._token, self._asking = settings.token, handshake_of(settings)
-        # Replicas are the same task.
-        self._expected = Expected(settings.job, settings.task)
+        # Replicas are the same task; one that can move may be at any server.
+        index = None if settings.is_movable else settings.task
+        self._expected = Expected(settings.job, index)
         self._certificates = settings.certificates
 
     def call(self, address: str) -> OutgoingCall:

@@ -7,6 +7,7 @@ import os
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.replication_pb2 import Introduction, Replica
+from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.persistence.kernels import described
 from stratagem_psserver.replication.calls import handshake_of
 from stratagem_psserver.settings import ServerSettings
@@ -22,6 +23,7 @@ def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels
         failover_seconds=settings.failover_seconds,
         takes_over=settings.is_movable,
         arbiter=same_for_all(settings.arbiter),
+        task=Task(job=settings.job, index=settings.task),
     )
 
 
@@ -39,6 +41,11 @@ def same_for_all(arbiter: str) -> str:
     return arbiter
 
 
+def _task_of(introduction: Introduction) -> Task:
+    """Return the task of a replica."""
+    return introduction.task if introduction.HasField("task") else introduction.asking.task
+
+
 def require_fitting(other: Introduction, own: Introduction, settings: ServerSettings) -> None:
     """Check that another replica can be the backup of this one.
 
@@ -46,8 +53,7 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
         FailedPreconditionError: It is not of this task, or is started otherwise.
     """
     where = f"the replica at {other.replica.address}"
-    if other.asking.task != own.asking.task:
-        task = other.asking.task
+    if (task := _task_of(other)) != _task_of(own):
         raise FailedPreconditionError(
             f"{where} is of /job:{task.job}/task:{task.index}, and cannot be the backup of "
             f"{settings.label}; give both the same --task, and each task another arbiter"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.moving.calls import ServerCalls
 from stratagem_proto.certificates.presented import VARIABLE, presenting
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -17,7 +18,7 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_OPERATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified
@@ -144,3 +145,26 @@ def test_others_reach_a_server_with_certificates_and_no_token(authority: Certifi
         ServerSettings(metrics_bind=anywhere)
     with pytest.raises(InvalidArgumentError, match="give --tls with a folder"):
         ServerSettings(health_bind="0.0.0.0:0")
+
+
+def test_a_task_moves_to_a_server_with_another_certificate_and_back(
+    authority: Certified, chief: Path, tmp_path: Path
+) -> None:
+    arbiter = f"file:{tmp_path / 'arbiter'}"
+    with ExitStack() as running:
+        addresses = [
+            running.enter_context(
+                ParameterServer(
+                    ServerSettings(task=task, tls=authority.of(f"ps:{task}"), arbiter=arbiter)
+                )
+            ).address
+            for task in range(2)
+        ]
+        running.enter_context(presenting(chief))
+        calls = ServerCalls(Identity(ROLE_OPERATOR))
+        connection = running.enter_context(connected(addresses[0], CHIEF))
+        make(connection, "v", torch.zeros(3))
+        for number in (1, 0):
+            assert calls.take(addresses[number], 0, 20.0).primary.index == number
+            add(connection, "v", torch.ones(3))
+        assert value_of(connection, "v", torch.zeros(3)).tolist() == [2, 2, 2]

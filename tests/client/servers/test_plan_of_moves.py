@@ -49,6 +49,11 @@ def test_a_heavy_task_has_a_server_for_itself() -> None:
     assert after(placement, balanced(placement, weights, [0, 1])) == {0: 1, 1: 0, 2: 0}
 
 
+def test_a_new_server_gets_a_task_although_the_heaviest_server_has_but_one() -> None:
+    placement, weights = {0: 0, 1: 1, 2: 1}, {0: 1.0, 1: 0.5, 2: 0.25}
+    assert balanced(placement, weights, [0, 1, 2]) == [TaskMove(1, 1, 2)]
+
+
 def test_a_task_without_any_load_stays() -> None:
     assert balanced({0: 0, 1: 0}, {0: 1.0, 1: 0.0}, [0, 1]) == []
 

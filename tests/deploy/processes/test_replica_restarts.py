@@ -14,7 +14,9 @@ TASKS = {FIRST: "ps:0", SECOND: "ps:0", OTHER[0]: "ps:1", OTHER[1]: "ps:1"}
 
 
 def supervision(keep_state: bool = False) -> Supervision:
-    return Supervision(["worker:0"], Restarts(0), replicas=ReplicaRestarts(TASKS, keep_state))
+    return Supervision(
+        ["worker:0"], Restarts(0), replicas=ReplicaRestarts(TASKS, lambda _: keep_state)
+    )
 
 
 def test_a_replica_is_started_again_without_any_restarts_of_the_run() -> None:

@@ -18,6 +18,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse
 from tests.psserver.moves.servers import client_at, movable
 from tests.psserver.replication.arbiters.lease_server import Lease, LeaseServer
@@ -176,6 +178,19 @@ def test_a_server_that_comes_back_leaves_to_others_what_has_moved(
         back = cluster.move(0, 0)
         with client_at(back.primary.address, client) as again:
             assert again.read("w")[0].tolist() == [0.0] * 5
+
+
+def test_a_server_without_the_arbiter_does_not_go_on_with_the_log_of_one_that_had_it(
+    tmp_path: Path,
+) -> None:
+    with movable(tmp_path, durability="log") as cluster:
+        cluster.move(0, 1)
+    settings = ServerSettings(durability="log", durability_folder=str(tmp_path))
+    with (
+        pytest.raises(FailedPreconditionError, match="start it with that --arbiter"),
+        ParameterServer(settings),
+    ):
+        pass
 
 
 def test_what_is_applied_too_late_is_not_acknowledged_and_counts_once(tmp_path: Path) -> None:

@@ -107,21 +107,21 @@ def balanced(placement: Placement, weights: Weights, servers: Sequence[int]) -> 
 def _step(
     present: Placement, weights: Weights, servers: Sequence[int], worth: float
 ) -> tuple[int, int] | None:
-    """Return the move that lowers the highest load most; None if none is worth it."""
+    """Return the move from the heaviest server that has one which is worth it; None if none has."""
     loads = _loads(present, weights, servers)
-    heaviest = max(servers, key=lambda each: (loads[each], -each))
     lightest = min(servers, key=lambda each: (loads[each], each))
-    # A server that has but one task with a load cannot give half of it away.
-    after = {
-        task: max(loads[heaviest] - weights[task], loads[lightest] + weights[task])
-        for task, host in sorted(present.items())
-        if host == heaviest and weights[task] > 0
-    }
-    best = min(after, key=lambda task: (after[task], task), default=None)
-    # Of tiny weights, what is worth a move is rounded to nothing.
-    if best is None or after[best] >= loads[heaviest] or after[best] > loads[heaviest] - worth:
-        return None
-    return best, lightest
+    for source in sorted(servers, key=lambda each: (-loads[each], each)):
+        # A server that has but one task with a load cannot give half of it away.
+        after = {
+            task: max(loads[source] - weights[task], loads[lightest] + weights[task])
+            for task, host in sorted(present.items())
+            if host == source and weights[task] > 0
+        }
+        best = min(after, key=lambda task: (after[task], task), default=None)
+        # Of tiny weights, what is worth a move is rounded to nothing.
+        if best is not None and loads[source] > after[best] <= loads[source] - worth:
+            return best, lightest
+    return None
 
 
 def _loads(placement: Placement, weights: Weights, servers: Iterable[int]) -> dict[int, float]:

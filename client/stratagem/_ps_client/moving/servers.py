@@ -126,7 +126,7 @@ class Servers:
         Raises:
             AlreadyExistsError: Another server has its number.
             FailedPreconditionError: It has another arbiter or other settings, a task is about to
-                move, or all servers have no more than one task with variables.
+                move, or no server has two tasks of which one is worth a move.
             UnavailableError: It, or a server that serves tasks, does not answer.
             DeadlineExceededError: A task has not moved in time.
             PermissionDeniedError: This is the program of a worker or an evaluator.
@@ -139,7 +139,8 @@ class Servers:
         if not moves and not any(task.bytes for task in found.tasks):
             raise FailedPreconditionError(
                 f"there is nothing to give to server {found.server}: no server has two tasks with "
-                "variables. A cluster uses no more servers than it has tasks"
+                "variables of which one is worth a move. A cluster uses no more servers than it "
+                "has tasks"
             )
         self._calls.set_draining(address, False)
         self._carry_out(moves, survey, timeout)

@@ -143,6 +143,7 @@ def _reason(errors: list[StratagemError]) -> StratagemError:
     if not errors or any(isinstance(error, UnimplementedError) for error in errors):
         return FailedPreconditionError(
             "the servers of this cluster keep their tasks: they have no --arbiter, or they have "
-            "replicas. Start all of them with the same --arbiter and one replica each"
+            "replicas. Start all of them with the same --arbiter and one replica each, or by "
+            "`stratagem run --movable`"
         )
     return errors[0]

@@ -1,0 +1,1 @@
+"""The kinds of parameter servers that can be hurt while a training goes on."""
