@@ -226,6 +226,10 @@ class SessionLedger:
         """Yield the open sessions."""
         yield from self._open.values()
 
+    def programs(self) -> set[bytes]:
+        """Return the programs of open sessions, and the sessions that belong to none."""
+        return {session.program or session.id for session in self._open.values()}
+
     def known(self, session_id: bytes) -> Session | None:
         """Return a session that is open or can be resumed, without renewing its lease."""
         return self._open.get(session_id) or self._ended.get(session_id)
