@@ -196,7 +196,7 @@ class UploadMemory:
                 memory.
         """
         if upload.nbytes >= _LEAST_BYTES and upload.memory is not None:
-            self._all.append(_Kept(upload, reservation.hand_over()))
+            self._all.append(_Kept(upload, reservation.give_up()))
 
     def trim(self) -> None:
         """Release the memory that was not used since the last call."""

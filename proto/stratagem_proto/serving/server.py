@@ -74,13 +74,17 @@ class RpcServer(ABC):
     def _listens(self, sockets: OfferedSockets) -> None:
         """Keep what sessions are told of the sockets; called before calls arrive."""
 
-    def _share(self, nbytes: int) -> Reserved:
-        """Take bytes of the budget for memory that clients share.
+    def _share(self, nbytes: int, session_id: bytes) -> Reserved:
+        """Take bytes of the budget for memory that a client shares.
+
+        Args:
+            nbytes: How many.
+            session_id: The client's session.
 
         Raises:
             ResourceExhaustedError: Not so many are left.
         """
-        return refused(nbytes)
+        return refused(nbytes, session_id)
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:

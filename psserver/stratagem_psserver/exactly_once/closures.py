@@ -36,7 +36,7 @@ from stratagem_psserver.exactly_once.spaces import (
     Spaces,
     SpaceUser,
 )
-from stratagem_psserver.limits.shares import share_of
+from stratagem_psserver.limits.shares import is_used_up
 
 # A worker runs a handful of functions. Without this limit, a coordinator that never says which
 # functions have ended would fill the memory.
@@ -191,21 +191,23 @@ class ClosureLedger:
             self._forget(records)
 
     def _require_records(self, user: SpaceUser) -> None:
-        # Whoever has all of this has no more than his share.
-        are_few = self._count < share_of(MAX_RECORDS, 0)
-        if are_few and self._nbytes < share_of(MAX_RECORD_BYTES, 0):
-            return
-        own = [space for _, space in self._spaces if space.user.client == user.client]
-        count, nbytes = sum(one.count for one in own), sum(one.nbytes for one in own)
-        may_have = share_of(MAX_RECORDS, self._count - count)
-        may_take = share_of(MAX_RECORD_BYTES, self._nbytes - nbytes)
-        if count >= may_have or nbytes >= may_take:
+        def own() -> list[Space]:
+            return [space for _, space in self._spaces if space.user.client == user.client]
+
+        def count() -> int:
+            return sum(space.count for space in own())
+
+        def nbytes() -> int:
+            return sum(space.nbytes for space in own())
+
+        are_many = is_used_up(MAX_RECORDS, self._count, count)
+        if are_many or is_used_up(MAX_RECORD_BYTES, self._nbytes, nbytes):
             raise ResourceExhaustedError(
-                f"{count} mutations of scheduled functions are recorded for "
-                f"{user.client or 'this server'}, in {nbytes} bytes, until their coordinators say "
-                f"that these functions have ended; its share is {may_have} in {may_take} bytes, "
-                "three quarters of what others leave. Repeat it in a moment, or let each function "
-                "change less"
+                f"{count()} mutations of scheduled functions are recorded for "
+                f"{user.client or 'this server'}, in {nbytes()} bytes, until their coordinators "
+                "say that these functions have ended; that is its share: three quarters of what "
+                f"others leave of {MAX_RECORDS} and of {MAX_RECORD_BYTES} bytes. Repeat it in a "
+                "moment, or let each function change less"
             )
 
 

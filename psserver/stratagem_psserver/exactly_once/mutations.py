@@ -97,7 +97,7 @@ class Mutations:
         session = self._ledger.of_call(key.session_id, self._clock())
         if known := session.numbering.outcome(key):
             return recorded_response(known, response_type)
-        with self._receiver.reservation() as reservation:
+        with self._receiver.reservation(session.label) as reservation:
             try:
                 staged, upload = await self._receiver.receive(
                     header, session, manifest, chunks, reservation

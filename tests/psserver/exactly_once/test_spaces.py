@@ -132,4 +132,4 @@ def test_records_of_mutations_have_a_share(monkeypatch: pytest.MonkeyPatch) -> N
     refused = ledger.admit(key(2, 1, name_of(0)), ASSIGN, ONE)
     assert isinstance(refused, Refused)
     assert "2 mutations of scheduled functions are recorded for /job:chief" in str(refused.error)
-    assert "its share is 2 in" in str(refused.error)
+    assert "three quarters of what others leave of 4" in str(refused.error)
