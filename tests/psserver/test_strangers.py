@@ -1,17 +1,21 @@
-"""A server to which strangers connect, who say nothing."""
+"""A server to which strangers connect, who say nothing, or little."""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 
-from tests.psserver.process import PATIENCE, serving
-from tests.psserver.wire import RawClient
+from tests.psserver.process import PATIENCE, ServerProcess, serving
+from tests.psserver.wire import SERVICE, RawClient, sgd
+from tests.strangers import begin, greeted
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -42,3 +46,42 @@ def test_strangers_leave_files_to_the_server_and_are_gone_soon(tmp_path: Path) -
         with RawClient(server.address, "") as newcomer:
             newcomer.open()
             assert newcomer.read("w")[0].tolist() == [1, 1, 1]
+
+
+GREETED, CALLS, MOST_BYTES = 1_000, 300, 64 << 20
+
+
+def memory_of(server: ServerProcess) -> int:
+    pages = Path(f"/proc/{server.popen.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def step_seconds(client: RawClient, number: int = 40) -> float:
+    """How long a worker's step takes: a push, and a read of what has come of it."""
+    seconds = []
+    for _ in range(number):
+        began = time.perf_counter()
+        client.update(sgd(), {"w": torch.ones(1_000)})
+        client.read("w")
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def test_strangers_who_greet_take_little_and_slow_nobody_down(tmp_path: Path) -> None:
+    with (
+        ExitStack() as opened,
+        serving(tmp_path) as server,
+        RawClient(server.address, "") as client,
+    ):
+        client.open()
+        client.create(w=torch.zeros(1_000))
+        before, seconds = memory_of(server), step_seconds(client)
+        strangers = [opened.enter_context(greeted(server.address)) for _ in range(GREETED)]
+        for number in range(CALLS):
+            begin(strangers[0], number, f"/{SERVICE}/Assign")
+        # The machine may have had something else to do.
+        eventually(lambda: step_seconds(client) < 2 * seconds)
+        assert memory_of(server) - before < MOST_BYTES
+        with RawClient(server.address, "") as newcomer:
+            newcomer.open()
+            assert newcomer.read("w")[0].equal(client.read("w")[0])
