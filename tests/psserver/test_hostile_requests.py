@@ -21,6 +21,7 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
+from stratagem_proto.serving.access import first_message
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
@@ -103,19 +104,19 @@ def put(message: Any, path: tuple[FieldDescriptor, ...], data: bytes) -> None:
     field, *rest = path
     place = getattr(message, field.name)
     if not rest:
-        if field.label == FieldDescriptor.LABEL_REPEATED:
+        if hasattr(place, "append"):
             place.append(data)
         else:
             setattr(message, field.name, data)
         return
-    inner = place.add() if field.label == FieldDescriptor.LABEL_REPEATED else place
+    inner = place.add() if hasattr(place, "add") else place
     inner.SetInParent()
     put(inner, tuple(rest), data)
 
 
-def first_type(method: MethodDescriptor) -> type[Message]:
-    header = method.input_type.fields_by_name.get("header")
-    return GetMessageClass(header.message_type if header else method.input_type)
+def first_type(method: MethodDescriptor) -> type[Any]:
+    """The class of the request of an RPC, or of its header."""
+    return GetMessageClass(first_message(method))
 
 
 def signed(client: RawClient, request: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -38,9 +38,9 @@ class Recorded:
     def again(self, address: str) -> str:
         """How a server answers it."""
         with open_channel(address) as channel:
-            call: Any = channel.stream_stream(self.path)(iter(self.messages), timeout=SECONDS)
+            begin: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(self.path)
             try:
-                _ = list(call)
+                _ = list(begin(iter(self.messages), timeout=SECONDS))
             except grpc.RpcError as error:
                 return f"{error.code().name}: {error.details()}"
         return "OK"
@@ -52,6 +52,9 @@ class RecordedClient(RawClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, TOKEN)
         self.calls: list[Recorded] = []
+
+    def __enter__(self) -> RecordedClient:
+        return self
 
     def unary(
         self,

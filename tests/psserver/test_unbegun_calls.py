@@ -11,11 +11,13 @@ import grpc
 import pytest
 import torch
 
+from stratagem_proto.v1.session_pb2 import AttendSessionRequest
+from stratagem_proto.wire.channel import SERVER_OPTIONS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, SERVICE, RawClient
-from tests.strangers import begin, greeted
+from tests.strangers import begin, greeted, is_hung_up
 from tests.waiting import eventually
 
 MOST = 20
@@ -27,6 +29,13 @@ class FewCalls(ParameterServer):
 
 class ShortTime(ParameterServer):
     begin_seconds = 0.2
+
+
+class QuickToClose(ParameterServer):
+    options = tuple(
+        (name, 200 if name == "grpc.max_connection_idle_ms" else value)
+        for name, value in SERVER_OPTIONS
+    )
 
 
 @contextmanager
@@ -85,3 +94,15 @@ def test_a_stranger_who_begins_calls_without_end_keeps_nobody_out() -> None:
         client.assign("w", torch.ones(3))
         assert client.read("w")[0].tolist() == [1, 1, 1]
         assert len(server._unbegun) <= MOST
+
+
+def test_a_connection_without_a_call_is_closed_and_that_of_a_session_is_not() -> None:
+    with served(QuickToClose) as (server, client), greeted(server.address) as stranger:
+        attending: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        attending = client.channel.unary_unary(f"/{SERVICE}/AttendSession")
+        asked = AttendSessionRequest(session_id=client.session_id).SerializeToString()
+        call = attending.future(asked, timeout=SECONDS)
+        eventually(lambda: is_hung_up(stranger))
+        client.assign("w", torch.ones(3))
+        assert not call.done()
+        call.cancel()

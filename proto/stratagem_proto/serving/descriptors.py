@@ -9,8 +9,9 @@ _OTHERS = 256
 
 _MOST_FILES = 65_536
 
-# Each takes 14 KiB of memory, of which strangers are to get 64 MiB at most.
-_MOST_CONNECTIONS = 4_096
+# Each takes 16 KiB of memory. Strangers are to get 64 MiB at most, with a thousand calls that they
+# begin.
+MOST_CONNECTIONS = 2_048
 
 
 def raise_limit() -> None:
@@ -26,4 +27,4 @@ def most_connections() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft > _MOST_FILES:
         soft = _MOST_FILES
-    return min(max(soft - _OTHERS, soft // 2), _MOST_CONNECTIONS)
+    return min(max(soft - _OTHERS, soft // 2), MOST_CONNECTIONS)

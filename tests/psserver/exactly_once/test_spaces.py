@@ -10,7 +10,7 @@ from stratagem_proto.errors import FailedPreconditionError, ResourceExhaustedErr
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once import closures, spaces
 from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.numbering import Apply, Refused
+from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay
 from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
 from stratagem_psserver.exactly_once.spaces import EndedClosures, SpaceUser
 from tests.psserver.exactly_once.closure_runs import intent, key
@@ -52,7 +52,7 @@ def test_a_coordinator_that_was_forgotten_is_refused_and_is_not_new_again() -> N
     assert isinstance(error, FailedPreconditionError)
     assert "coordinator 30303030 is over" in error.message
     assert "Make another ClusterCoordinator" in error.message
-    assert isinstance(ledger.admit(key(1, 1, name_of(1)), ASSIGN, ONE), closures.Replay)
+    assert isinstance(ledger.admit(key(1, 1, name_of(1)), ASSIGN, ONE), Replay)
 
 
 def test_no_coordinator_of_a_living_program_is_forgotten_for_others() -> None:
