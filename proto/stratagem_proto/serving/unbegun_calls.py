@@ -133,17 +133,18 @@ class _Messages:
     """The messages of a call, of which the first is waited for elsewhere."""
 
     def __init__(self, messages: AsyncIterator[bytes], unbegun: UnbegunCalls) -> None:
-        self._messages = aiter(messages)
-        self._unbegun: UnbegunCalls | None = unbegun
+        self._call, self._unbegun = messages, unbegun
+        # Made when somebody asks: who refuses a call does not look at its messages.
+        self._messages: AsyncIterator[bytes] | None = None
 
     def __aiter__(self) -> _Messages:
         return self
 
     async def __anext__(self) -> bytes:
-        unbegun, self._unbegun = self._unbegun, None
-        if unbegun is None:
+        if self._messages is not None:
             return await anext(self._messages)
-        return await unbegun.first(self._messages)
+        self._messages = aiter(self._call)
+        return await self._unbegun.first(self._messages)
 
 
 async def _only(messages: AsyncIterator[bytes], context: Any, unbegun: UnbegunCalls) -> bytes:
