@@ -95,10 +95,15 @@ def test_who_makes_coordinators_without_end_leaves_places_and_changes_nothing(
             make(other, number)
 
 
-def test_places_of_programs_that_have_left_are_given_to_others(
-    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 64 coordinators, for as long as the server of a test lasts."""
     monkeypatch.setattr(spaces, "MAX_SPACES", 64)
+
+
+def test_places_of_programs_that_have_left_are_given_to_others(
+    few_places: None, server: ParameterServer
+) -> None:
     with RawClient(server.address, TOKEN) as other:
         other.open()
         other.create(w=torch.zeros(3))
