@@ -32,7 +32,8 @@ class ServerOptions(ServingOptions):
     staged_bytes: int | None = Field(
         None,
         ge=1,
-        description="Most bytes that requests may take; the default is half of the memory.",
+        description="Most bytes that requests may take, those of one client at most three quarters "
+        "of what others leave; the default is half of the memory.",
     )
     variable_bytes: int | None = Field(
         None,

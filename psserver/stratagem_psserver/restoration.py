@@ -15,8 +15,9 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest
 from stratagem_psserver.data.data_ledger import DataLedger
 from stratagem_psserver.data.data_ledgers import DataLedgers, ledgers_from_json
-from stratagem_psserver.exactly_once.closures import ClosureLedger, Space
+from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.recorded_closures import spaces_of
+from stratagem_psserver.exactly_once.spaces import Space
 from stratagem_psserver.variables.restoring import Restored
 
 

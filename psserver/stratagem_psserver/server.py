@@ -122,8 +122,10 @@ class ParameterServer(RpcServer):
     def _listens(self, sockets: OfferedSockets) -> None:
         self._state.frame_sockets = sockets
 
-    def _share(self, nbytes: int) -> Reservation:
-        return self._state.shared.reserve(nbytes, "a segment of shared memory")
+    def _share(self, nbytes: int, session_id: bytes) -> Reservation:
+        session = self._state.known(session_id)
+        client = session.label if session else "a session that is not open"
+        return self._state.shared.reserve(nbytes, "a segment of shared memory", client)
 
     async def _prepare(self) -> None:
         if self._replicated is not None:

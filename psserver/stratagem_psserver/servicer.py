@@ -246,7 +246,7 @@ class Methods:
             async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
                 async with rpc.crossing(context) as crossing:
                     stream = RequestStream(messages, header_type, shared_memory(context))
-                    header = await stream.header()
+                    header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
                     with rpc.span(header):
                         return (await self._durable(method(header, stream))).SerializeToString()
@@ -269,7 +269,7 @@ class Methods:
                 async with rpc.crossing(context) as crossing:
                     segment = shared_memory(context)
                     stream = RequestStream(messages, header_type, segment)
-                    header = await stream.header()
+                    header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
                     with rpc.span(header):
                         frames = await self._refused_durably(method(header, stream, segment))
@@ -311,6 +311,7 @@ class Methods:
         def make(rpc: Rpc) -> Handler:
             async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
                 async with rpc.crossing(context) as crossing:
+                    rpc.require_sender(data)
                     request, segment = request_type.FromString(data), shared_memory(context)
                     await crossing.admit(request)
                     # The caller runs between two frames, so this must not be its current span.

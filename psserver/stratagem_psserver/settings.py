@@ -30,9 +30,10 @@ class ServerSettings(ServingSettings):
         rejoin_seconds: Seconds that workers which step together wait for one that was lost, so that
             it can be started again; 0 to fail at once.
         staged_bytes: Most bytes that requests and answers may occupy until they are applied or
-            sent. Memory of large requests that is kept for later ones counts, until other requests
-            need the bytes. The memory that clients of the same host share with the server has a
-            separate limit of a quarter as much; tensors that do not fit into it are sent.
+            sent; those of one client at most three quarters of what others leave. Memory of large
+            requests that is kept for later ones counts, until other requests need the bytes. The
+            memory that clients of the same host share with the server has a separate limit of a
+            quarter as much; tensors that do not fit into it are sent.
         variable_bytes: Most bytes that variables may take, with the state of optimizers and the
             indices of tables; None for no limit. The copies that snapshots keep, and the temporary
             copy by which a table grows, do not count.

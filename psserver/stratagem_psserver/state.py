@@ -103,7 +103,7 @@ class ServerState:
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
         self.staging = Staging(settings.label)
-        self.closures = ClosureLedger()
+        self.closures = ClosureLedger(self.ledger.programs)
         self.changes = Changes()
         self.receiver = Receiver(self.budget, self.figures)
         self.mutations: Mutations | ReplayedMutations = self._new_mutations()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -49,14 +49,17 @@ class RequestStream(Generic[Header]):
         # The rest of the message that contained the header.
         self._first: memoryview | None = None
 
-    async def header(self) -> Header:
+    async def header(self, check: Callable[[memoryview], None] = lambda _: None) -> Header:
         """Return the header of the request.
+
+        Args:
+            check: Called with the encoded header; raises if it is not to be decoded.
 
         Raises:
             MalformedStreamError: The first message does not begin with a header.
         """
         async for data in self._messages:
-            begun = take_header(data, self._header_type)
+            begun = take_header(data, self._header_type, check)
             if begun is None:
                 break
             header, self._first = begun
@@ -196,7 +199,7 @@ class UploadMemory:
                 memory.
         """
         if upload.nbytes >= _LEAST_BYTES and upload.memory is not None:
-            self._all.append(_Kept(upload, reservation.hand_over()))
+            self._all.append(_Kept(upload, reservation.give_up()))
 
     def trim(self) -> None:
         """Release the memory that was not used since the last call."""

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import ResourceExhaustedError, StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1 import waits_pb2
@@ -42,11 +42,13 @@ class Waiter:
         client: The label of the waiting client's session.
         subject: What it waits for, in words.
         awaited: Returns the clients that have to act first; none where the server cannot tell.
+        counts: Whether it is refused where too many requests of the client wait already.
     """
 
     client: str
     subject: str
     awaited: Callable[[], Sequence[Awaited]]
+    counts: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,9 @@ _MOST_TOLD = 100
 LOCK = "lock"
 _MOMENT_SECONDS = 1.0
 
+# A client has a request or two that wait, for each of its threads. Each takes some memory.
+MAX_WAITING = 1_024
+
 
 class Waits:
     """The requests that wait, by the subject of their condition.
@@ -77,6 +82,7 @@ class Waits:
         self._waiting: dict[Hashable, dict[asyncio.Future[None], None]] = {}
         # In the order in which they began.
         self._present: dict[_Wait, None] = {}
+        self._by_client: Counter[str] = Counter()
         self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
         self._closed: StratagemError | None = None
         # When a wait of each client ended last; the latest last.
@@ -99,12 +105,33 @@ class Waits:
 
         Returns:
             The outcome; None if there was none in time.
+
+        Raises:
+            ResourceExhaustedError: As many requests of the client wait as may.
         """
         outcome = met()
         if outcome is None and seconds > 0:
-            with suppress(asyncio.TimeoutError), self.noted(_reason(subject), waiter):
+            with (
+                self._counted(waiter),
+                suppress(asyncio.TimeoutError),
+                self.noted(_reason(subject), waiter),
+            ):
                 return await asyncio.wait_for(self._poll(subject, met), seconds)
         return outcome
+
+    @contextmanager
+    def _counted(self, waiter: Waiter) -> Iterator[None]:
+        """Return a context in which a request counts in the share of its client."""
+        client = waiter.client
+        if waiter.counts and self._by_client[client] >= MAX_WAITING:
+            raise _too_many(waiter)
+        self._by_client[client] += 1
+        try:
+            yield
+        finally:
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
 
     @contextmanager
     def noted(self, reason: str, waiter: Waiter) -> Iterator[None]:
@@ -185,6 +212,14 @@ class Waits:
         self._closed = error
         for subject in list(self._waiting):
             self.changed(subject)
+
+
+def _too_many(waiter: Waiter) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"{MAX_WAITING} requests of {waiter.client} wait on this server, which is the share of one "
+        f"client; another one, for {waiter.subject}, is refused. Wait for their answers, or give "
+        "those up that are not needed"
+    )
 
 
 def unfinished_steps(gate: CheckpointGate) -> list[Awaited]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent import futures
 
 import grpc
 import pytest
@@ -16,7 +15,6 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.addresses import bound
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -32,6 +30,7 @@ from stratagem_proto.wire.server_status import SERVICE as STATUS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.impostors import Impostor
 from tests.psserver.wire import RawClient
 
 WORKER = Identity(ROLE_WORKER, "worker", 0, TOKEN)
@@ -140,39 +139,17 @@ def test_who_has_no_token_is_told_what_to_do(server: ParameterServer) -> None:
         stranger.open()
 
 
-class Impostor(grpc.GenericRpcHandler):
-    """Answers challenges without the token, and keeps all that it is sent."""
-
-    def __init__(self, proof: bytes) -> None:
-        self._proof = proof
-        self.received: list[tuple[str, bytes]] = []
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        def answer(data: bytes, _: object) -> bytes:
-            self.received.append((str(details.method), data))
-            told = ChallengeResponse(challenge=bytes(56), proof=self._proof)
-            told.task.job = "ps"
-            return told.SerializeToString()
-
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-
 @pytest.mark.parametrize(
     ("proof", "says"),
     [(b"", "no cluster token, unlike this program"), (bytes(32), "another cluster token than")],
 )
 def test_a_server_that_does_not_know_the_token_learns_nothing(proof: bytes, says: str) -> None:
     impostor = Impostor(proof)
-    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[impostor])
-    address = bound(server, "127.0.0.1:0")
-    server.start()
-    connection = Connection(0, address, WORKER, Deadlines(connect=5.0))
-    try:
+    with impostor.listening():
+        connection = Connection(0, impostor.address, WORKER, Deadlines(connect=5.0))
         with pytest.raises(UnauthenticatedError, match=f"/job:ps/task:0 has {says}") as caught:
             connection.open()
-    finally:
         connection.close()
-        server.stop(None)
     ((method, told),) = impostor.received
     assert method == f"/{_SERVICE}/Challenge"
     sent = ChallengeRequest.FromString(told)

@@ -1,17 +1,22 @@
-"""A server to which strangers connect, who say nothing."""
+"""A server to which strangers connect, who say nothing, or little."""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 
-from tests.psserver.process import PATIENCE, serving
-from tests.psserver.wire import RawClient
+from stratagem_proto.serving import descriptors
+from tests.psserver.process import PATIENCE, ServerProcess, serving
+from tests.psserver.wire import SERVICE, RawClient, sgd
+from tests.strangers import begin, greeted
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -42,3 +47,49 @@ def test_strangers_leave_files_to_the_server_and_are_gone_soon(tmp_path: Path) -
         with RawClient(server.address, "") as newcomer:
             newcomer.open()
             assert newcomer.read("w")[0].tolist() == [1, 1, 1]
+
+
+# More than a server takes.
+GREETED, CALLS, MOST_BYTES = 2_500, 300, 64 << 20
+
+
+def memory_of(server: ServerProcess) -> int:
+    pages = Path(f"/proc/{server.popen.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def files_of(server: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{server.popen.pid}/fd"))
+
+
+def step_seconds(client: RawClient, number: int = 40) -> float:
+    """How long a worker's step takes: a push, and a read of what has come of it."""
+    seconds = []
+    for _ in range(number):
+        began = time.perf_counter()
+        client.update(sgd(), {"w": torch.ones(1_000)})
+        client.read("w")
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def test_strangers_who_greet_take_little_and_slow_nobody_down(tmp_path: Path) -> None:
+    descriptors.raise_limit()
+    with (
+        ExitStack() as opened,
+        serving(tmp_path) as server,
+        RawClient(server.address, "") as client,
+    ):
+        client.open()
+        client.create(w=torch.zeros(1_000))
+        before, seconds = memory_of(server), step_seconds(client)
+        files = files_of(server)
+        strangers = [opened.enter_context(greeted(server.address)) for _ in range(GREETED)]
+        for number in range(CALLS):
+            begin(strangers[0], number, f"/{SERVICE}/Assign")
+        # The machine may have had something else to do.
+        eventually(lambda: step_seconds(client) < 2 * seconds)
+        assert memory_of(server) - before < MOST_BYTES
+        assert files_of(server) <= files + descriptors.MOST_CONNECTIONS
+        value = client.read("w")[0]
+    assert value.equal(torch.full((1_000,), -float(client.sequence - 1)))

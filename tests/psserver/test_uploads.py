@@ -67,7 +67,7 @@ def test_what_is_not_used_between_two_trims_is_given_back() -> None:
 
 
 def test_a_server_has_room_for_others_although_it_keeps_memory() -> None:
-    settings = ServerSettings(token=TOKEN, staged_bytes=NBYTES + 1000)
+    settings = ServerSettings(token=TOKEN, staged_bytes=NBYTES * 3 // 2)
     with (
         ParameterServer(settings) as server,
         RawClient(server.address, TOKEN) as client,

@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_WORKER, Task
+from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
@@ -84,11 +84,16 @@ def test_a_worker_that_is_not_there_is_unavailable() -> None:
         link.connect()
 
 
+# More than is decoded for somebody who has not proved anything.
+LONG = pb.OpenWorkerSession(session=OpenSessionRequest(client=bytes(5 << 20)))
+
+
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
         (pb.WorkRequest(), MalformedStreamError),
         (pb.WorkRequest(instructions=[pb.Instruction()]), MalformedStreamError),
+        (pb.WorkRequest(open=LONG), InvalidArgumentError),
     ],
 )
 def test_a_call_begins_with_a_handshake(

@@ -53,6 +53,7 @@ class _Copy:
 
     async def handle(self, data: bytes, context: Context) -> None:
         async with self._rpc.crossing(context) as crossing:
+            self._rpc.require_sender(data)
             request = pb.CopyRequest.FromString(data)
             await crossing.admit(request)
             payload = self._state.result(request)
@@ -96,11 +97,13 @@ class _Work:
         Raises:
             MalformedStreamError: By something else.
             SessionLostError: Not for as long as the lease lasts.
+            InvalidArgumentError: By more than any handshake has.
         """
         try:
             data = await asyncio.wait_for(anext(messages, b""), self._lease)
         except asyncio.TimeoutError as error:
             raise self._lost() from error
+        self._rpc.require_sender(data)
         first = pb.WorkRequest.FromString(data)
         if not first.HasField("open"):
             raise MalformedStreamError("the call does not begin with a handshake")

@@ -52,6 +52,11 @@ class OpenClosures:
         through = self._through
         return Ended(through, (*takewhile(lambda one: one < through, self._unended),))
 
+    @property
+    def ended_for_good(self) -> Ended:
+        """What to tell once no closure begins any more."""
+        return Ended(_ALL, (*self._unended,))
+
 
 class Inherited:
     """Closures of a coordinator that was lost, with which another one goes on.
@@ -101,6 +106,7 @@ class CompletionReporter:
         self._idle = {*servers.called}
         # Those that have not answered that yet.
         self._behind: set[int] = set()
+        self._leaving = threading.Event()
 
     def start(self) -> None:
         """Start the threads."""
@@ -141,9 +147,15 @@ class CompletionReporter:
             unended.end(identity.number)
             self._tell()
 
-    def wait_until_reported(self, seconds: float) -> None:
-        """Wait until servers know all that has ended, at most so many seconds."""
+    def leave(self, seconds: float) -> None:
+        """Tell servers that no closure begins any more, and wait at most so many seconds.
+
+        They then need not remember this coordinator for as long as its program lives.
+        """
         with self._changing:
+            if self._open.ended.through:
+                self._leaving.set()
+                self._tell()
             self._all_reported.wait_for(lambda: not self._behind, seconds)
 
     def _tell(self) -> None:
@@ -161,7 +173,7 @@ class CompletionReporter:
 
     def _run(self, server: int, news: SimpleQueue[bool]) -> None:
         while news.get() and not self._servers.closed:
-            time.sleep(_BATCH_SECONDS)
+            self._leaving.wait(_BATCH_SECONDS)
             try:
                 for space, ended in self._all_for(server).items():
                     request = end_closures(space, *ended)
@@ -181,7 +193,9 @@ class CompletionReporter:
         with self._changing:
             self._idle.add(server)
             all_ended = {name: one.ended for name, one in self._inherited.items()}
-            return {self.space: self._open.ended, **all_ended}
+            leaves = self._leaving.is_set()
+            own = self._open.ended_for_good if leaves else self._open.ended
+            return {self.space: own, **all_ended}
 
     def _tell_again(self, server: int) -> None:
         with self._changing:

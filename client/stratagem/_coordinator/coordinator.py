@@ -393,5 +393,5 @@ class ClusterCoordinator:
 
 def _end(reporter: CompletionReporter, dispatch: Dispatch) -> None:
     # Otherwise the program, run again, would go on with functions that have ended.
-    reporter.wait_until_reported(_FAREWELL_SECONDS)
+    reporter.leave(_FAREWELL_SECONDS)
     dispatch.close()

@@ -13,7 +13,8 @@ from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.server_log import printable
 from stratagem_proto.serving.needs import Need
 from stratagem_proto.v1 import access_pb2
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Role, Task
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey, Role, Task
+from stratagem_proto.wire.frames import first_field
 
 _LONGEST_JOB = 60
 
@@ -135,6 +136,26 @@ def session_in(first: Descriptor) -> Callable[[Any], bytes]:
     find = _found(first, _SESSIONS)
     if find is None:
         raise InternalError(f"{first.full_name} says neither by a session nor itself who calls")
+    return find
+
+
+# A session is named in the first field, and a key may have a report of 256 KiB.
+_LONGEST_BEGINNING = 1 << 20
+
+
+def session_at_beginning(first: Descriptor) -> Callable[[bytes | memoryview], bytes]:
+    """Return what finds the id of the session that an encoded message names, without decoding it.
+
+    It returns b"" where the message does not begin with that.
+    """
+    has_key = "key" in first.fields_by_name
+
+    def find(data: bytes | memoryview) -> bytes:
+        field = first_field(data)
+        if field is None or len(field) > _LONGEST_BEGINNING:
+            return b""
+        return RequestKey.FromString(bytes(field)).session_id if has_key else bytes(field)
+
     return find
 
 

@@ -7,14 +7,17 @@ import resource
 # For checkpoints, logs, sockets between threads, and what libraries open.
 _OTHERS = 256
 
-# Each takes some memory of the kernel.
-_MOST = 65_536
+_MOST_FILES = 65_536
+
+# Each takes 16 KiB of memory. Strangers are to get 64 MiB at most, with a thousand calls that they
+# begin.
+MOST_CONNECTIONS = 2_048
 
 
 def raise_limit() -> None:
     """Let this process open as many files as the system allows it to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -22,6 +25,6 @@ def raise_limit() -> None:
 def most_connections() -> int:
     """Return how many connections to one port leave files for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft > _MOST:
-        soft = _MOST
-    return max(soft - _OTHERS, soft // 2)
+    if soft == resource.RLIM_INFINITY or soft > _MOST_FILES:
+        soft = _MOST_FILES
+    return min(max(soft - _OTHERS, soft // 2), MOST_CONNECTIONS)

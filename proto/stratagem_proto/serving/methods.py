@@ -47,6 +47,7 @@ def unary_method(
     def make(rpc: Rpc) -> Handler:
         async def handle(data: bytes, context: Context) -> bytes:
             async with rpc.crossing(context) as crossing:
+                rpc.require_sender(data)
                 request = request_type.FromString(data)
                 await crossing.admit(request)
                 with rpc.span(request):

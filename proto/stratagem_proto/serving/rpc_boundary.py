@@ -15,7 +15,12 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import AbortError
 
 from stratagem_proto import tracing
-from stratagem_proto.errors import InvalidArgumentError, StratagemError, UnauthenticatedError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    SessionLostError,
+    StratagemError,
+    UnauthenticatedError,
+)
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.access import (
     Access,
@@ -24,6 +29,7 @@ from stratagem_proto.serving.access import (
     Introduced,
     first_message,
     handshake_in,
+    session_at_beginning,
     session_in,
 )
 from stratagem_proto.serving.audit import facts_of
@@ -100,6 +106,12 @@ _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
 
+# Larger requests take milliseconds to decode, in which nobody else is answered.
+_LARGE_BYTES = 1 << 20
+
+# A handshake may tell of the device filters of all tasks.
+_HANDSHAKE_BYTES = 4 << 20
+
 Sessions: TypeAlias = Callable[[bytes], Caller | None]
 """Returns who has opened the session of an id; None if none is known."""
 
@@ -161,6 +173,7 @@ class Rpc:
         self.access, self._boundary = Access(method), boundary
         self._name, first = method.name, first_message(method)
         self._message = first.name
+        self._session_of: Callable[[bytes | memoryview], bytes] | None = None
         self.prove: Callable[[Message], Awaitable[None]] | None = None
         self.caller: Callable[[Message], Caller | None] = _unknown
         if handshake := handshake_in(first):
@@ -168,9 +181,32 @@ class Rpc:
             self.prove = partial(_prove, boundary.handshakes, self._name, handshake)
         elif not self.access.for_anyone:
             self.caller = _by_session(first, boundary.sessions)
+            self._session_of = session_at_beginning(first)
             settings = boundary.handshakes.settings
             if settings.tls is not None:
                 self.caller = _certified(settings, self.caller)
+
+    def require_sender(self, data: bytes | memoryview) -> None:
+        """Check that a request, or its header, may be decoded: a large one by a session alone.
+
+        Raises:
+            SessionLostError: It is large, and names no session that is known.
+            InvalidArgumentError: It is a handshake, and larger than any.
+        """
+        nbytes = len(data)
+        if nbytes <= _LARGE_BYTES:
+            return
+        if self._session_of is None:
+            if nbytes > _HANDSHAKE_BYTES:
+                raise InvalidArgumentError(
+                    f"{self._name} has {nbytes} bytes, and a caller without a session may send "
+                    f"{_HANDSHAKE_BYTES}"
+                )
+        elif self._boundary.sessions(self._session_of(data)) is None:
+            raise SessionLostError(
+                f"{self._name} has {nbytes} bytes and comes of no session that is known, so it is "
+                f"not read; open a session first, or send at most {_LARGE_BYTES} bytes"
+            )
 
     def crossing(self, context: Context) -> Crossing:
         """Return a context that ends a call with the status of an error that its block raises."""

@@ -20,6 +20,7 @@ from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
+from stratagem_proto.serving.unbegun_calls import MOST, SECONDS, UnbegunCalls
 from stratagem_proto.sockets.server.listener import SocketListener
 from stratagem_proto.sockets.server.listening import OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
@@ -42,6 +43,8 @@ class RpcServer(ABC):
         options: The options of gRPC for the data plane.
         patience: The most seconds that a client may take to send or read more of a call over a
             socket; None for any time.
+        most_unbegun: How many calls by gRPC may wait for their first message.
+        begin_seconds: For how long.
         address: The "host:port" of the data plane; "" before it has started.
         health_address: The "host:port" of health checks.
         metrics_address: The "host:port" of figures for Prometheus; "" if there is none.
@@ -50,6 +53,8 @@ class RpcServer(ABC):
     service: ClassVar[str]
     options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
     patience: ClassVar[float | None] = STALL_SECONDS
+    most_unbegun: ClassVar[int] = MOST
+    begin_seconds: ClassVar[float] = SECONDS
 
     def __init__(self, settings: ServingSettings) -> None:
         self.address = ""
@@ -74,13 +79,17 @@ class RpcServer(ABC):
     def _listens(self, sockets: OfferedSockets) -> None:
         """Keep what sessions are told of the sockets; called before calls arrive."""
 
-    def _share(self, nbytes: int) -> Reserved:
-        """Take bytes of the budget for memory that clients share.
+    def _share(self, nbytes: int, session_id: bytes) -> Reserved:
+        """Take bytes of the budget for memory that a client shares.
+
+        Args:
+            nbytes: How many.
+            session_id: The client's session.
 
         Raises:
             ResourceExhaustedError: Not so many are left.
         """
-        return refused(nbytes)
+        return refused(nbytes, session_id)
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
@@ -136,7 +145,8 @@ class RpcServer(ABC):
         await self._prepare()
         connections = ("grpc.max_allowed_incoming_connections", most_connections())
         self._server = grpc.aio.server(options=[*self.options, connections])
-        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self._unbegun = UnbegunCalls(self.most_unbegun, self.begin_seconds)
+        self._server.add_generic_rpc_handlers(tuple(map(self._unbegun.handler, handlers)))
         self.address = bound(self._server, self._bind, self._certificates)
         try:
             self._sockets = self._listener(handlers)

@@ -27,7 +27,8 @@ class EndClosuresRequest(google.protobuf.message.Message):
     through: builtins.int
     """All functions of the coordinator up to this number have ended, in whatever way,
     except those of `unended`. A later request never takes back what an earlier one has
-    told.
+    told. The largest number, without `unended`, says that the coordinator begins no more: the server
+    then remembers only its name, and refuses all that comes in it.
     """
     @property
     def unended(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

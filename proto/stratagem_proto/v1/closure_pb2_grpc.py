@@ -56,7 +56,8 @@ class ClosureServiceServicer(object):
 
     def EndClosures(self, request, context):
         """Tells which functions of a coordinator have ended. The server drops its records of
-        them, and refuses requests of them that still arrive.
+        them, and refuses requests of them that still arrive. RESOURCE_EXHAUSTED if the client's share of
+        coordinators, or of `unended`, is used up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,8 @@ class ClosureServiceStub:
         stratagem_proto.v1.closure_pb2.EndClosuresResponse,
     ]
     """Tells which functions of a coordinator have ended. The server drops its records of
-    them, and refuses requests of them that still arrive.
+    them, and refuses requests of them that still arrive. RESOURCE_EXHAUSTED if the client's share of
+    coordinators, or of `unended`, is used up.
     """
 
 class ClosureServiceAsyncStub:
@@ -47,7 +48,8 @@ class ClosureServiceAsyncStub:
         stratagem_proto.v1.closure_pb2.EndClosuresResponse,
     ]
     """Tells which functions of a coordinator have ended. The server drops its records of
-    them, and refuses requests of them that still arrive.
+    them, and refuses requests of them that still arrive. RESOURCE_EXHAUSTED if the client's share of
+    coordinators, or of `unended`, is used up.
     """
 
 class ClosureServiceServicer(metaclass=abc.ABCMeta):
@@ -65,7 +67,8 @@ class ClosureServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closure_pb2.EndClosuresResponse, collections.abc.Awaitable[stratagem_proto.v1.closure_pb2.EndClosuresResponse]]:
         """Tells which functions of a coordinator have ended. The server drops its records of
-        them, and refuses requests of them that still arrive.
+        them, and refuses requests of them that still arrive. RESOURCE_EXHAUSTED if the client's share of
+        coordinators, or of `unended`, is used up.
         """
 
 def add_ClosureServiceServicer_to_server(servicer: ClosureServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -291,7 +291,9 @@ class OpenSessionResponse(google.protobuf.message.Message):
     max_chunk_bytes: builtins.int
     """Largest `Chunk.data` that the server accepts, in bytes."""
     max_request_bytes: builtins.int
-    """Most bytes that one request may stage on the server."""
+    """Most bytes that one request may stage on the server, which is the most that one client may
+    have there.
+    """
     last_sequence: builtins.int
     """Highest sequence number of this session that the server has recorded; 0
     when the session is new to it, or was not opened.

@@ -70,6 +70,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_ping_strikes", 0),
     # Whoever connects and says nothing is gone by then.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # Strangers may greet and then ask for nothing. Sessions always have a call under way.
+    ("grpc.max_connection_idle_ms", 30_000),
+    # A client has at most so many requests that wait on a server.
+    ("grpc.max_concurrent_streams", 2_048),
     # Otherwise two servers could listen on one port and share its connections without notice.
     ("grpc.so_reuseport", 0),
 ]

@@ -7,7 +7,7 @@ test checks that the bytes are those of protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -111,10 +111,21 @@ def decode_frame(
         raise _malformed(len(data), header_type, error) from error
 
 
+def _unchecked(header: memoryview) -> None:
+    """Decode any header."""
+
+
 def take_header(
-    data: bytes | memoryview, header_type: type[Header]
+    data: bytes | memoryview,
+    header_type: type[Header],
+    check: Callable[[memoryview], None] = _unchecked,
 ) -> tuple[Header, memoryview] | None:
     """Return the header of a frame and the rest, which is a frame of chunks only.
+
+    Args:
+        data: The encoded frame.
+        header_type: The class of the header.
+        check: Called with the encoded header; raises if it is not to be decoded.
 
     Returns:
         None if the frame does not begin with a header.
@@ -127,9 +138,25 @@ def take_header(
         return None
     try:
         header, begin = _read_value(view, 1, _BYTES)
-        return header_type.FromString(bytes(_bytes(header))), view[begin:]
+        encoded = _bytes(header)
+        check(encoded)
+        return header_type.FromString(bytes(encoded)), view[begin:]
     except (DecodeError, IndexError) as error:
         raise _malformed(len(data), header_type, error) from error
+
+
+def first_field(data: bytes | memoryview) -> memoryview | None:
+    """Return the bytes of the first field of a message; None if it does not begin with field 1.
+
+    Only the beginning is looked at, however long the message is.
+    """
+    view = memoryview(data)
+    if view[:1] != _HEADER_TAG:
+        return None
+    try:
+        return _bytes(_read_value(view, 1, _BYTES)[0])
+    except (DecodeError, IndexError):
+        return None
 
 
 def _malformed(nbytes: int, header_type: type[Message], error: Exception) -> MalformedStreamError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
+from stratagem_psserver.limits.shares import is_used_up
 from stratagem_psserver.waiting import Awaited, listed
 
 # The most passages that tasks wait for, and the most that are remembered.
@@ -78,14 +80,14 @@ class Barriers:
 
         Raises:
             InvalidArgumentError: Another task waits for another number of tasks.
-            ResourceExhaustedError: Tasks wait at too many barriers.
+            ResourceExhaustedError: The task waits at too many barriers.
         """
         check_name(name, "barrier")
         if num_tasks < 1:
             raise InvalidArgumentError(f"barrier {name!r} must wait for 1 task or more")
         if self.is_passed(name, generation, session_id):
             return
-        gathering = self._gathering(name, num_tasks)
+        gathering = self._gathering(name, num_tasks, task)
         if gathering.num_tasks != num_tasks:
             raise InvalidArgumentError(
                 f"{task} waits at barrier {name!r} for {num_tasks} tasks, "
@@ -98,17 +100,21 @@ class Barriers:
             del self._gatherings[name]
             self._let_pass(name, gathering)
 
-    def _gathering(self, name: str, num_tasks: int) -> _Gathering:
+    def _gathering(self, name: str, num_tasks: int, task: str) -> _Gathering:
         gathering = self._gatherings.get(name)
         if gathering is None:
-            if len(self._gatherings) >= MAX_GATHERINGS:
+            if is_used_up(MAX_GATHERINGS, len(self._gatherings), partial(self._places_of, task)):
                 raise ResourceExhaustedError(
-                    f"tasks wait at {MAX_GATHERINGS} barriers of this server, which is "
-                    "the most; wait at one barrier at a time"
+                    f"{task} waits at {self._places_of(task)} barriers of this server, which is "
+                    f"its share: three quarters of what others leave of {MAX_GATHERINGS}; wait at "
+                    "one barrier at a time"
                 )
             gathering = _Gathering(num_tasks)
             self._gatherings[name] = gathering
         return gathering
+
+    def _places_of(self, task: str) -> int:
+        return sum(task in one.arrived for one in self._gatherings.values())
 
     def _is_behind(self, name: str, task: str) -> bool:
         """Return whether a task waits alone for a passage that all others have passed."""

@@ -7,10 +7,7 @@ server, whichever session sends it. This module is pure.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -20,6 +17,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
+from stratagem_psserver.exactly_once import spaces
 from stratagem_psserver.exactly_once.intents import Intent
 from stratagem_psserver.exactly_once.numbering import (
     Admission,
@@ -29,6 +27,16 @@ from stratagem_psserver.exactly_once.numbering import (
     Replay,
     WaitForEarlier,
 )
+from stratagem_psserver.exactly_once.spaces import (
+    SERVER,
+    EndedClosures,
+    Record,
+    Records,
+    Space,
+    Spaces,
+    SpaceUser,
+)
+from stratagem_psserver.limits.shares import is_used_up
 
 # A worker runs a handful of functions. Without this limit, a coordinator that never says which
 # functions have ended would fill the memory.
@@ -37,93 +45,22 @@ MAX_RECORDS = 262_144
 # The limit of their bytes, since a reply can describe many variables.
 MAX_RECORD_BYTES = 64 << 20
 
-# The coordinators that are remembered.
-MAX_SPACES = 1_024
-
-
-# The largest number of a function.
-_ALL = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class EndedClosures:
-    """The numbers of the functions that have ended: all up to a limit, with exceptions.
-
-    Functions end roughly in the order of their numbers, so the exceptions are few.
-
-    Attributes:
-        through: The limit: no function with a higher number has ended.
-        unended: The exceptions: numbers up to the limit whose functions have not ended.
-    """
-
-    through: int = 0
-    unended: frozenset[int] = frozenset()
-
-    def __contains__(self, number: int) -> bool:
-        return number <= self.through and number not in self.unended
-
-    @classmethod
-    def all(cls) -> EndedClosures:
-        """Return the numbers of all functions."""
-        return cls(_ALL)
-
-    def united(self, other: EndedClosures) -> EndedClosures:
-        """Return the functions that have ended according to either of both.
-
-        Messages may overtake each other, so the later one to arrive can be the older one.
-        """
-        earlier, later = sorted((self, other), key=lambda each: each.through)
-        unended = frozenset(one for one in later.unended if one not in earlier)
-        return EndedClosures(later.through, unended)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One mutation of a function.
-
-    Attributes:
-        intent: What it does.
-        reply: Its answer, whose `sequence` is the number of the mutation.
-    """
-
-    intent: Intent
-    reply: RecordedReply
-
-    @property
-    def nbytes(self) -> int:
-        """Its approximate size."""
-        return self.reply.ByteSize() + len(self.intent.summary)
-
-
-Records: TypeAlias = dict[int, Record]
-"""The records of one function, by the number of the mutation."""
-
-
-@dataclass
-class Space:
-    """The functions of one coordinator.
-
-    Attributes:
-        ended: The functions that have ended.
-        unended: The records of the other functions, by the number of the function.
-    """
-
-    ended: EndedClosures = field(default_factory=EndedClosures)
-    unended: dict[int, Records] = field(default_factory=dict)
-
 
 class ClosureLedger:
     """The exactly-once rule for scheduled functions.
 
     For each arrival of a mutation call `admit`; on `Apply` do its work and call `finish`.
 
+    Args:
+        living: Returns the programs that have a session; see `Spaces`.
+
     Attributes:
         adopted: The coordinators whose functions the last restoration brought.
     """
 
-    def __init__(self) -> None:
-        self._spaces: OrderedDict[bytes, Space] = OrderedDict()
-        self._applying: set[tuple[bytes, int, int]] = set()
+    def __init__(self, living: Callable[[], Container[bytes]] = frozenset) -> None:
+        self._spaces = Spaces(living, self._dropped)
+        self._applying: dict[tuple[bytes, int, int], SpaceUser] = {}
         self._count = 0
         self._nbytes = 0
         self.adopted: Collection[bytes] = ()
@@ -138,63 +75,95 @@ class ClosureLedger:
         """The approximate size of these records."""
         return self._nbytes
 
-    def admit(self, key: ClosureKey, intent: Intent) -> Admission:
+    def admit(self, key: ClosureKey, intent: Intent, user: SpaceUser = SERVER) -> Admission:
         """Decide what to do with a mutation that has arrived.
+
+        Args:
+            key: The key of the mutation.
+            intent: What it does.
+            user: Who asks for it.
 
         Raises:
             InvalidArgumentError: The key is malformed.
         """
         _check(key)
         # What is not applied is in no record, so it must leave no trace.
-        space, number = self._spaces.get(key.identity.space) or Space(), key.identity.number
+        space, number = self._spaces.get(key.identity.space), key.identity.number
         if number in space.ended:
-            return Refused(_over(key.identity))
+            return Refused(_over(key.identity, self._spaces.is_over(key.identity.space)))
         name = _name(key)
         if name in self._applying:
             return WaitForEarlier(key.ordinal)
         record = space.unended.get(number, {}).get(key.ordinal)
         if record is not None:
             return _recognised(key, record, intent)
-        if self._count >= MAX_RECORDS or self._nbytes >= MAX_RECORD_BYTES:
-            return Refused(self._full())
-        self._applying.add(name)
+        try:
+            self._require_room(key.identity.space, user)
+        except ResourceExhaustedError as error:
+            return Refused(error)
+        self._applying[name] = user
         return Apply()
 
-    def finish(self, key: ClosureKey, intent: Intent, reply: RecordedReply | None) -> None:
+    def _require_room(self, name: bytes, user: SpaceUser) -> None:
+        self._require_records(user)
+        if name not in self._spaces:
+            coming = {space: one for (space, _, _), one in self._applying.items()}
+            self._spaces.require_room(name, user, coming)
+
+    def finish(
+        self,
+        key: ClosureKey,
+        intent: Intent,
+        reply: RecordedReply | None,
+        user: SpaceUser = SERVER,
+    ) -> None:
         """End a mutation for which `admit` returned `Apply`.
 
         Args:
             key: The key of the mutation.
             intent: What it does.
             reply: The answer to its repetitions; None if a repetition is to be applied.
+            user: Who has asked for it.
         """
-        self._applying.discard(_name(key))
+        self._applying.pop(_name(key), None)
         if reply is None:
             return
-        space, number = self._space(key.identity.space), key.identity.number
+        space, number = self._spaces.used_by(key.identity.space, user), key.identity.number
         if number not in space.ended:
             self._keep(space, number, Record(intent, reply))
 
-    def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:
-        """Note that functions of a coordinator have ended, and return all that have."""
+    def require(self, name: bytes, ended: EndedClosures, user: SpaceUser) -> None:
+        """Check that `end` may be called.
+
+        Raises:
+            InvalidArgumentError: The name is none.
+            ResourceExhaustedError: The user's share is used up.
+        """
         _check_space(name)
-        space = self._space(name)
+        self._spaces.require_room(name, user, {})
+        self._spaces.require_few(name, ended, user)
+
+    def end(self, name: bytes, ended: EndedClosures, user: SpaceUser = SERVER) -> EndedClosures:
+        """Note that functions of a coordinator have ended, and return all that have."""
+        space = self._spaces.used_by(name, user)
         space.ended = space.ended.united(ended)
         for number in [one for one in space.unended if one in space.ended]:
             self._forget(space.unended.pop(number))
+        self._spaces.settle(name)
         return space.ended
 
     def spaces(self) -> Iterator[tuple[bytes, Space]]:
         """Yield each coordinator's name and functions."""
-        yield from self._spaces.items()
+        yield from self._spaces
 
     def restore(self, name: bytes, space: Space) -> None:
         """Add a coordinator's functions as they are in a checkpoint."""
-        mine = self._space(name)
+        mine = self._spaces.used_by(name, space.user)
         mine.ended = space.ended
         for number, records in space.unended.items():
             for record in records.values():
                 self._keep(mine, number, record)
+        self._spaces.settle(name)
 
     def adopt(self, spaces: Mapping[bytes, Space]) -> None:
         """Replace the functions that the last restoration brought by those of another checkpoint.
@@ -208,21 +177,6 @@ class ClosureLedger:
         for name, space in spaces.items():
             self.restore(name, space)
 
-    def _space(self, name: bytes) -> Space:
-        space = self._spaces.get(name)
-        if space is None:
-            return self._added(name)
-        self._spaces.move_to_end(name)
-        return space
-
-    def _added(self, name: bytes) -> Space:
-        space = self._spaces[name] = Space()
-        while len(self._spaces) > MAX_SPACES:
-            _, oldest = self._spaces.popitem(last=False)
-            for records in oldest.unended.values():
-                self._forget(records)
-        return space
-
     def _keep(self, space: Space, number: int, record: Record) -> None:
         space.unended.setdefault(number, {})[record.reply.sequence] = record
         self._count += 1
@@ -232,12 +186,29 @@ class ClosureLedger:
         self._count -= len(records)
         self._nbytes -= sum(record.nbytes for record in records.values())
 
-    def _full(self) -> ResourceExhaustedError:
-        return ResourceExhaustedError(
-            f"{self._count} mutations of scheduled functions are recorded, in "
-            f"{self._nbytes} bytes, until their coordinators say that these functions "
-            "have ended; repeat it in a moment, or let each function change less"
-        )
+    def _dropped(self, space: Space) -> None:
+        for records in space.unended.values():
+            self._forget(records)
+
+    def _require_records(self, user: SpaceUser) -> None:
+        def own() -> list[Space]:
+            return [space for _, space in self._spaces if space.user.client == user.client]
+
+        def count() -> int:
+            return sum(space.count for space in own())
+
+        def nbytes() -> int:
+            return sum(space.nbytes for space in own())
+
+        are_many = is_used_up(MAX_RECORDS, self._count, count)
+        if are_many or is_used_up(MAX_RECORD_BYTES, self._nbytes, nbytes):
+            raise ResourceExhaustedError(
+                f"{count()} mutations of scheduled functions are recorded for "
+                f"{user.client or 'this server'}, in {nbytes()} bytes, until their coordinators "
+                "say that these functions have ended; that is its share: three quarters of what "
+                f"others leave of {MAX_RECORDS} and of {MAX_RECORD_BYTES} bytes. Repeat it in a "
+                "moment, or let each function change less"
+            )
 
 
 def _name(key: ClosureKey) -> tuple[bytes, int, int]:
@@ -279,7 +250,13 @@ def _recognised(key: ClosureKey, record: Record, intent: Intent) -> Outcome:
     )
 
 
-def _over(identity: ClosureIdentity) -> FailedPreconditionError:
+def _over(identity: ClosureIdentity, is_forgotten: bool) -> FailedPreconditionError:
+    if is_forgotten:
+        return FailedPreconditionError(
+            f"{label(identity)} is over, like all of that coordinator: it has ended, or its "
+            f"program had no session here while the server had {spaces.MAX_SPACES} others to "
+            "remember; nothing of it is applied any more. Make another ClusterCoordinator"
+        )
     return FailedPreconditionError(
         f"{label(identity)} has ended: it ran again on another worker, or was "
         "cancelled, while this one was not heard of; nothing of it is applied any more"

@@ -21,8 +21,12 @@ from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.fence import Fence, superseded
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.limits.shares import is_used_up
 
 MAX_SESSIONS = 65_536
+
+# A connection of a client makes one, and another one takes its place when it breaks.
+MAX_ATTENDING = 64
 
 # A heartbeat tells of so many servers and tasks; of more, what is told suffices.
 _MOST_AWAITED = 16
@@ -117,16 +121,24 @@ class SessionLedger:
         """Check that a session may be opened; return what is known of it."""
         if session.task.job:
             check_name(session.task.job, "job")
-        if session.id not in self._open and len(self._open) >= MAX_SESSIONS:
-            raise ResourceExhaustedError(
-                f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
-                "close those that are not needed"
-            )
+        if session.id not in self._open:
+            self._require_room(session)
         known = self.known(session.id)
         if known is not None:
             _require_same(session, known)
         self.fence.require(session)
         return known
+
+    def _require_room(self, session: Session) -> None:
+        def own() -> int:
+            return sum(one.label == session.label for one in self._open.values())
+
+        if is_used_up(MAX_SESSIONS, len(self._open), own):
+            raise ResourceExhaustedError(
+                f"{session.label} has {own()} of the {len(self._open)} sessions that are open on "
+                f"this server, and its share is three quarters of what others leave of "
+                f"{MAX_SESSIONS}; close those that are not needed"
+            )
 
     def of_call(self, shown: bytes, now: float) -> Session:
         """Return the session of the present call, as `session`.
@@ -185,9 +197,15 @@ class SessionLedger:
 
         Raises:
             SessionLostError: The session is not open.
+            ResourceExhaustedError: As many calls attend it as may.
         """
         if session_id not in self._open:
             raise SessionLostError(_lost(session_id, session_id in self._ended))
+        if self._attended[session_id] >= MAX_ATTENDING:
+            raise ResourceExhaustedError(
+                f"{MAX_ATTENDING} calls attend session {session_id.hex()[:8]}, which is the "
+                "share of one session; end those of connections that are gone"
+            )
         self._attended[session_id] += 1
         self._cut_off.pop(session_id, None)
 
@@ -225,6 +243,10 @@ class SessionLedger:
     def opened(self) -> Iterator[Session]:
         """Yield the open sessions."""
         yield from self._open.values()
+
+    def programs(self) -> set[bytes]:
+        """Return the programs of open sessions, and the sessions that belong to none."""
+        return {session.program or session.id for session in self._open.values()}
 
     def known(self, session_id: bytes) -> Session | None:
         """Return a session that is open or can be resumed, without renewing its lease."""

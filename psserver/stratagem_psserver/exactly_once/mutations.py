@@ -29,6 +29,7 @@ from stratagem_psserver.exactly_once.recording import (
     recorded_response,
 )
 from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.log.changes import Changes, LoggedRequest
 from stratagem_psserver.waiting import Awaited, Waiter, Waits, unfinished_steps
 
@@ -96,7 +97,7 @@ class Mutations:
         session = self._ledger.of_call(key.session_id, self._clock())
         if known := session.numbering.outcome(key):
             return recorded_response(known, response_type)
-        with self._receiver.reservation() as reservation:
+        with self._receiver.reservation(session.label) as reservation:
             try:
                 staged, upload = await self._receiver.receive(
                     header, session, manifest, chunks, reservation
@@ -173,7 +174,7 @@ class Mutations:
             if key.HasField("closure"):
                 # The scheduled function may run again on another worker, in another session.
                 own = Work(work.apply, work.response_type)
-                once = partial(self._closures.once, request, own, session.label)
+                once = partial(self._closures.once, request, own, SpaceUser.of(session))
                 work = Work(once, work.response_type, work.for_log)
             return await self._in_turn(session, key, work)
         finally:

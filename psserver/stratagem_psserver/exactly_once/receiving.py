@@ -65,9 +65,9 @@ class Receiver:
         self._budget, self._figures = budget, figures
         self.uploads = UploadMemory()
 
-    def reservation(self) -> Reservation:
+    def reservation(self, client: str) -> Reservation:
         """Return a reservation of no bytes, as a context that releases what it has absorbed."""
-        return Reservation(self._budget, 0)
+        return Reservation(self._budget, 0, client)
 
     async def receive(
         self,
@@ -85,12 +85,14 @@ class Receiver:
         Raises:
             MalformedStreamError: Bytes are missing, as when the connection was cut, or too many
                 came. The request keeps its number, since it may be sent again whole.
-            ResourceExhaustedError: The budget or the memory has not as many bytes left.
+            ResourceExhaustedError: The budget, the client's share of it, or the memory has not as
+                many bytes left.
             InvalidArgumentError: The description of a tensor is not valid.
         """
         upload = self.uploads.take(manifest.specs, manifest.nbytes)
-        purpose = f"request {request.key.sequence} of {session.label}"
-        reservation.absorb(self._budget.reserve(manifest.staged_nbytes, purpose))
+        client, nbytes = session.label, manifest.staged_nbytes
+        purpose = f"request {request.key.sequence} of {client}"
+        reservation.absorb(self._budget.reserve(nbytes, purpose, client))
         tensors, segment = await _tensors(manifest, upload, chunks)
         if manifest.nbytes:
             self._figures.calls(type(request).__name__).received.observe(manifest.nbytes)

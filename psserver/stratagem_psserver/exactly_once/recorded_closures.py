@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_psserver.exactly_once.closures import (
-    ClosureLedger,
+from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.intents import Intent
+from stratagem_psserver.exactly_once.spaces import (
     EndedClosures,
     Record,
     Records,
     Space,
+    SpaceUser,
 )
-from stratagem_psserver.exactly_once.intents import Intent
 
 
 def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
@@ -24,6 +25,7 @@ def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
             "space": name.hex(),
             "through": space.ended.through,
             "unended": sorted(space.ended.unended),
+            "user": [space.user.program.hex(), space.user.client],
             "recorded": [
                 [number, [*map(_record_to_json, records.values())]]
                 for number, records in space.unended.items()
@@ -44,7 +46,10 @@ def spaces_of(facts: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, Space]]:
     for item in facts:
         ended = EndedClosures(item["through"], frozenset(item["unended"]))
         unended = {number: _records(items) for number, items in item["recorded"]}
-        yield bytes.fromhex(item["space"]), Space(ended, unended)
+        # Checkpoints of earlier releases do not say who used them.
+        program, client = item.get("user", ("", ""))
+        user = SpaceUser(bytes.fromhex(program), client)
+        yield bytes.fromhex(item["space"]), Space(ended, unended, user)
 
 
 def _record_to_json(record: Record) -> list[str]:

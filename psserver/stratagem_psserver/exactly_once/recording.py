@@ -29,6 +29,7 @@ from stratagem_psserver.exactly_once.numbering import (
     Replay,
     WaitForEarlier,
 )
+from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.log.changes import LoggedRequest
 from stratagem_psserver.waiting import Awaited, Waiter, Waits
@@ -152,23 +153,23 @@ class ClosureTurns:
         self._ledger, self._waits = ledger, waits
         self._applying: dict[tuple[str, bytes], str] = {}
 
-    async def once(self, request: Mutation, work: Work[Response], client: str) -> Response:
+    async def once(self, request: Mutation, work: Work[Response], user: SpaceUser) -> Response:
         """Apply a mutation of a scheduled function, or repeat its reply.
 
         Args:
             request: The mutation.
             work: What applies it.
-            client: The label of its session, to show to others that wait for this mutation.
+            user: Who asks for it, and is shown to others that wait for this mutation.
         """
         key, intent = request.key.closure, intent_of(request)
         subject = _subject(key)
 
         def admission() -> Admission | None:
-            decided = self._ledger.admit(key, intent)
+            decided = self._ledger.admit(key, intent, user)
             return None if isinstance(decided, WaitForEarlier) else decided
 
         decided = admission() or await self._waits.until(
-            subject, admission, _TURN_SECONDS, self._waiter(key, client)
+            subject, admission, _TURN_SECONDS, self._waiter(key, user.client)
         )
         if decided is None:
             raise UnavailableError(
@@ -177,8 +178,8 @@ class ClosureTurns:
             )
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
-        self._applying[subject] = client
-        record = partial(self._record, request, intent)
+        self._applying[subject] = user.client
+        record = partial(self._record, request, intent, user)
         return await apply_and_record(key.ordinal, work, NOT_RECORDED, record)
 
     def _waiter(self, key: ClosureKey, client: str) -> Waiter:
@@ -187,11 +188,13 @@ class ClosureTurns:
 
         return Waiter(client, f"mutation {key.ordinal} of {label(key.identity)}", applying)
 
-    def _record(self, request: Mutation, intent: Intent, reply: RecordedReply | None) -> None:
+    def _record(
+        self, request: Mutation, intent: Intent, user: SpaceUser, reply: RecordedReply | None
+    ) -> None:
         key = request.key.closure
         subject = _subject(key)
         self._applying.pop(subject, None)
-        self._ledger.finish(key, intent, reply)
+        self._ledger.finish(key, intent, reply, user)
         self._waits.changed(subject)
 
 

@@ -59,7 +59,8 @@ class ReplayedMutations:
         """Apply a request with its tensors; as `Mutations.apply_once`."""
         assert isinstance(chunks, StoredRequest)
         session = self.session(header)
-        with Reservation(self._budget, 0) as reservation:
+        with Reservation(self._budget, 0, session.label) as reservation:
+            # What waits beside it may be more than when it came, and was within the shares then.
             reservation.absorb(self._budget.reserve(manifest.staged_nbytes, "a request of the log"))
             staged = StagedTensors(session, chunks.tensors(manifest.specs), reservation)
             return await self._applied(header, Work(partial(apply, staged), response_type))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stratagem_proto.errors import AbortedError, InvalidArgumentError
+from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.limits.shares import is_used_up
 from stratagem_psserver.optimization.gradients import Gradient
 
 # No sensible program has as many; without a limit they would fill the memory.
@@ -56,24 +57,33 @@ class KeptGradients:
             record: The position in the log of the request that brought them.
 
         Raises:
-            InvalidArgumentError: A variable has a gradient already, or there are too many passes.
+            InvalidArgumentError: A variable has a gradient already.
+            ResourceExhaustedError: Gradients of too many passes are kept for the session.
         """
         check_name(backward.optimizer, "optimizer")
         key = (session_id, backward.optimizer)
         kept = self._kept.get(key)
+        if kept is None:
+            self._require_room(session_id)
         if kept is None or kept.number != backward.number:
             self.drop(session_id, backward)
-            if len(self._kept) >= MAX_PASSES:
-                raise InvalidArgumentError(
-                    f"this server keeps gradients of {MAX_PASSES} backward passes, "
-                    "which is the most; give an optimizer the same name in each step"
-                )
             kept = self._kept[key] = Kept(backward.number, reservation.hand_over())
         else:
             require_distinct(gradients, kept.gradients)
             kept.reservation.absorb(reservation)
         kept.records.append(record)
         kept.gradients |= {gradient.variable: gradient for gradient in gradients}
+
+    def _require_room(self, session_id: bytes) -> None:
+        def own() -> int:
+            return sum(session == session_id for session, _ in self._kept)
+
+        if is_used_up(MAX_PASSES, len(self._kept), own):
+            raise ResourceExhaustedError(
+                f"gradients of {own()} backward passes are kept for session "
+                f"{session_id.hex()[:8]}, which is its share: three quarters of what others leave "
+                f"of {MAX_PASSES}; give an optimizer the same name in each step"
+            )
 
     def of(self, session_id: bytes, backward: BackwardPass) -> Kept:
         """Return the gradients of a pass; the caller calls `drop` once they are used.

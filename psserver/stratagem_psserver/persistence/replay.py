@@ -12,11 +12,13 @@ from google.protobuf.message import Message
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import DataLossError, StratagemError
 from stratagem_proto.log.segments import Record
+from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import log_pb2 as logged
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.checkpoint_pb2 import RestoreVariablesRequest
+from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -30,6 +32,7 @@ from stratagem_psserver.exactly_once.intents import intent_of
 from stratagem_psserver.exactly_once.recording import NOT_RECORDED
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.exactly_once.session import Session, session_of
+from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
@@ -124,7 +127,7 @@ class Replay:
         if _changes_something(mutation, request):
             await self._repeat(record, method, request)
         if mutation.applied and request.key.HasField("closure"):
-            self._note_closure(request, mutation.reply)
+            self._note_closure(session, request, mutation.reply)
         session.numbering.repeat(request.key, mutation.reply)
 
     def _note_step(self, session: Session, key: RequestKey) -> None:
@@ -139,13 +142,14 @@ class Replay:
             await method.call(request, *chunks)
         _require_same(record, self._mutations.reply)
 
-    def _note_closure(self, request: Any, reply: RecordedReply) -> None:
+    def _note_closure(self, session: Session, request: Any, reply: RecordedReply) -> None:
         key = request.key.closure
         kept = RecordedReply()
         kept.CopyFrom(reply)
         kept.sequence = key.ordinal
         passes = reply.status.code and isinstance(from_record(reply.status), NOT_RECORDED)
-        self._state.closures.finish(key, intent_of(request), None if passes else kept)
+        user, outcome = SpaceUser.of(session), None if passes else kept
+        self._state.closures.finish(key, intent_of(request), outcome, user)
 
 
 def _changes_something(mutation: logged.LoggedMutation, request: Any) -> bool:
@@ -236,6 +240,13 @@ def _permit(state: ServerState, permit: logged.StepPermit) -> None:
         )
 
 
+def _end_closures(state: ServerState, request: EndClosuresRequest) -> None:
+    session = state.ledger.known(request.session_id)
+    # Earlier releases recorded what they refused.
+    if session is not None and len(request.space) == SESSION_ID_BYTES:
+        end_closures(state, request, session)
+
+
 def _reclaim(state: ServerState, _: bool) -> None:
     state.rounds.reclaim()
 
@@ -255,7 +266,7 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "barrier": _meet,
     "arrival": _arrive,
     "permit": _permit,
-    "closures": end_closures,
+    "closures": _end_closures,
     "reclaimed": _reclaim,
     "gave_up": _give_up,
     "mark": _mark,

@@ -70,7 +70,7 @@ def _only_frame(state: ServerState, reading: ReadTask, make_header: MakeHeader) 
     # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
     if not state.locks.are_free(plan.owners):
         return None
-    with state.budget.reserve(plan.nbytes, "a read"):
+    with state.budget.reserve(plan.nbytes, "a read", reading.client):
         message = make_header(plan.present_header())
         frame = encode_filled(message, plan.layout, plan.fill, segment)
     _count(state, plan)
@@ -90,7 +90,7 @@ async def _frames(
     async with locks:
         plan = reading.plan()
         # Frames are copies of the values, which must not change until all frames are made.
-        with state.budget.reserve(plan.nbytes, "a read"):
+        with state.budget.reserve(plan.nbytes, "a read", reading.client):
             segment, message = reading.segment, make_header(plan.present_header())
             _count(state, plan)
             frames: SentValues | AsyncGenerator[bytes, None]

@@ -9,8 +9,8 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import closure_pb2
 from stratagem_proto.v1 import draws_pb2 as pb
 from stratagem_psserver.data.data_ledger import Function
-from stratagem_psserver.exactly_once.closures import EndedClosures
 from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.spaces import EndedClosures, SpaceUser
 from stratagem_psserver.state import ServerState
 
 
@@ -58,13 +58,16 @@ class DrawRpcs:
 
 
 def end_closures(
-    state: ServerState, request: closure_pb2.EndClosuresRequest
-) -> tuple[EndedClosures, EndedClosures]:
-    """Note that functions have ended; return those of the request, and all that have ended."""
-    ended = EndedClosures(request.through, frozenset(request.unended))
-    known = state.closures.end(request.space, ended)
+    state: ServerState, request: closure_pb2.EndClosuresRequest, session: Session
+) -> EndedClosures:
+    """Note that functions have ended; return all that have."""
+    known = state.closures.end(request.space, _ended(request), SpaceUser.of(session))
     state.data.release_ended(lambda one: one.space == request.space and one.number in known)
-    return ended, known
+    return known
+
+
+def _ended(request: closure_pb2.EndClosuresRequest) -> EndedClosures:
+    return EndedClosures(request.through, frozenset(request.unended))
 
 
 def _left(space: bytes, functions: Mapping[int, int]) -> pb.EarlierCoordinator:
@@ -82,7 +85,10 @@ class ClosureRpcs:
         self._state = state
 
     async def end(self, request: closure_pb2.EndClosuresRequest) -> closure_pb2.EndClosuresResponse:
-        self._state.session(request.session_id)
-        self._state.changes.closures_ended(request)
-        ended, known = end_closures(self._state, request)
+        state, session = self._state, self._state.session(request.session_id)
+        ended = _ended(request)
+        # What is refused must not be in a log, whose records are all applied again.
+        state.closures.require(request.space, ended, SpaceUser.of(session))
+        state.changes.closures_ended(request)
+        known = end_closures(state, request, session)
         return closure_pb2.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

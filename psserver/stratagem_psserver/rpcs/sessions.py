@@ -71,7 +71,7 @@ class SessionRpcs:
             lease_seconds=settings.lease_seconds,
             reconnect_seconds=settings.reconnect_seconds,
             max_chunk_bytes=MAX_CHUNK_BYTES,
-            max_request_bytes=settings.staged_bytes,
+            max_request_bytes=self._state.budget.largest,
             last_sequence=last_sequence,
             restored=self._state.resumed,
             frame_sockets=sockets.to(request.session_id) if sockets else None,
@@ -106,7 +106,7 @@ class SessionRpcs:
         def idle() -> bool | None:
             return not session.numbering.is_applying or None
 
-        waiter = Waiter(session.label, "the end of its own request", list)
+        waiter = Waiter(session.label, "the end of its own request", list, counts=False)
         return await self._state.waits.until(session.id, idle, _CLOSING_SECONDS, waiter)
 
 

@@ -68,22 +68,22 @@ async def run_graph(
     """Run a graph program.
 
     Raises:
-        InvalidArgumentError: It needs more bytes than the whole budget for requests, or returns
-            more than can be recorded with an answer.
-        ResourceExhaustedError: Too much of the budget is in use.
+        InvalidArgumentError: It needs more bytes than one client may have of the budget for
+            requests, or returns more than can be recorded with an answer.
+        ResourceExhaustedError: Too much of the budget, or of the client's share, is in use.
     """
     written = _written(state.store, graph, bindings)
     values = [_bound(state.store, binding, staged) for binding in bindings]
     nodes = len(graph.steps) * _NODE_BYTES
     prepared = await state.compute.run(lambda: prepare(graph, values), nodes)
-    if prepared.nbytes > state.budget.limit:
+    if prepared.nbytes > state.budget.largest:
         # Repeating the request would not help, as it would if the budget were in use.
         raise InvalidArgumentError(
-            f"the update program needs {prepared.nbytes} bytes; this server has a "
-            f"budget of {state.budget.limit} bytes. Write intermediate results in "
-            "place, or start it with a larger --staged-bytes"
+            f"the update program needs {prepared.nbytes} bytes; this server gives one client at "
+            f"most {state.budget.largest} of its budget of {state.budget.limit} bytes. Write "
+            "intermediate results in place, or start it with a larger --staged-bytes"
         )
-    with state.budget.reserve(prepared.nbytes, "the update program"):
+    with state.budget.reserve(prepared.nbytes, "the update program", staged.session.label):
         size = nodes + prepared.nbytes + sum(each.value.nbytes for each in written)
         outputs = await state.compute.run(prepared.run, size)
     for variable in written:

@@ -49,7 +49,7 @@ class VariableRpcs:
     ) -> CreateVariablesResponse:
         state, specs = self._state, header.variables
         nbytes = check_made(specs)
-        with state.budget.reserve(nbytes, "making initial values"):
+        with state.budget.reserve(nbytes, "making initial values", staged.session.label):
             making = partial(initial_values, specs, staged.tensors)
             values = await state.compute.run(making, nbytes)
         # A slot must not appear while its owner is being stepped.
@@ -107,7 +107,7 @@ class KeyRpcs:
             variables = state.variables(session.id, request.snapshot)
             keys = variables.get(request.table).keys()
             # Paging selects the larger keys and makes a mask of them.
-            with state.budget.reserve(2 * keys.nbytes, "listing keys"):
+            with state.budget.reserve(2 * keys.nbytes, "listing keys", session.label):
                 paging = partial(_page, request, keys)
                 return await state.compute.run(paging, keys.nbytes)
 

@@ -17,7 +17,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
-from stratagem_proto.protocol import check_name
+from stratagem_proto.protocol import MAX_NAME_LENGTH, check_name
 from stratagem_proto.rows import put
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
@@ -150,6 +150,8 @@ class VariableStore:
         try:
             return self._variables[name]
         except KeyError:
+            # Comparing what is longer than any name would take seconds, too.
+            name = name[:MAX_NAME_LENGTH]
             raise VariableNotFoundError(
                 f"this server hosts no variable {name!r}; {self._advice(name)}", variable=name
             ) from None

@@ -35,6 +35,14 @@ def test_what_has_ended_in_order_takes_a_single_number() -> None:
     assert unended.ended == Ended(899, ())
 
 
+def test_of_a_coordinator_that_leaves_all_but_what_has_not_ended_has() -> None:
+    unended = OpenClosures()
+    for number in (1, 2, 5):
+        unended.begin(number)
+    unended.end(2)
+    assert unended.ended_for_good == Ended(2**64 - 1, (1, 5))
+
+
 def test_of_a_coordinator_that_was_lost_all_but_what_was_inherited_has_ended() -> None:
     inherited = Inherited([7, 3])
     assert inherited.ended == Ended(2**64 - 1, (3, 7))

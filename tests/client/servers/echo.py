@@ -113,7 +113,9 @@ class Served:
         free = SimpleNamespace(release=lambda: None)
         listening = listen("127.0.0.1:1", way)
         services = [self.echo.service()]
-        return SocketListener(services, listening, lambda _: free, certificates=folder)
+        return SocketListener(
+            services, listening, lambda nbytes, session_id: free, certificates=folder
+        )
 
     def send(self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0) -> Attempt:
         path = f"/echo.Echo/{method}"

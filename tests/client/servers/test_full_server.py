@@ -29,7 +29,7 @@ from tests.conftest import TOKEN
 from tests.faults import FaultyProxy
 from tests.waiting import eventually
 
-SMALL_BUDGET = ServerSettings(token=TOKEN, staged_bytes=1000)
+SMALL_BUDGET = ServerSettings(token=TOKEN, staged_bytes=1100)
 
 
 @contextmanager

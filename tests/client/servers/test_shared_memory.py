@@ -136,7 +136,7 @@ def test_what_went_through_shared_memory_counts_as_traffic() -> None:
 
 
 def test_a_server_without_room_for_it_is_sent_the_bytes() -> None:
-    with served(staged_bytes=4 * LARGE + 1000) as (server, connection):
+    with served(staged_bytes=6 * LARGE) as (server, connection):
         make(connection, "v", torch.zeros(LARGE))
         add(connection, "v", torch.ones(LARGE))
         assert value_of(connection, "v", torch.ones(LARGE)).eq(1).all()

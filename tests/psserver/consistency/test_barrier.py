@@ -12,6 +12,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_psserver.consistency.barrier import MAX_GATHERINGS, MAX_PASSED, Barriers
+from stratagem_psserver.limits.shares import share_of
 
 FIRST, SECOND, LATER = b"first", b"second", b"later"
 
@@ -121,13 +122,15 @@ def test_a_barrier_has_a_name_and_waits_for_somebody() -> None:
         Barriers().arrive("b", 0, 0, "t", FIRST)
 
 
-def test_there_are_only_so_many_barriers_to_wait_at() -> None:
+def test_a_task_waits_at_only_so_many_barriers_and_others_at_more() -> None:
     barriers = Barriers()
-    for number in range(MAX_GATHERINGS):
+    for number in range(share_of(MAX_GATHERINGS, 0)):
         barriers.arrive(f"b{number}", 0, 2, "/job:worker/task:0", FIRST)
     with pytest.raises(ResourceExhaustedError, match="one barrier at a time"):
         arrive(barriers, FIRST)
-    barriers.arrive("b0", 0, 2, "/job:worker/task:1", SECOND)
+    barriers.arrive("another", 0, 2, "/job:worker/task:1", SECOND)
+    for number in range(2):
+        barriers.arrive(f"b{number}", 0, 2, "/job:worker/task:1", SECOND)
     arrive(barriers, FIRST)
 
 

@@ -15,12 +15,13 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once import closures
-from stratagem_psserver.exactly_once.closures import ClosureLedger, EndedClosures
+from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay, WaitForEarlier
 from stratagem_psserver.exactly_once.recorded_closures import (
     dump_closures,
     restore_closures,
 )
+from stratagem_psserver.exactly_once.spaces import EndedClosures
 from tests.psserver.exactly_once.closure_runs import SPACE, Runs, intent, key
 
 ASSIGN, UPDATE = intent("Assign of 'a'"), intent("Update of 'b'")
@@ -116,7 +117,7 @@ def test_the_functions_of_two_coordinators_have_nothing_in_common() -> None:
     applied(ledger, 1, 1, space=b"another 12345678")
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_RECORDS", 2), ("MAX_RECORD_BYTES", 30)])
+@pytest.mark.parametrize(("bound", "value"), [("MAX_RECORDS", 3), ("MAX_RECORD_BYTES", 50)])
 def test_records_have_a_limit_until_functions_end(
     bound: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,17 +128,6 @@ def test_records_have_a_limit_until_functions_end(
     assert isinstance(refusal(ledger, 3, 1), ResourceExhaustedError)
     ledger.end(SPACE, EndedClosures(1))
     applied(ledger, 3, 1)
-
-
-def test_the_coordinator_that_was_not_heard_of_for_longest_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(closures, "MAX_SPACES", 2)
-    monkeypatch.setattr(closures, "MAX_RECORDS", 3)
-    ledger, names = ClosureLedger(), [b"%016d" % number for number in range(4)]
-    for name in names:
-        applied(ledger, 1, 1, name)
-    assert [name for name, _ in ledger.spaces()] == names[2:]
 
 
 @pytest.mark.parametrize("again", [1, 2, 3])

@@ -159,7 +159,7 @@ class Upload:
 
 
 def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
-    value = torch.ones(BUDGET // 4 - 1000)
+    value = torch.ones(BUDGET // 6)
     with (
         ParameterServer(ServerSettings(staged_bytes=BUDGET)) as server,
         RawClient(server.address, "") as vanishing,

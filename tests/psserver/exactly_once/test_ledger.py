@@ -29,6 +29,7 @@ from stratagem_psserver.exactly_once.numbering import (
 )
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.limits.shares import share_of
 
 LEASE = 30.0
 
@@ -222,13 +223,14 @@ def test_only_so_many_ended_sessions_are_remembered() -> None:
     assert opened(ledger, 1).numbering.last == 1
 
 
-def test_only_so_many_sessions_are_open_at_a_time() -> None:
+def test_a_task_has_only_so_many_sessions_and_others_have_more() -> None:
     ledger = SessionLedger(LEASE)
-    for number in range(MAX_SESSIONS):
+    for number in range(share_of(MAX_SESSIONS, 0)):
         opened(ledger, number)
-    with pytest.raises(ResourceExhaustedError, match="sessions are open"):
+    with pytest.raises(ResourceExhaustedError, match="sessions that are open"):
         opened(ledger, MAX_SESSIONS)
     assert opened(ledger, 0).id == bytes(16)
+    ledger.open(Session(b"another session!", ROLE_WORKER, Task(job="worker", index=1)), 0.0)
 
 
 @pytest.mark.parametrize("job", ["j" * 513, "two words"])

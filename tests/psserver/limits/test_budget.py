@@ -53,3 +53,35 @@ def test_bytes_are_given_back_once_by_whoever_has_them() -> None:
     heir.release()
     heir.release()
     assert budget.used == 0
+
+
+def test_one_client_is_refused_beyond_its_share_and_others_are_not() -> None:
+    budget = Budget(1_000)
+    budget.reserve(700, "a request", "greedy")
+    with pytest.raises(ResourceExhaustedError, match="700 of them by greedy, whose share is 750"):
+        budget.reserve(100, "a request", "greedy")
+    budget.reserve(200, "a request", "other")
+    budget.reserve(0, "a request", "greedy")
+    assert budget.used == 900
+
+
+def test_no_request_of_a_client_is_larger_than_its_share() -> None:
+    budget = Budget(1_000)
+    assert budget.largest == 750
+    with pytest.raises(ResourceExhaustedError, match="ask for less, or start the server"):
+        budget.reserve(751, "a request", "one")
+    budget.reserve(750, "a request", "one")
+
+
+def test_bytes_count_for_whoever_has_them_last() -> None:
+    budget = Budget(1_000)
+    mine = budget.reserve(700, "a request", "one")
+    kept = mine.give_up()
+    with pytest.raises(ResourceExhaustedError, match="0 of them by one, whose share is 750"):
+        budget.reserve(400, "a request", "one")
+    again = budget.reserve(0, "a request", "one")
+    again.absorb(kept)
+    with pytest.raises(ResourceExhaustedError, match="700 of them by one, whose share is 750"):
+        budget.reserve(100, "a request", "one")
+    again.release()
+    assert budget.used == 0

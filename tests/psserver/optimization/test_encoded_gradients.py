@@ -195,7 +195,7 @@ def test_two_gradients_do_not_share_an_encoded_tensor(client: RawClient) -> None
 
 def test_the_budget_counts_what_is_decoded() -> None:
     size = 1000
-    settings = ServerSettings(token=TOKEN, staged_bytes=size * 4 + 100)
+    settings = ServerSettings(token=TOKEN, staged_bytes=(size * 4 + 100) * 4 // 3)
     with (
         ParameterServer(settings) as server,
         RawClient(server.address, TOKEN) as client,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem_proto.errors import AbortedError, InvalidArgumentError
+from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.optimization import kept_gradients
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 
@@ -81,3 +82,16 @@ def test_the_end_of_a_session_frees_what_it_sent() -> None:
     assert keeper.budget.used == 0
     with pytest.raises(AbortedError):
         keeper.names()
+
+
+def test_a_session_has_a_share_of_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_gradients, "MAX_PASSES", 8)
+    keeper = Keeper()
+    for optimizer in "abcdef":
+        keeper.keep("v", optimizer=optimizer)
+    with pytest.raises(ResourceExhaustedError, match="of 6 backward passes are kept for session"):
+        keeper.keep("v", optimizer="g")
+    with keeper.reserved() as reservation:
+        gradient = Gradient("v", 0, torch.zeros(1))
+        keeper.kept.keep(b"t" * 16, backward(), [gradient], reservation)
+    keeper.keep("v", number=2, optimizer="a")

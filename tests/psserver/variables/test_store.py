@@ -147,6 +147,13 @@ def test_nothing_is_deleted_if_one_name_is_unknown(store: VariableStore) -> None
     assert names(store) == before
 
 
+def test_what_is_longer_than_a_name_is_named_by_its_beginning(store: VariableStore) -> None:
+    with pytest.raises(VariableNotFoundError) as refused:
+        store.get("dense.weight" * 1_000_000)
+    assert len(str(refused.value)) < 2_000
+    assert len(refused.value.variable) < 2_000
+
+
 def test_a_slot_is_locked_under_its_owners_name(store: VariableStore) -> None:
     assert store.owner("dense.weight/m") == store.owner("dense.weight")
     assert store.owner("unknown") == "unknown"

@@ -144,7 +144,7 @@ class Peer:
     def _share(self) -> None:
         status = RecordedStatus()
         try:
-            self._memory.replace()
+            self._memory.replace(self._greeting.session_id)
         except StratagemError as error:
             LOG.info("a client's memory is not shared", why=error.message)
             status = to_record(error)

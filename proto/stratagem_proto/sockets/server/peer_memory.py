@@ -25,11 +25,12 @@ class Reserved(Protocol):
         """Release the bytes."""
 
 
-Reserve = Callable[[int], Reserved]
-"""Takes bytes of a budget; raises `ResourceExhaustedError` if there are too few."""
+Reserve = Callable[[int, bytes], Reserved]
+"""Takes bytes of a budget for the session of that id; raises `ResourceExhaustedError` if there are
+too few."""
 
 
-def refused(nbytes: int) -> Reserved:
+def refused(nbytes: int, session_id: bytes) -> Reserved:
     """Refuse to reserve bytes, as a server does that shares no memory.
 
     Raises:
@@ -66,8 +67,11 @@ class PeerMemory:
         if len(self._descriptors) > 1:
             raise MalformedStreamError("descriptors arrived without a frame for each")
 
-    def replace(self) -> None:
+    def replace(self, session_id: bytes) -> None:
         """Map the segment of the descriptor that has arrived, in place of the present one.
+
+        Args:
+            session_id: The session that the client may act for, whose share it counts in.
 
         Raises:
             MalformedStreamError: No descriptor has arrived, or its file is not sealed.
@@ -78,13 +82,13 @@ class PeerMemory:
             raise MalformedStreamError("a frame announces a segment, but no descriptor arrived")
         fd = self._descriptors.pop()
         try:
-            self._map(fd)
+            self._map(fd, session_id)
         finally:
             os.close(fd)
 
-    def _map(self, fd: int) -> None:
+    def _map(self, fd: int, session_id: bytes) -> None:
         nbytes = size_of(fd)
-        reserved = self._reserve(nbytes)
+        reserved = self._reserve(nbytes, session_id)
         try:
             self.segment = attach(fd, nbytes)
         except OSError as error:
