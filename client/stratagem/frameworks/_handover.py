@@ -65,7 +65,7 @@ def distributed(
     if not isinstance(optimizer, DistributedOptimizer):
         optimizer = DistributedOptimizer(optimizer, **settings)
     # So a GradScaler leaves a trace instead of steps.
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = True
     optimizer.register_step_pre_hook(guard.before_step)
     optimizer.register_load_state_dict_post_hook(guard.loaded)
     strategy.refresh()

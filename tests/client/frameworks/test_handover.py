@@ -141,7 +141,8 @@ def test_a_step_after_a_write_is_refused_and_one_after_a_refresh_is_not() -> Non
         strategy: ParameterServerStrategy, network: nn.Module, optimizer: Optimizer
     ) -> list[bytes]:
         strategy.barrier("stepped")
-        nn.init.ones_(network.weight)
+        with torch.no_grad():
+            next(network.parameters()).fill_(1.0)
         with pytest.raises(FailedPreconditionError, match=r"'weight'.*refresh"):
             optimizer.step()
         strategy.barrier("refused")
