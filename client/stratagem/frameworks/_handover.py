@@ -72,6 +72,15 @@ def distributed(
     return optimizer
 
 
+def sole_device(strategy: ParameterServerStrategy) -> torch.device:
+    """Return the device of the only replica of this process.
+
+    Raises:
+        InvalidArgumentError: There are several.
+    """
+    return _hosting(strategy).devices[0]
+
+
 def _hosting(strategy: ParameterServerStrategy) -> Hosting:
     if not isinstance(strategy, ParameterServerStrategy):
         raise InvalidTypeError(
