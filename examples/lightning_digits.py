@@ -56,7 +56,10 @@ class Digits(lightning.LightningModule):  # type: ignore[misc] # its types are n
         """Biases do not decay, and the rate warms up."""
         biases = [each for each in self.parameters() if each.dim() == 1]
         weights = [each for each in self.parameters() if each.dim() > 1]
-        groups = [{"params": weights}, {"params": biases, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": weights},
+            {"params": biases, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.01)
         schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

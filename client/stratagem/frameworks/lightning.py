@@ -44,6 +44,8 @@ class OnServers(SingleDeviceStrategy):  # type: ignore[misc] # its types are not
     """
 
     strategy_name = "parameter_servers"
+    # Of Lightning's strategy.
+    optimizers: Any
 
     def __init__(self, strategy: ParameterServerStrategy, **settings: Any) -> None:
         super().__init__(device=sole_device(strategy), **settings)
