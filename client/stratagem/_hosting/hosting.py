@@ -162,6 +162,10 @@ class Hosting(ABC):
         self.adopter.adopt()
         self.buffers.follow_first()
 
+    def unshared_writes(self) -> Sequence[str]:
+        """Return the names of parameters that the program wrote and other workers do not know."""
+        return ()
+
     @property
     def trains_in_place(self) -> bool:
         """Whether an optimizer of torch may step the parameters themselves."""

@@ -20,7 +20,11 @@ from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
-from stratagem._parameter_server.loaded_values import LoadedValues, refuse_writes_in_replicas
+from stratagem._parameter_server.loaded_values import (
+    LoadedValues,
+    refuse_writes_in_replicas,
+    written_in,
+)
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.parameter import TableParameter
@@ -153,6 +157,11 @@ class RemoteHosting(Hosting):
         super().host_buffers(roots)
 
     # Runs.
+
+    def unshared_writes(self) -> Sequence[str]:
+        if self._membership.num_trainers == 1:
+            return ()
+        return [hosted.name for hosted in written_in(self._store, self.parameters)]
 
     @property
     def trains_in_place(self) -> bool:

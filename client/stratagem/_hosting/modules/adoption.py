@@ -139,6 +139,11 @@ class ModuleAdopter:
         ready = [one for one in found if not is_lazy(one.parameter)]
         self._host_all([*self._materialised(), *ready])
 
+    def take(self, module: nn.Module) -> None:
+        """Take a module for one that this thread has built in its open scope."""
+        watch, _ = self._open[threading.get_ident()]
+        watch.see(module)
+
     def reserves(self, parameter: torch.Tensor) -> bool:
         """Return whether a parameter is lazy and will be hosted."""
         return any(adoption.parameter is parameter for adoption in self._lazy)
