@@ -127,12 +127,13 @@ class Checker:
                 updates.add(event.step, self._consistencies[event.step])
             # The next one may have been sent before this one was answered.
             self._places[place] = bisect_right(updates.steps, event.step)
-        # A phase begins with the first step of a consistency.
-        start, before = 0, None
+        # A phase begins with the first step of a consistency, and behind steps that nobody took:
+        # they were of a phase that was over before anybody came to it.
+        start, before, last = 0, None, 0
         for step in sorted(self._consistencies):
-            if self._consistencies[step] != before:
+            if self._consistencies[step] != before or step > last + 1:
                 start, before = step, self._consistencies[step]
-            self._starts[step] = start
+            self._starts[step], last = start, step
 
     def _look(self, event: Event) -> Iterator[Violation]:
         match event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -75,12 +75,7 @@ class Process:
 
     async def on_all(self, make: Callable[[], Request[Result]]) -> list[Result]:
         """Send a request to each server at once; raise an error of one of them."""
-        calls = (self.call(server, make()) for server in range(len(self._connections)))
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        return await together(self.call(server, make()) for server in range(len(self._connections)))
 
     async def tell_last_step(self) -> None:
         """Tell a server which step was the last, as the client's heartbeat does soon after it."""
@@ -146,6 +141,15 @@ class Process:
             task.cancel()
         for connection in self._connections:
             connection.close()
+
+
+async def together(calls: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Return what calls return once all of them are over; raise an error of one of them."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 Life = Callable[[Process], Coroutine[Any, Any, None]]

@@ -57,7 +57,7 @@ class SimulatedServer:
         )
         self.served: Callable[[], None] = lambda: None
         self.run: ServerRun
-        self.start()
+        self._begin()
 
     @property
     def state(self) -> ServerState:
@@ -82,8 +82,13 @@ class SimulatedServer:
     def start(self) -> None:
         """Begin a run of the process; whatever a run before knew is gone.
 
-        If it cannot begin, it is started again, as by a supervisor.
+        If it cannot begin, it is started again, as by a supervisor. One that was started already,
+        after another fault, goes on.
         """
+        if self.run.has_ended:
+            self._begin()
+
+    def _begin(self) -> None:
         try:
             self.run = self._made()
         except UnavailableError as error:

@@ -40,7 +40,7 @@ from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from tests.consistency.checker import Checker
 from tests.consistency.history import Answered, Event, Gone, Leave, Read, Reading, Seen, Sent
-from tests.simulation.cluster import Cluster, Process
+from tests.simulation.cluster import Cluster, Process, together
 from tests.simulation.programs.adding import spec
 from tests.simulation.programs.digits import amount, digits_of, faults_of, times
 from tests.simulation.programs.program import Program
@@ -286,8 +286,7 @@ class _Worker:
         training.happen(Sent(self._writer, leave.step))
         contribution = self._contribution(leave)
         servers = list(range(training.num_servers))
-        pushes = (self._push(server, leave, contribution) for server in servers)
-        await asyncio.gather(*pushes)
+        await together(self._push(server, leave, contribution) for server in servers)
         if contribution is not None:
             counted = await self._is_counted(contribution)
             training.happen(Answered(self._writer, leave.step, counted))

@@ -136,12 +136,8 @@ class SimulatedPair:
             self._network.part(other.name, replica.name, back, there, seconds)
 
     def _restart(self, replica: SimulatedReplica) -> None:
-        def start() -> None:
-            # Another fault of its may have started it already.
-            if replica.run.has_ended:
-                replica.start()
-
-        self._world.loop.call_later(self._world.chance.random() * _LONGEST_RESTART_SECONDS, start)
+        seconds = self._world.chance.random() * _LONGEST_RESTART_SECONDS
+        self._world.loop.call_later(seconds, replica.start)
 
     def _is_dispensable(self, replica: SimulatedReplica) -> bool:
         """Return whether a replica may end without a loss of what the task has in memory.
