@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem_proto.programs import graph_program
-from stratagem_proto.wire import encodings, frames
+from stratagem_proto.wire import encodings, fields
 from tests.simulation.planted.plant import Plant, replaced
 
-_FIXED = frames._FIXED32, frames._FIXED64
-_read_value = frames._read_value
+_FIXED = fields._FIXED32, fields._FIXED64
+_read_value = fields.read_value
 
 
 def _believes(*_: object) -> None:
@@ -28,7 +28,7 @@ PLANTED: Mapping[str, tuple[str, Plant]] = {
     "an argument is believed": ("graphs", replaced(graph_program, "_check_item", _believes)),
     "a number is taken for bytes": (
         "stream-frames",
-        replaced(frames, "_read_value", _takes_for_bytes),
+        replaced(fields, "read_value", _takes_for_bytes),
     ),
 }
 """By the name of the fault: the target that finds it, and the fault."""

@@ -14,7 +14,7 @@ from stratagem_proto.server_log import printable
 from stratagem_proto.serving.needs import Need
 from stratagem_proto.v1 import access_pb2
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey, Role, Task
-from stratagem_proto.wire.frames import first_field
+from stratagem_proto.wire.fields import first_field
 
 _LONGEST_JOB = 60
 

@@ -7,7 +7,7 @@ test checks that the bytes are those of protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError, Message
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Place
+from stratagem_proto.wire.fields import BYTES, FIRST_TAG, bytes_of, fields_of, read_value, varint
 from stratagem_proto.wire.segment import Segment
 
 Header = TypeVar("Header", bound=Message)
 
-_HEADER_TAG = b"\x0a"  # field 1, length-delimited
 _CHUNKS_TAG = b"\x12"  # field 2, length-delimited
 _TENSOR_TAG = b"\x08"  # field 1, varint
 _OFFSET_TAG = b"\x10"  # field 2, varint
@@ -31,8 +31,6 @@ _PLACE_TAG = b"\x22"  # field 4, length-delimited
 # whose tensors are in a segment, since these have many small parts.
 _SMALL_BYTES = 4 << 10
 _SMALL_PLACED_BYTES = 256 << 10
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class ChunkView(NamedTuple):
@@ -68,26 +66,26 @@ def encode_frame(frame: Frame[Header]) -> bytes:
     for chunk in frame.chunks:
         prefix = _chunk_prefix(chunk)
         data = chunk.data if chunk.start is None else b""
-        parts += (_CHUNKS_TAG, _varint(len(prefix) + len(data)), prefix, data)
+        parts += (_CHUNKS_TAG, varint(len(prefix) + len(data)), prefix, data)
     return b"".join(parts)
 
 
 def encode_header(header: bytes) -> bytes:
     """Return the part of a frame that contains an encoded header."""
-    return _HEADER_TAG + _varint(len(header)) + header
+    return FIRST_TAG + varint(len(header)) + header
 
 
 def _chunk_prefix(chunk: ChunkView) -> bytes:
     """Return the message of a chunk without its bytes; proto3 omits zeros."""
     prefix = b""
     if chunk.tensor:
-        prefix += _TENSOR_TAG + _varint(chunk.tensor)
+        prefix += _TENSOR_TAG + varint(chunk.tensor)
     if chunk.offset:
-        prefix += _OFFSET_TAG + _varint(chunk.offset)
+        prefix += _OFFSET_TAG + varint(chunk.offset)
     if chunk.start is not None:
         place = Place(start=chunk.start, nbytes=len(chunk.data)).SerializeToString()
-        return prefix + _PLACE_TAG + _varint(len(place)) + place
-    return prefix + _DATA_TAG + _varint(len(chunk.data))
+        return prefix + _PLACE_TAG + varint(len(place)) + place
+    return prefix + _DATA_TAG + varint(len(chunk.data))
 
 
 def decode_frame(
@@ -134,29 +132,15 @@ def take_header(
         MalformedStreamError: The bytes are not such a message.
     """
     view = memoryview(data)
-    if view[:1] != _HEADER_TAG:
+    if view[:1] != FIRST_TAG:
         return None
     try:
-        header, begin = _read_value(view, 1, _BYTES)
-        encoded = _bytes(header)
+        header, begin = read_value(view, 1, BYTES)
+        encoded = bytes_of(header)
         check(encoded)
         return header_type.FromString(bytes(encoded)), view[begin:]
     except (DecodeError, IndexError) as error:
         raise _malformed(len(data), header_type, error) from error
-
-
-def first_field(data: bytes | memoryview) -> memoryview | None:
-    """Return the bytes of the first field of a message; None if it does not begin with field 1.
-
-    Only the beginning is looked at, however long the message is.
-    """
-    view = memoryview(data)
-    if view[:1] != _HEADER_TAG:
-        return None
-    try:
-        return _bytes(_read_value(view, 1, _BYTES)[0])
-    except (DecodeError, IndexError):
-        return None
 
 
 def _malformed(nbytes: int, header_type: type[Message], error: Exception) -> MalformedStreamError:
@@ -186,81 +170,26 @@ def _decode_large(
     data: bytes | memoryview, header_type: type[Header], segment: Segment | None
 ) -> Frame[Header]:
     frame: Frame[Header] = Frame()
-    for number, value in _fields(memoryview(data)):
+    for number, value in fields_of(memoryview(data)):
         if number == 1:
-            frame.header = header_type.FromString(bytes(_bytes(value)))
+            frame.header = header_type.FromString(bytes(bytes_of(value)))
         elif number == 2:
-            frame.chunks.append(_decode_chunk(_bytes(value), segment))
+            frame.chunks.append(_decode_chunk(bytes_of(value), segment))
     return frame
 
 
 def _decode_chunk(data: memoryview, segment: Segment | None) -> ChunkView:
-    fields = dict(_fields(data))
+    fields = dict(fields_of(data))
     tensor, offset = fields.get(1, 0), fields.get(2, 0)
     if not isinstance(tensor, int) or not isinstance(offset, int):
         raise DecodeError("a chunk's tensor or offset is not a number")
     if 4 in fields:
-        place = Place.FromString(bytes(_bytes(fields[4])))
+        place = Place.FromString(bytes(bytes_of(fields[4])))
         return ChunkView(tensor, offset, _seen(place, segment), place.start)
-    return ChunkView(tensor, offset, _bytes(fields.get(3, memoryview(b""))))
+    return ChunkView(tensor, offset, bytes_of(fields.get(3, memoryview(b""))))
 
 
 def _seen(place: Place, segment: Segment | None) -> memoryview:
     if segment is None:
         raise MalformedStreamError("a chunk names a place in shared memory, and its call has none")
     return segment.view(place.start, place.nbytes)
-
-
-def _bytes(value: int | memoryview) -> memoryview:
-    if isinstance(value, int):
-        raise DecodeError("a field has a number instead of bytes")
-    return value
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the field numbers and values of an encoded message, in its order."""
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        value, position = _read_value(data, position, tag & 7)
-        yield tag >> 3, value
-
-
-def _read_value(data: memoryview, position: int, wire_type: int) -> tuple[int | memoryview, int]:
-    if wire_type == _VARINT:
-        return _read_varint(data, position)
-    if wire_type == _BYTES:
-        size, position = _read_varint(data, position)
-    elif wire_type in (_FIXED32, _FIXED64):
-        size = 4 if wire_type == _FIXED32 else 8
-    else:
-        raise DecodeError(f"unknown wire type {wire_type}")
-    end = position + size
-    if end > len(data):
-        raise DecodeError("a field is cut short")
-    value = data[position:end]
-    return value if wire_type == _BYTES else int.from_bytes(value, "little"), end
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise DecodeError("a number has more than 64 bits")

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from stratagem_proto.log import segments as log_segments
-from stratagem_proto.log.segments import segments_in
+from stratagem_proto.log.segments import LogReader, segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.exactly_once.numbering import Numbering
@@ -51,8 +51,9 @@ def _takes_old_for_later(data: memoryview, least: int) -> bool:
     return _has_intact_batch(data, 0)
 
 
-def _cuts_nothing(file: int, end: int) -> None:
-    """Leave behind the end of a segment what its file had before."""
+def _reads_on(self: LogReader, path: Path) -> bool:
+    """Read a segment on where the next one has begun."""
+    return False
 
 
 def _reads_all(self: StateFolder, needed: int = 1) -> list[Path]:
@@ -70,6 +71,6 @@ FAULTS: Mapping[str, Plant] = {
     "old batches are taken for later ones": replaced(
         log_segments, "_has_intact_batch", _takes_old_for_later
     ),
-    "a segment keeps what was behind its end": replaced(segment_writer, "_cut", _cuts_nothing),
+    "a segment is read beyond its end": replaced(LogReader, "_is_over", _reads_on),
     "removed segments are read": replaced(StateFolder, "segments", _reads_all),
 }

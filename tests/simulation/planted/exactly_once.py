@@ -1,4 +1,4 @@
-"""Faults that have requests applied twice, late or for the wrong run."""
+"""Faults that have requests applied twice, or late."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse, RequestKey
+from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.data.data_ledger import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.fence import Fence
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.rpcs.sessions import SessionRpcs
 from tests.simulation.planted.plant import Plant, replaced, strikes
 
 _admit = Numbering.admit
@@ -22,7 +21,6 @@ _finish = Numbering.finish
 _open = SessionLedger.open
 _outcome = Numbering.outcome
 _record_mutation = ClosureLedger.finish
-_shake_hands = SessionRpcs.open
 
 
 def _forgets_reply(self: Numbering, reply: RecordedReply | None) -> None:
@@ -59,17 +57,9 @@ def _applies_out_of_turn(self: Numbering, key: RequestKey) -> Admission:
     return decided
 
 
-async def _opens_with_any_run(
-    self: SessionRpcs, request: OpenSessionRequest
-) -> OpenSessionResponse:
-    """Take a handshake that names no run for one with this run."""
-    request.incarnation = request.incarnation or self._state.incarnation
-    return await _shake_hands(self, request)
-
-
-def _forgets_mutation(self: ClosureLedger, key: Any, intent: Any, reply: Any) -> None:
+def _forgets_mutation(self: ClosureLedger, key: Any, intent: Any, reply: Any, user: Any) -> None:
     """Do not know a function again that runs on another worker."""
-    _record_mutation(self, key, intent, None)
+    _record_mutation(self, key, intent, None, user)
 
 
 def _hands_out_again(self: DataLedger, number: int, function: Function) -> int | None:
@@ -92,7 +82,6 @@ FAULTS: Mapping[str, Plant] = {
     "a stale acknowledgement counts": replaced(Numbering, "outcome", _takes_stale_acknowledgement),
     "a former process goes on": replaced(Fence, "replaced_by", _replaces_nobody),
     "requests overtake each other": replaced(Numbering, "admit", _applies_out_of_turn),
-    "a session is with any run": replaced(SessionRpcs, "open", _opens_with_any_run),
     "a function's mutation is forgotten": replaced(ClosureLedger, "finish", _forgets_mutation),
     "a batch is handed out twice": replaced(DataLedger, "draw", _hands_out_again),
 }
