@@ -36,10 +36,10 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
+	frameworks-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
@@ -68,6 +68,11 @@ compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engin
 
 netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut off; as root.
 	$(BIN)/pytest -m netns --capture=no tests/netns
+
+frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Transformers and Lightning.
+	$(PIP) install --constraint constraints.txt --editable ".[accelerate,lightning,transformers]"
+	$(BIN)/pytest --timeout=400 tests/client/frameworks tests/examples/test_accelerate_digits.py \
+	    tests/examples/test_lightning_digits.py tests/examples/test_transformers_sentiment.py
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"
