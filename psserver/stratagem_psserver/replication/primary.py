@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -211,12 +210,19 @@ class Primary:
         if not self._is_leaving and (self._is_held_back() or not self._follows(required)):
             return True
         # From the next view on the other one answers.
-        self._is_fenced = True
+        self._is_fenced = was_heard = True
+
+        def is_heard() -> bool:
+            nonlocal was_heard
+            was_heard = was_heard and self._follows(required)
+            return was_heard
+
         LOG.info("hands over", task=self._label, to=required.replica.address)
-        if await self._leadership.propose(handed_over(self.view), partial(self._follows, required)):
+        if await self._leadership.propose(handed_over(self.view), is_heard):
             await required.hand_over(self.view)
             return False
-        return not self._follows(required) and await self._keep()
+        # One that was not heard for a while is not asked for again, also if it is heard by now.
+        return not is_heard() and await self._keep()
 
     def _follows(self, required: BackupLink) -> bool:
         """Return whether a backup is still to take over.
