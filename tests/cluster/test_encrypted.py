@@ -139,7 +139,7 @@ def test_a_script_is_run_with_certificates_and_commands_find_it(tmp_path: Path) 
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     first, *lines = map(json.loads, finished.stdout.splitlines())
-    assert Path(first["tls"]).name == "observer"
+    assert Path(first["tls"]).name == "operator"
     said = [line["line"] for line in lines if line.get("task", "").startswith("worker")]
     assert "{'status': 0, 'doctor': 0} worker-0" in said
     assert "{'status': 0, 'doctor': 0} worker-1" in said
