@@ -209,16 +209,27 @@ class Links:
         self, device: torch.device, start: Callable[[ProcessGroup], distributed.Work]
     ) -> None:
         group = self._group_for(device)
-        self._carried_out(lambda: self._wait(group, start(group), device))
+        self._carried_out(lambda: self._wait(group, start, device))
         self._lifelines.last_operation = self._operations
 
-    def _wait(self, group: ProcessGroup, work: distributed.Work, device: torch.device) -> None:
+    def _wait(
+        self,
+        group: ProcessGroup,
+        start: Callable[[ProcessGroup], distributed.Work],
+        device: torch.device,
+    ) -> None:
+        work: distributed.Work | None = None
         try:
+            work = start(group)
             wait(work, device, self._told, self._look)
-        except BaseException:
-            # A thread of the group may wait in the operation until its time is over, and whoever
-            # removes the group would wait for that thread, at the latest when the program ends.
-            if device.type == "cpu" and not work.is_completed():
+        except BaseException as error:
+            # An interrupt may come when the operation has just begun. A thread of the group may
+            # then wait in it until its time is over, and whoever removes the group would wait for
+            # that thread, at the latest when the program ends.
+            may_go_on = (
+                not isinstance(error, Exception) if work is None else not work.is_completed()
+            )
+            if device.type == "cpu" and may_go_on:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
             raise
 
