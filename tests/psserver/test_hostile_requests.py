@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +39,7 @@ from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, RawClient
 from tests.roles import BESIDES, services
+from tests.trap import unsprung
 
 # One waits until the session ends, the other holds all steps back, whatever its bytes are.
 _LEFT_OUT = {"AttendSession", "HoldSteps"}
@@ -53,22 +53,11 @@ METHODS = {
 }
 
 
-class Trap:
-    """Makes a file wherever it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
-
-
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[bytes]:
     """A pickle that nobody may load."""
-    file = tmp_path / "sprung"
-    yield pickle.dumps(Trap(file))
-    assert not file.exists()
+    with unsprung(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,35 +1,18 @@
-"""Which of the workers that train together this process is, and what it reads."""
+"""What this worker reads of what all workers have."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
-from stratagem._cluster.roles import id_in_cluster, worker_count
+from stratagem._core.options import InputContext
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 
 
-class Place(NamedTuple):
-    """A worker's place among those that train together.
-
-    Attributes:
-        worker: The number of this worker; that of the chief is 0.
-        workers: How many workers there are.
-    """
-
-    worker: int
-    workers: int
-
-    @classmethod
-    def of(cls, strategy: ParameterServerStrategy) -> Place:
-        """Return the place of this process; alone where there is no cluster."""
-        resolver = strategy.cluster_resolver
-        cluster = resolver.cluster_spec()
-        if not cluster:
-            return cls(0, 1)
-        task = resolver.task_type, resolver.task_id
-        return cls(id_in_cluster(cluster, *task), worker_count(cluster, task[0]))
+def input_of(strategy: ParameterServerStrategy) -> InputContext:
+    """Return which of the workers that train together this process is, and how many there are."""
+    return strategy.extended._input_context()
 
 
 def part(strategy: ParameterServerStrategy, dataset: Dataset[Any]) -> Subset[Any]:
@@ -42,6 +25,6 @@ def part(strategy: ParameterServerStrategy, dataset: Dataset[Any]) -> Subset[Any
         strategy: The strategy.
         dataset: A dataset with a length, the same in all workers.
     """
-    place = Place.of(strategy)
-    length = len(dataset)  # type: ignore[arg-type]
-    return Subset(dataset, range(place.worker, length - length % place.workers, place.workers))
+    context, length = input_of(strategy), len(dataset)  # type: ignore[arg-type]
+    workers = context.num_input_pipelines
+    return Subset(dataset, range(context.input_pipeline_id, length - length % workers, workers))

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem.frameworks._handover import adopt, distributed
-from stratagem.frameworks._workers import Place
+from stratagem.frameworks._workers import input_of
 from stratagem_proto.errors import InvalidArgumentError
 
 try:
@@ -92,4 +92,4 @@ def take_place(accelerator: accelerate.Accelerator, strategy: ParameterServerStr
             'leave out steps in one worker and not in the others; use "bf16"'
         )
     for state in PartialState(), AcceleratorState():
-        state.process_index = state.local_process_index = Place.of(strategy).worker
+        state.process_index = state.local_process_index = input_of(strategy).input_pipeline_id

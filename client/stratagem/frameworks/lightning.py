@@ -11,7 +11,7 @@ from torch import nn
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem.frameworks._handover import adopt, distributed, sole_device
-from stratagem.frameworks._workers import Place
+from stratagem.frameworks._workers import input_of
 from stratagem_proto.errors import InvalidArgumentError
 
 try:
@@ -50,7 +50,7 @@ class OnServers(SingleDeviceStrategy):  # type: ignore[misc] # its types are not
     def __init__(self, strategy: ParameterServerStrategy, **settings: Any) -> None:
         super().__init__(device=sole_device(strategy), **settings)
         self._servers = strategy
-        self.global_rank = Place.of(strategy).worker
+        self.global_rank = input_of(strategy).input_pipeline_id
 
     @property
     def is_global_zero(self) -> bool:

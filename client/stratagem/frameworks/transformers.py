@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem.frameworks._handover import adopt, distributed
-from stratagem.frameworks._workers import Place
+from stratagem.frameworks._workers import input_of
 from stratagem_proto.errors import InvalidArgumentError
 
 try:
@@ -66,7 +66,7 @@ class OnServers:
         """As the trainer's; sees that it can be right."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         take_place(self.accelerator, self._servers)
-        if self.args.load_best_model_at_end and Place.of(self._servers).workers > 1:
+        if self.args.load_best_model_at_end and input_of(self._servers).num_input_pipelines > 1:
             raise InvalidArgumentError(
                 "load_best_model_at_end=True would load another checkpoint in each worker; "
                 "leave it out, and load the chief's state.best_model_checkpoint after train()"

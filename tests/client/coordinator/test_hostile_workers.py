@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 from stratagem_worker.sessions.session import WorkSession
 from stratagem_worker.state import WorkerState
 from tests.client.coordinator.coordination import Coordination, coordinating
+from tests.trap import unsprung
 
 LARGE = 1 << 17
 
@@ -26,22 +25,11 @@ Lie = Callable[[WorkSession, int], pb.Finished]
 """What a hostile worker says of a closure of a number."""
 
 
-class Trap:
-    """Makes a file wherever it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
-
-
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[bytes]:
     """A pickle that nobody may load."""
-    file = tmp_path / "sprung"
-    yield pickle.dumps(Trap(file))
-    assert not file.exists()
+    with unsprung(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

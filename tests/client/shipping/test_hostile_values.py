@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stratagem._shipping.told_exceptions import exception_of
 from stratagem_proto.v1 import plain_value_pb2 as pb
 from stratagem_proto.v1 import worker_pb2
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
+from tests.trap import unsprung
 
 Item = pb.PlainValue
 HUGE = 1 << 60
@@ -66,16 +67,6 @@ def _varint(number: int) -> bytes:
         found.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*found, number])
-
-
-class Trap:
-    """Makes a file wherever it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
 
 
 SPARSE = nest(
@@ -167,22 +158,19 @@ def test_modules_are_not_imported_for_a_class() -> None:
 
 
 def test_a_pickle_is_not_loaded_in_the_place_of_a_value(tmp_path: Path) -> None:
-    trap = pickle.dumps(Trap(tmp_path / "sprung"))
-    places = [
-        trap,
-        payload(trap),
-        payload(Item(none=True), trap),
-        payload(Item(octets=trap)),
-        payload(Item(large_integer=trap)),
-        payload(Item(text=trap)),
-        buffer(pb.BUFFER_KIND_ARRAY, "|O", len(trap), data=trap),
-    ]
-    for place in places:
-        try:
-            PLAIN.load(place, "worker 7")
-        except StratagemError:
-            continue
-    assert not [*tmp_path.iterdir()]
+    with unsprung(tmp_path) as trap:
+        places = [
+            trap,
+            payload(trap),
+            payload(Item(none=True), trap),
+            payload(Item(octets=trap)),
+            payload(Item(large_integer=trap)),
+            payload(Item(text=trap)),
+            buffer(pb.BUFFER_KIND_ARRAY, "|O", len(trap), data=trap),
+        ]
+        for place in places:
+            with suppress(StratagemError):
+                PLAIN.load(place, "worker 7")
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "eval", "object", "Popen", ""])
