@@ -55,6 +55,7 @@ class RayCluster(Cluster):
         restore: str | os.PathLike[str] | None = None,
         durability: Durability = "none",
         durability_folder: str | os.PathLike[str] | None = None,
+        policy: str | os.PathLike[str] | None = None,
         replicas: int = 1,
     ) -> None:
         """Describe the cluster; entering the block starts it.
@@ -82,12 +83,14 @@ class RayCluster(Cluster):
                 acknowledged: started again, it goes on where it was.
             durability_folder: Folder on a file system of all nodes for what durability needs, a
                 subfolder for each server. It is not removed.
+            policy: File on a file system of all nodes that says which tasks and roles may do what
+                to which variables.
             replicas: 1: on Ray, servers have no replicas yet.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
-                well as worker servers, a folder is given without parameter servers, or durability
-                and its folder do not go together.
+                well as worker servers, a folder or a policy is given without parameter servers,
+                durability and its folder do not go together, or the policy is not valid.
             UnimplementedError: Servers are to have replicas.
 
         Entering the block raises `ImportError` if Ray is not installed, `ResourceExhaustedError` if
@@ -99,7 +102,7 @@ class RayCluster(Cluster):
                 f"replicas is {replicas}, but on Ray servers have no replicas yet; leave it out, "
                 "and use durability='log' to lose nothing"
             )
-        folders = storage(restore, durability, durability_folder)
+        folders = storage(restore, durability, durability_folder, policy)
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
         self._bundles = {"ps": ps_resources, "worker": worker_resources}
         self._placement_strategy = placement_strategy

@@ -25,6 +25,7 @@ from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
+    PermissionDeniedError,
     ResourceExhaustedError,
 )
 from tests.waiting import eventually
@@ -202,6 +203,27 @@ def test_memory_is_reserved_as_processors_are(ray: Any) -> None:
     before = ray.cluster_resources()["memory"]
     with RayCluster(ps_resources={"CPU": 1, "memory": 1e8}):
         assert ray.available_resources()["memory"] <= before - 1e8
+
+
+def update_both(resolver: ClusterResolver) -> list[float]:
+    """Adds to two variables, and returns what is there then."""
+    with stratagem.ParameterServerStrategy(resolver) as strategy:
+        with strategy.scope():
+            users = stratagem.Variable(0.0, name="users")
+            items = stratagem.Variable(0.0, name="items")
+        with suppress(PermissionDeniedError):
+            items.assign_add(1.0)
+        users.assign_add(1.0)
+        strategy.barrier()
+        return [float(users.numpy()), float(items.numpy())]
+
+
+def test_servers_refuse_what_a_policy_does_not_allow(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.txt"
+    policy.write_text("worker/1 may read, assign, update users\nworker/1 may read items\n")
+    with RayCluster(ps=1, workers=2, policy=policy) as cluster:
+        # Worker 0 is the chief, of whom no rule speaks.
+        assert cluster.run(update_both) == [[2.0, 1.0]] * 2
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

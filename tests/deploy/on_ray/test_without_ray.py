@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,13 @@ def test_impossible_clusters_are_refused_before_ray_is_needed() -> None:
         RayCluster(workers=1, worker_servers=1)
     with pytest.raises(FailedPreconditionError, match=r"inside `with RayCluster\("):
         RayCluster().run(print)
+
+
+def test_a_policy_that_cannot_be_understood_is_refused_before_ray_is_needed(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.txt"
+    policy.write_text("worker/1 might read **\n")
+    with pytest.raises(InvalidArgumentError, match=r"policy\.txt., line 1"):
+        RayCluster(policy=policy)
 
 
 def test_the_directory_answers_once_all_tasks_of_the_jobs_are_known() -> None:
