@@ -5,61 +5,81 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
-_END_HEADERS = 4
+from h2.connection import H2Connection
+from h2.exceptions import StreamClosedError
 
 SECONDS = 60.0
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    prefix = len(payload).to_bytes(3, "big") + bytes([kind, flags])
-    return prefix + stream.to_bytes(4, "big") + payload
+class Stranger:
+    """A connection whose other end takes it for one of gRPC."""
 
+    def __init__(self, address: str) -> None:
+        host, port = address.split(":")
+        self._socket = socket.create_connection((host, int(port)), SECONDS)
+        self._spoken = H2Connection()
+        self._spoken.initiate_connection()
+        self._flush()
 
-def _literal(name: bytes, value: bytes) -> bytes:
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+    def begin(self, path: str, nbytes: int = 1 << 20) -> int:
+        """Begins a call with a message of so many bytes, which never ends; returns its number."""
+        stream = self._spoken.get_next_available_stream_id()
+        fields = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": "anybody",
+            "content-type": "application/grpc",
+            "te": "trailers",
+        }
+        self._spoken.send_headers(stream, fields.items())
+        self._spoken.send_data(stream, b"\0" + struct.pack(">I", nbytes) + b"\x0a\xff")
+        self._flush()
+        return stream
 
+    def send(self, stream: int, nbytes: int) -> None:
+        """Sends so many bytes of the message of a call, or fewer if the call has ended."""
+        with suppress(StreamClosedError):
+            while nbytes:
+                room = self._spoken.local_flow_control_window(stream)
+                sent = min(nbytes, room, self._spoken.max_outbound_frame_size)
+                self._spoken.send_data(stream, bytes(sent))
+                self._flush()
+                nbytes -= sent
+                if not sent:
+                    self._listen()
 
-def _headers(path: str) -> bytes:
-    fields = {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": path.encode(),
-        b":authority": b"anybody",
-        b"content-type": b"application/grpc",
-        b"te": b"trailers",
-    }
-    return b"".join(_literal(name, value) for name, value in fields.items())
+    def _listen(self) -> None:
+        self._spoken.receive_data(self._socket.recv(1 << 16))
+        self._flush()
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._spoken.data_to_send())
+
+    def is_hung_up(self) -> bool:
+        """Whether the other end has closed the connection."""
+        self._socket.setblocking(False)
+        try:
+            while self._socket.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        return True
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()
 
 
 @contextmanager
-def greeted(address: str) -> Iterator[socket.socket]:
-    """A connection whose other end takes it for one of gRPC."""
-    host, port = address.split(":")
-    with socket.create_connection((host, int(port)), SECONDS) as stranger:
-        stranger.sendall(_PREFACE + _frame(_SETTINGS, 0, 0))
-        yield stranger
-
-
-def begin(stranger: socket.socket, number: int, path: str) -> None:
-    """Begins a call, the first of which has number 0, with a message that never ends."""
-    stream = 2 * number + 1
-    message = b"\0" + struct.pack(">I", 1 << 20) + b"\x0a\xff"
-    call = _frame(_HEADERS, _END_HEADERS, stream, _headers(path))
-    stranger.sendall(call + _frame(_DATA, 0, stream, message))
-
-
-def is_hung_up(stranger: socket.socket) -> bool:
-    """Whether the other end has closed the connection."""
-    stranger.setblocking(False)
+def greeted(address: str) -> Iterator[Stranger]:
+    """A stranger until the end of the block."""
+    stranger = Stranger(address)
     try:
-        while stranger.recv(1 << 16):
-            pass
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-    return True
+        yield stranger
+    finally:
+        stranger.close()

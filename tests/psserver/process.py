@@ -25,13 +25,22 @@ class ServerProcess:
     address: str
     health_address: str
     popen: subprocess.Popen[str]
+    said: Path
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self.said.read_text(encoding="utf-8")
 
     def thread_count(self) -> int:
         return len(os.listdir(f"/proc/{self.popen.pid}/task"))
 
 
 def launch(
-    *arguments: str, program: str = "stratagem_psserver", files: int | None = None
+    *arguments: str,
+    program: str = "stratagem_psserver",
+    files: int | None = None,
+    stderr: int = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """Starts `python -m` of a server, which may open so many files."""
 
@@ -44,7 +53,7 @@ def launch(
         env=os.environ | import_path(),
         # With a function, gRPC takes part in the fork, and may write to the child's log.
         preexec_fn=limited if files is not None else None,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -57,19 +66,18 @@ def serving(
     files: int | None = None,
 ) -> Iterator[ServerProcess]:
     """Runs a server until the end of the body; the rest is as for `launch`."""
-    ready = directory / "ready.json"
+    ready, said = directory / "ready.json", directory / "log.jsonl"
     ready.unlink(missing_ok=True)
-    popen = launch("--ready-file", str(ready), *arguments, program=program, files=files)
+    # A pipe that nobody reads would hold a server up once it is full.
+    with said.open("w") as log:
+        told = ("--ready-file", str(ready), *arguments)
+        popen = launch(*told, program=program, files=files, stderr=log.fileno())
     try:
-        facts = json.loads(_content(ready, popen))
+        eventually(lambda: ready.exists() or popen.poll() is not None)
+        assert popen.poll() is None, said.read_text(encoding="utf-8")
+        facts = json.loads(ready.read_text(encoding="utf-8"))
         assert facts["pid"] == popen.pid
-        yield ServerProcess(facts["address"], facts["health_address"], popen)
+        yield ServerProcess(facts["address"], facts["health_address"], popen, said)
     finally:
         popen.kill()
-        popen.communicate()
-
-
-def _content(ready: Path, popen: subprocess.Popen[str]) -> str:
-    eventually(lambda: ready.exists() or popen.poll() is not None)
-    assert popen.poll() is None, popen.communicate()[1]
-    return ready.read_text(encoding="utf-8")
+        popen.wait()

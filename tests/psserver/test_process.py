@@ -97,8 +97,8 @@ def test_an_idle_server_exits_at_once_on_ctrl_c(tmp_path: Path) -> None:
 def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     with serving(tmp_path, "--task", "3") as server:
         server.popen.terminate()
-        _, log = server.popen.communicate(timeout=PATIENCE)
-    entries = [json.loads(line) for line in log.splitlines()]
+        server.popen.wait(PATIENCE)
+    entries = [json.loads(line) for line in server.log.splitlines()]
     events = [entry["event"] for entry in entries]
     assert events == ["serving", "ends with what it has", "stopped"]
     assert entries[0]["address"] == server.address
@@ -124,8 +124,8 @@ def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     file.chmod(0o644)
     with serving(tmp_path, "--token-file", str(file)) as server:
         server.popen.terminate()
-        _, log = server.popen.communicate(timeout=PATIENCE)
-    warning = json.loads(log.splitlines()[0])
+        server.popen.wait(PATIENCE)
+    warning = json.loads(server.log.splitlines()[0])
     assert warning["level"] == "warning"
     assert warning["remedy"] == f"chmod 600 {file}"
 

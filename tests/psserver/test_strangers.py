@@ -14,14 +14,16 @@ import pytest
 import torch
 
 from stratagem_proto.serving import descriptors
+from stratagem_proto.serving.entrance import STRANGERS
+from stratagem_proto.wire.channel import MESSAGE_BYTES
 from tests.psserver.process import PATIENCE, ServerProcess, serving
 from tests.psserver.wire import SERVICE, RawClient, sgd
-from tests.strangers import begin, greeted
+from tests.strangers import greeted
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
-FILES, STRANGERS = 400, 1000
+FILES, CONNECTIONS = 400, 1000
 
 
 def test_strangers_leave_files_to_the_server_and_are_gone_soon(tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_strangers_leave_files_to_the_server_and_are_gone_soon(tmp_path: Path) -
         files = Path(f"/proc/{server.popen.pid}/fd")
         before = len(os.listdir(files))
         host, port = server.address.split(":")
-        for _ in range(STRANGERS):
+        for _ in range(CONNECTIONS):
             stranger = socket.create_connection((host, int(port)), PATIENCE)
             opened.enter_context(stranger)
         eventually(lambda: len(os.listdir(files)) > before + FILES // 4)
@@ -85,11 +87,32 @@ def test_strangers_who_greet_take_little_and_slow_nobody_down(tmp_path: Path) ->
         before, seconds = memory_of(server), step_seconds(client)
         files = files_of(server)
         strangers = [opened.enter_context(greeted(server.address)) for _ in range(GREETED)]
-        for number in range(CALLS):
-            begin(strangers[0], number, f"/{SERVICE}/Assign")
+        for _ in range(CALLS):
+            strangers[0].begin(f"/{SERVICE}/Assign")
         # The machine may have had something else to do.
         eventually(lambda: step_seconds(client) < 2 * seconds)
         assert memory_of(server) - before < MOST_BYTES
         assert files_of(server) <= files + descriptors.MOST_CONNECTIONS
         value = client.read("w")[0]
     assert value.equal(torch.full((1_000,), -float(client.sequence - 1)))
+
+
+# Each takes 35 MiB while it is not whole. Those of `STRANGERS` may stay.
+UPLOADS, UPLOAD_BYTES = 16, 35 << 20
+
+
+def test_strangers_who_send_large_messages_take_the_memory_of_a_few(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as server,
+        RawClient(server.address, "") as client,
+        greeted(server.address) as stranger,
+    ):
+        client.open()
+        client.create(w=torch.zeros(3))
+        before = memory_of(server)
+        for _ in range(UPLOADS):
+            stranger.send(stranger.begin(f"/{SERVICE}/Assign", MESSAGE_BYTES), UPLOAD_BYTES)
+        kept = STRANGERS.most * MESSAGE_BYTES + MOST_BYTES
+        eventually(lambda: memory_of(server) - before < kept)
+        client.assign("w", torch.ones(3))
+        assert client.read("w")[0].tolist() == [1, 1, 1]

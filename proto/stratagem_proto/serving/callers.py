@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +18,7 @@ from stratagem_proto.protocol import SESSION_ID_BYTES, digest_of, session_name
 from stratagem_proto.serving.settings import ServingSettings
 
 _PRESENT: ContextVar[Any] = ContextVar("stratagem_call", default=None)
+_ADMISSION: ContextVar[Callable[[], None] | None] = ContextVar("stratagem_admission", default=None)
 
 # What a host of IPv6 is commonly given to choose its addresses from.
 _PREFIX = 64
@@ -30,6 +32,17 @@ def arrived(call: object) -> None:
 def present_call() -> object:
     """Return the present call, as gRPC or a socket gives it; None if the server itself acts."""
     return _PRESENT.get()
+
+
+def on_admission(note: Callable[[], None]) -> None:
+    """Have a function called once the present call has shown that it is of the cluster."""
+    _ADMISSION.set(note)
+
+
+def admitted() -> None:
+    """Note that the present call has shown that it is of the cluster."""
+    if note := _ADMISSION.get():
+        note()
 
 
 def present_address() -> str:
@@ -59,6 +72,7 @@ def claimed(shown: bytes, settings: ServingSettings) -> bytes:
             "credential of that session; its id alone opens nothing. Only the program that has "
             "opened the session can use it: open another one"
         )
+    admitted()
     return session_name(session_id)
 
 

@@ -33,7 +33,7 @@ from stratagem_proto.serving.access import (
     session_in,
 )
 from stratagem_proto.serving.audit import facts_of
-from stratagem_proto.serving.callers import arrived
+from stratagem_proto.serving.callers import admitted, arrived
 from stratagem_proto.serving.certified_callers import require_certified
 from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.serving.policy.permissions import Permissions
@@ -261,6 +261,7 @@ async def _prove(
     handshakes: Handshakes, method: str, handshake: Handshake, request: Message
 ) -> None:
     await handshakes.check(handshake(request), method)
+    admitted()
 
 
 def _by_session(first: Descriptor, sessions: Sessions) -> Callable[[Message], Caller | None]:

@@ -16,11 +16,12 @@ from typing_extensions import Self
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.descriptors import most_connections
+from stratagem_proto.serving.entrance import MEMBERS, STRANGERS, Entrance
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.serving.unbegun_calls import MOST, SECONDS, UnbegunCalls
+from stratagem_proto.serving.unbegun_calls import Limits
 from stratagem_proto.sockets.server.listener import SocketListener
 from stratagem_proto.sockets.server.listening import OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
@@ -43,8 +44,8 @@ class RpcServer(ABC):
         options: The options of gRPC for the data plane.
         patience: The most seconds that a client may take to send or read more of a call over a
             socket; None for any time.
-        most_unbegun: How many calls by gRPC may wait for their first message.
-        begin_seconds: For how long.
+        members: How calls by gRPC of the cluster may wait for their first message.
+        strangers: The same of whoever else connects.
         address: The "host:port" of the data plane; "" before it has started.
         health_address: The "host:port" of health checks.
         metrics_address: The "host:port" of figures for Prometheus; "" if there is none.
@@ -53,8 +54,8 @@ class RpcServer(ABC):
     service: ClassVar[str]
     options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
     patience: ClassVar[float | None] = STALL_SECONDS
-    most_unbegun: ClassVar[int] = MOST
-    begin_seconds: ClassVar[float] = SECONDS
+    members: ClassVar[Limits] = MEMBERS
+    strangers: ClassVar[Limits] = STRANGERS
 
     def __init__(self, settings: ServingSettings) -> None:
         self.address = ""
@@ -145,8 +146,10 @@ class RpcServer(ABC):
         await self._prepare()
         connections = ("grpc.max_allowed_incoming_connections", most_connections())
         self._server = grpc.aio.server(options=[*self.options, connections])
-        self._unbegun = UnbegunCalls(self.most_unbegun, self.begin_seconds)
-        self._server.add_generic_rpc_handlers(tuple(map(self._unbegun.handler, handlers)))
+        # Without a certificate nobody gets as far as to make a call.
+        strangers = self.members if self._certificates else self.strangers
+        self._entrance = Entrance(self.members, strangers)
+        self._server.add_generic_rpc_handlers(tuple(map(self._entrance.handler, handlers)))
         self.address = bound(self._server, self._bind, self._certificates)
         try:
             self._sockets = self._listener(handlers)

@@ -1,0 +1,145 @@
+"""The entrance of calls by gRPC, where those of strangers wait apart from those of the cluster.
+
+A message of up to 36 MiB is in the memory of the server before anything in it says whose it is. So
+only a few of the calls of strangers may be on their way at a time. Whoever has shown over a
+connection to belong to the cluster is no stranger there any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.serving.callers import on_admission
+from stratagem_proto.serving.unbegun_calls import Limits, UnbegunCalls
+from stratagem_proto.wire.status import code_of, to_record, trailers
+
+# A message may have 36 MiB, and clients give up a call that comes more slowly than 1 MB/s.
+_SECONDS = 60.0
+
+# Thousands of workers may send a large request each at the same moment. A call takes 22 KiB.
+MEMBERS = Limits(4_096, _SECONDS)
+
+# Their messages take 288 MiB at most, and what comes within the grace. What a stranger has to send,
+# a handshake, comes together with its call.
+STRANGERS = Limits(8, _SECONDS, grace=0.25)
+
+# A connection that is forgotten is known again by its next call.
+_MOST_KNOWN = 16_384
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+
+class Entrance:
+    """Where the calls of a server wait for their first message; used on its event loop.
+
+    Attributes:
+        members: Calls of connections over which somebody has shown to belong to the cluster.
+        strangers: All others.
+    """
+
+    def __init__(self, members: Limits = MEMBERS, strangers: Limits = STRANGERS) -> None:
+        self.members, self.strangers = UnbegunCalls(members), UnbegunCalls(strangers)
+        # By the addresses of their other ends, in the order in which they became known.
+        self._known: dict[str, None] = {}
+
+    def unbegun(self, context: Any) -> UnbegunCalls:
+        """Return where a call waits, by its context."""
+        connection: str = context.peer()
+        if connection in self._known:
+            return self.members
+        on_admission(partial(self._know, connection))
+        return self.strangers
+
+    def _know(self, connection: str) -> None:
+        self._known[connection] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def handler(self, served: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
+        """Return the handler of the same calls, which wait here for their first message."""
+        return _Waiting(served, self)
+
+
+class _Waiting(grpc.GenericRpcHandler):
+    """Handles calls as others do, once they have begun."""
+
+    def __init__(self, served: grpc.GenericRpcHandler, entrance: Entrance) -> None:
+        self._served, self._entrance = served, entrance
+
+    def service(self, details: grpc.HandlerCallDetails) -> Handler | None:
+        found: Any = self._served.service(details)
+        if found is None:
+            return None
+        form = _of_many if found.response_streaming else _of_one
+        return form(found, self._entrance)
+
+
+class _Messages:
+    """The messages of a call, of which the first is waited for elsewhere."""
+
+    def __init__(self, messages: AsyncIterator[bytes], unbegun: UnbegunCalls) -> None:
+        self._call, self._unbegun = messages, unbegun
+        # Made when somebody asks: who refuses a call does not look at its messages.
+        self._messages: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._messages is not None:
+            return await anext(self._messages)
+        self._messages = aiter(self._call)
+        return await self._unbegun.first(self._messages)
+
+
+async def _only(messages: AsyncIterator[bytes], context: Any, entrance: Entrance) -> bytes:
+    """Return the request of a call that has one message."""
+    try:
+        return await entrance.unbegun(context).first(aiter(messages))
+    except StopAsyncIteration:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the call has no request")
+    except StratagemError as error:
+        record = to_record(error)
+        await context.abort(code_of(record), record.message, trailers(record))
+    raise AssertionError("the call was aborted")
+
+
+def _of_one(found: Any, entrance: Entrance) -> Handler:
+    """Return the handler of a call that has one answer."""
+
+    async def answer_stream(messages: AsyncIterator[bytes], context: Any) -> Any:
+        return await found.stream_unary(_Messages(messages, entrance.unbegun(context)), context)
+
+    async def answer(messages: AsyncIterator[bytes], context: Any) -> Any:
+        return await found.unary_unary(await _only(messages, context, entrance), context)
+
+    handle = answer_stream if found.request_streaming else answer
+    return grpc.stream_unary_rpc_method_handler(handle)
+
+
+def _of_many(found: Any, entrance: Entrance) -> Handler:
+    """Return the handler of a call that has a stream of answers, which it yields or writes."""
+    served = found.stream_stream if found.request_streaming else found.unary_stream
+
+    async def request(messages: AsyncIterator[bytes], context: Any) -> Any:
+        if found.request_streaming:
+            return _Messages(messages, entrance.unbegun(context))
+        return await _only(messages, context, entrance)
+
+    async def yielded(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async with aclosing(served(await request(messages, context), context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def written(messages: AsyncIterator[bytes], context: Any) -> None:
+        await served(await request(messages, context), context)
+
+    handle: Any = yielded if inspect.isasyncgenfunction(served) else written
+    return grpc.stream_stream_rpc_method_handler(handle)
