@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from stratagem import config
 from stratagem_proto.configuration.commands import command
+from stratagem_proto.configuration.insecure import VARIABLE as INSECURE
 from stratagem_proto.serving import command_line
 from stratagem_worker.options import WorkerOptions
 from stratagem_worker.server import WorkerServer
@@ -25,6 +28,9 @@ def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
     or an address.
     """
     config.set_logical_cpus(options.logical_cpus)
+    if options.insecure:
+        # For the workers of a strategy without servers, which functions make.
+        os.environ[INSECURE] = "true"
     server = WorkerServer(options.settings())
     command_line.serve(server, options, as_json)
 

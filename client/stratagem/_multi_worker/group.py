@@ -12,6 +12,7 @@ import torch
 
 from stratagem._multi_worker.links import Links
 from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.trust import require_trust
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
 
 _DIGEST_BYTES = 32
@@ -23,9 +24,14 @@ class WorkerGroup:
     All workers call the same methods in the same order. Each operation begins with an `exchange`,
     in which workers notice that they are at different operations. The first operation connects the
     workers; a worker that is alone never connects.
+
+    Raises:
+        FailedPreconditionError: They are on several machines, and nobody has said that these speak
+            without certificates.
     """
 
     def __init__(self, place: WorkerPlace, timeout: float, facts: Any) -> None:
+        require_trust(place)
         self.place = place
         self._timeout = timeout
         self._facts = facts

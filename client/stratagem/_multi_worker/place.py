@@ -10,6 +10,7 @@ from stratagem._cluster.roles import id_in_cluster, validated, worker_count
 from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.serving.addresses import is_loopback
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class WorkerPlace:
     Workers are named by rank, as in "/job:worker/replica:0/task:1"; the chief's rank is 0. They
     find each other at the meeting point, a "host:port"; a process that is alone has none. The
     attempt is the number of the start of these workers, if that is known. With a `local_rank` the
-    process uses only the GPU of that number.
+    process uses only the GPU of that number. The `local_size` is how many of them are known to be
+    on its machine.
     """
 
     tasks: tuple[str, ...]
@@ -28,6 +30,7 @@ class WorkerPlace:
     hosts_meeting: bool = False
     attempt: str = "0"
     local_rank: int | None = None
+    local_size: int = 1
 
     @property
     def size(self) -> int:
@@ -38,6 +41,11 @@ class WorkerPlace:
     def name(self) -> str:
         """The name of this process's task."""
         return self.tasks[self.rank]
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all workers are known to be on this machine."""
+        return self.local_size == self.size or is_loopback(self.meeting_point)
 
     @property
     def is_chief(self) -> bool:
@@ -106,4 +114,5 @@ def place_by_torchrun() -> WorkerPlace | None:
         rank == 0 and not agent_listens,
         environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         int(environment["LOCAL_RANK"]) if "LOCAL_RANK" in environment else None,
+        int(environment.get("LOCAL_WORLD_SIZE", "1")),
     )

@@ -39,7 +39,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     The workers connect when the first of them needs the others: to create variables, to reduce, to
     step. They use process groups of torch that are this strategy's own: NCCL between GPUs, gloo
-    otherwise. What involves all workers has to be called by all of them, in the same order.
+    otherwise. These know no secret and encrypt nothing, so that workers on several machines need
+    `STRATAGEM_INSECURE=true` in their environment. What involves all workers has to be called by
+    all of them, in the same order.
 
     Args:
         cluster_resolver: Describes the cluster, whose chief and workers train, and says which task
@@ -52,6 +54,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         InvalidArgumentError: The cluster is none for training, or this process is no task of it
             that trains.
         InvalidTypeError: An argument is of another type.
+        FailedPreconditionError: The workers are on several machines, and `STRATAGEM_INSECURE` does
+            not say that these may speak unencrypted.
 
     Spec: STR-4, STR-12, LOC-8, MWU-1 to MWU-7.
     """

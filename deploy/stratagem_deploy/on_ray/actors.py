@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import cloudpickle
@@ -10,6 +11,7 @@ from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_proto.configuration.insecure import VARIABLE as INSECURE
 from stratagem_proto.errors import InvalidTypeError, UnavailableError
 from stratagem_psserver import process
 
@@ -22,6 +24,8 @@ class _TaskActor:
         # By its name: for a handle, Ray might be unable to start this actor again.
         self._directory = directory
         self._host = str(load().util.get_node_ip_address())
+        # As documented, nothing that tasks send is encrypted.
+        os.environ[INSECURE] = "true"
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the process writes.
