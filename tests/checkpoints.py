@@ -20,6 +20,7 @@ from stratagem_proto.checkpoint.folder import (
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -69,18 +70,24 @@ def sharded(
 Held = tuple[VariableSpec | Content, torch.Tensor]
 
 
-def save(root: Path, servers: Sequence[Sequence[Held]], keep: int) -> Path:
+def save_at(root: AnyPlace, servers: Sequence[Sequence[Held]], keep: int) -> Place:
     """Writes what servers would write."""
     new = NewCheckpoint(root)
     parts = [
         write_part(
-            new.folder / part_name(number),
+            new.folder,
+            part_name(number),
             [one if isinstance(one, Content) else Content(one) for one, _ in held],
             [value for _, value in held],
         )
         for number, held in enumerate(servers)
     ]
     return new.commit(Index.of_parts(parts), keep)
+
+
+def save(root: Path, servers: Sequence[Sequence[Held]], keep: int) -> Path:
+    """Writes what servers would write to a folder."""
+    return Path(str(save_at(root, servers, keep)))
 
 
 def stored_table(
@@ -120,7 +127,7 @@ def load(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return {name: whole.read(checkpoint) for name, whole in wholes.items()}
 
 
-def load_from(path: Path) -> dict[str, torch.Tensor]:
+def load_from(path: AnyPlace) -> dict[str, torch.Tensor]:
     return load(open_checkpoint(path))
 
 

@@ -21,7 +21,8 @@ StratagemError
 │   ├── SupersededError                    another process has the place of this one
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
-│   └── ClosureInputError                  what a closure uses is not on its worker
+│   ├── ClosureInputError                  what a closure uses is not on its worker
+│   └── StoreError                         a store of checkpoints fails or does not answer
 ├── OutOfRangeError (IndexError)           data have ended
 ├── UnimplementedError (NotImplementedError)
 ├── UnauthenticatedError (PermissionError)
@@ -159,6 +160,10 @@ class ClosureInputError(FailedPreconditionError):
     """
 
     original_exception: BaseException | None = None
+
+
+class StoreError(FailedPreconditionError):
+    """A store of checkpoints cannot be reached, or did not do what it was asked."""
 
 
 class OutOfRangeError(StratagemError, IndexError):

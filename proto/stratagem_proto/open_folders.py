@@ -14,6 +14,8 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
+from typing_extensions import Self
+
 from stratagem_proto.errors import DataLossError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -45,7 +47,7 @@ class OpenFolder:
         weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def at(cls, path: Path) -> OpenFolder:
+    def at(cls, path: Path) -> Self:
         """Open a folder by a path that somebody trusted has named, links in it included.
 
         Raises:
@@ -53,7 +55,7 @@ class OpenFolder:
         """
         return cls(path, os.open(path, _FOLDER))
 
-    def folder(self, name: str) -> OpenFolder:
+    def folder(self, name: str) -> Self:
         """Open a folder in it.
 
         Raises:
@@ -61,7 +63,7 @@ class OpenFolder:
             DataLossError: The name leads elsewhere, or is not that of a folder.
         """
         descriptor = self._open(name, _FOLDER | os.O_NOFOLLOW, "a folder")
-        return OpenFolder(self.path / name, descriptor)
+        return type(self)(self.path / name, descriptor)
 
     def file(self, name: str) -> BinaryIO:
         """Open a file in it.

@@ -11,6 +11,7 @@ from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
 from stratagem_proto.memory import half_of_memory, most_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
 from stratagem_proto.serving.policy.language import read_policy
+from stratagem_proto.stores.places import absolute_place
 from stratagem_psserver.settings import Durability, ServerSettings
 
 
@@ -91,11 +92,12 @@ class ServerOptions(ServingOptions):
         description="Seconds between comparisons of all bytes of primary and backup.",
     )
     restore: Path | None = Field(
-        None, description="Folder of checkpoints; the server restores the latest one, if any."
+        None,
+        description="Folder or URL of checkpoints; the server restores the latest one, if any.",
     )
     checkpoint_root: Path | None = Field(
         None,
-        description="Folder below which the server reads and writes checkpoints, and nowhere else.",
+        description="Folder or URL below which alone the server reads and writes checkpoints.",
     )
     checkpoint_key_file: Path | None = Field(
         None,
@@ -109,9 +111,10 @@ class ServerOptions(ServingOptions):
         """Return these options as the settings of a server."""
         given = self.serving()
         key = read_checkpoint_key(given.pop("checkpoint_key_file"))
+        root = absolute_place(self.checkpoint_root) if self.checkpoint_root else ""
         folders = {
             "restore": str(self.restore or ""),
-            "checkpoint_root": str(self.checkpoint_root.absolute() if self.checkpoint_root else ""),
+            "checkpoint_root": str(root),
             "durability_folder": str(self.durability_folder or ""),
         }
         own = {

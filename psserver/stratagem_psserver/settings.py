@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,6 +12,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.stores.places import shared_place
 
 Durability: TypeAlias = Literal["none", "snapshot", "log"]
 
@@ -37,10 +37,10 @@ class ServerSettings(ServingSettings):
         variable_bytes: Most bytes that variables may take, with the state of optimizers and the
             indices of tables; None for no limit. The copies that snapshots keep, and the temporary
             copy by which a table grows, do not count.
-        restore: Folder of checkpoints, whose latest one the server restores when it starts, if
-            there is any; "" to restore none.
-        checkpoint_root: Absolute path of the folder below which checkpoints are read and written,
-            that of `restore` included; "" for any folder.
+        restore: Folder of checkpoints, or its URL, whose latest one the server restores when it
+            starts, if there is any; "" to restore none.
+        checkpoint_root: Absolute path or URL of the folder below which checkpoints are read and
+            written, that of `restore` included; "" for any folder.
         checkpoint_key: The secret that signs checkpoints: others are refused. By default that in
             the file that STRATAGEM_CHECKPOINT_KEY_FILE names; "" to take them unsigned.
         policy: What tasks and roles may do to which variables; None for all that their roles may.
@@ -103,7 +103,7 @@ class ServerSettings(ServingSettings):
     @property
     def checkpoints(self) -> CheckpointPolicy:
         """What the server demands of checkpoints."""
-        root = Path(self.checkpoint_root) if self.checkpoint_root else None
+        root = shared_place(self.checkpoint_root) if self.checkpoint_root else None
         return CheckpointPolicy(root, self.checkpoint_key)
 
     @property
@@ -129,7 +129,9 @@ class ServerSettings(ServingSettings):
 
 def _check_root(settings: ServerSettings) -> None:
     root = settings.checkpoint_root
-    if root and not (os.path.isabs(root) and os.path.isdir(root)):
+    place = shared_place(root)
+    is_there = not isinstance(place, Path) or (place.is_absolute() and place.is_dir())
+    if root and not is_there:
         raise InvalidArgumentError(
             f"there is no folder {root!r} for checkpoints of {settings.label}; make it, or give "
             "another --checkpoint-root by its absolute path"

@@ -15,7 +15,7 @@ from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import read_plain
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.log.segments import LogReader, segment_name
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.local import LocalFolder
 from tests.fuzzing.target import Target
 from tests.hostile_checkpoints import canonical, saved
 from tests.proto.log.test_hostile_segments import batch, head, record
@@ -53,7 +53,7 @@ def _indices() -> Iterator[bytes]:
 
 def _parts(data: bytes) -> None:
     (_FOLDER / _PART).write_bytes(data)
-    read_plain(OpenFolder.at(_FOLDER), _PART)
+    read_plain(LocalFolder.at(_FOLDER), _PART)
 
 
 def _plain_parts() -> Iterator[bytes]:

@@ -1,11 +1,11 @@
-"""Checkpoints on disk: each one safetensors file."""
+"""Checkpoints of one safetensors file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from pathlib import Path
+from functools import partial
 from threading import Lock, Thread
 
 import torch
@@ -13,9 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.folder import local_path, open_checkpoint
+from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.policy import policy_of_environment
-from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
+from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores.places import Place, StoreUrl, place_of
 
 # What other libraries look for before they take the tensors for torch's.
 _METADATA = {"format": "pt"}
@@ -25,19 +27,20 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     """Return the tensors of a checkpoint by name, on the CPU.
 
     Args:
-        path: A safetensors file, or the folder of a cluster's checkpoints.
+        path: A safetensors file, or the folder of a cluster's checkpoints; or the URL of either.
 
     Raises:
         NotFoundError: There is no such file or folder.
         DataLossError: It is no safetensors file, or is damaged.
     """
     policy = policy_of_environment()
-    if policy.key or not local_path(path).is_file():
-        checkpoint = open_checkpoint(path, policy)
+    place = place_of(path)
+    if policy.key or isinstance(place, StoreUrl) or not place.is_file():
+        checkpoint = open_checkpoint(place, policy)
         wholes = wholes_of(checkpoint.index)
         return {name: whole.read(checkpoint) for name, whole in wholes.items()}
     try:
-        return load_file(path)
+        return load_file(place)
     except SafetensorError as error:
         raise DataLossError(
             f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an earlier one"
@@ -67,7 +70,7 @@ class CheckpointWriter:
         """Write tensors to `path`, which is replaced as a whole once they are there.
 
         Args:
-            path: The file; its folder exists.
+            path: The file, or its URL; its folder exists.
             state: The tensors by name, which nobody changes from now on.
 
         Returns:
@@ -78,7 +81,8 @@ class CheckpointWriter:
             NotFoundError: There is no such folder.
             InvalidArgumentError: `path` is a folder.
         """
-        target = _checked(Path(path))
+        target = place_of(path)
+        store_of(target).place_of_file(target)  # only to see that there can be one
         written: Future[None] = Future()
         with self._lock:
             arguments = (self._last, written, target, state)
@@ -87,21 +91,8 @@ class CheckpointWriter:
         return written
 
 
-def _checked(path: Path) -> Path:
-    if path.is_dir():
-        raise InvalidArgumentError(
-            f"a checkpoint is one file, but {str(path)!r} is a folder; pass for "
-            f"instance {str(path / 'model.safetensors')!r}"
-        )
-    if not path.parent.is_dir():
-        raise NotFoundError(
-            f"there is no folder {str(path.parent)!r} to save a checkpoint in; make it first"
-        )
-    return path
-
-
 def _write_after(
-    earlier: Thread | None, written: Future[None], path: Path, state: Mapping[str, torch.Tensor]
+    earlier: Thread | None, written: Future[None], path: Place, state: Mapping[str, torch.Tensor]
 ) -> None:
     if earlier is not None:
         earlier.join()
@@ -113,19 +104,16 @@ def _write_after(
         written.set_result(None)
 
 
-def _write(path: Path, state: Mapping[str, torch.Tensor]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def _write(path: Place, state: Mapping[str, torch.Tensor]) -> None:
     tensors = {name: value.contiguous() for name, value in state.items()}
     try:
-        save_file(tensors, partial, _METADATA)
-        partial.replace(path)
+        save = partial(save_file, tensors, metadata=_METADATA)
+        store_of(path).replace_file(path, save)
     except KeyError as error:
         raise InvalidArgumentError(
             f"the checkpoint {str(path)!r} is not written, because safetensors files "
             f"cannot have values of {error}; keep state_dict() by torch.save()"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 writer = CheckpointWriter()

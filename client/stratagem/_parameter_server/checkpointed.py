@@ -13,8 +13,8 @@ from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._strategies.strategy import Strategy
-from stratagem_proto.checkpoint.folder import local_path
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.stores.places import shared_place
 
 
 class CheckpointedStrategy(Strategy):
@@ -47,8 +47,9 @@ class CheckpointedStrategy(Strategy):
 
         Args:
             path: The folder of checkpoints, made if need be. It has the file `latest` and a folder
-                for each checkpoint. A crash at any time leaves the latest one whole. Without a
-                cluster, a file: see `Strategy.save`.
+                for each checkpoint. A crash at any time leaves the latest one whole. Or the URL of
+                a place in a store, such as "s3://bucket/run", for which all servers and this
+                process need the store's library. Without a cluster, a file: see `Strategy.save`.
             wait: Whether to return only when it is written. Otherwise training goes on meanwhile,
                 and the checkpoint is as of the call.
             keep: How many checkpoints the folder keeps, this one included.
@@ -59,12 +60,15 @@ class CheckpointedStrategy(Strategy):
             Done when it is written, or has the error.
 
         Raises:
-            NotFoundError: The folder of `path` does not exist, or a server does not see it.
-            InvalidArgumentError: `path` is a file or a URL, `extra` is not for JSON, or safetensors
-                does not know a variable's dtype.
+            NotFoundError: The folder of `path`, or the bucket, does not exist, or a server does not
+                see it.
+            InvalidArgumentError: `path` is a file or a URL of another kind, `extra` is not for
+                JSON, or safetensors does not know a variable's dtype.
             FailedPreconditionError: The chief does not see what a server has written, or device
                 filters hide a server from it, so that its part would lack.
-            PermissionDeniedError: The folder is not below --checkpoint-root of servers.
+            PermissionDeniedError: The folder is not below --checkpoint-root of servers, or the
+                store does not let a process write there.
+            StoreError: The store fails, or cannot be reached.
             DeadlineExceededError: Workers were in the midst of a step for `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
 
@@ -73,7 +77,7 @@ class CheckpointedStrategy(Strategy):
         if isinstance(self.extended, LocalExtended):
             _require_no_folder(keep, extra)
             return super().save(path, wait)
-        local_path(path)
+        shared_place(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
             written = self.extended._cluster.save(path, keep, extra or {})
@@ -121,7 +125,8 @@ class CheckpointedStrategy(Strategy):
 
         Args:
             path: What `save` of this or another strategy was given; the latest checkpoint there is
-                taken. One checkpoint in it, or any safetensors file, will do as well.
+                taken. One checkpoint in it, or any safetensors file, will do as well, and so will
+                the URL of either.
             strict: Whether each variable must be in it; otherwise those that are not stay as they
                 are.
 
@@ -144,7 +149,7 @@ class CheckpointedStrategy(Strategy):
         """
         if isinstance(self.extended, LocalExtended):
             return super().restore(path, strict)
-        local_path(path)
+        shared_place(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
             return self.extended._cluster.restore(path, strict)

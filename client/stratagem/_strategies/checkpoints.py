@@ -77,7 +77,8 @@ class CheckpointMethods:
         writes.
 
         Args:
-            path: The file, for instance "model.safetensors".
+            path: The file, for instance "model.safetensors", or its URL, such as
+                "s3://bucket/model.safetensors".
             wait: Whether to return only when it is written. Otherwise training goes on meanwhile,
                 and the file has the values as of the call.
 
@@ -86,8 +87,10 @@ class CheckpointMethods:
 
         Raises:
             NotFoundError: The folder does not exist.
-            InvalidArgumentError: `path` is a folder or a URL, or safetensors does not know a
-                variable's dtype; otherwise as for `state_dict`.
+            InvalidArgumentError: `path` is a folder or a URL of another kind, or safetensors does
+                not know a variable's dtype; otherwise as for `state_dict`.
+            PermissionDeniedError: The store does not let this process write there.
+            StoreError: The store fails, or cannot be reached.
             UnimplementedError: As for `state_dict`.
             ContextError: As for `state_dict`.
 
@@ -95,9 +98,9 @@ class CheckpointMethods:
         """
         # Late: programs that save no files do without what writes them.
         from stratagem._checkpoints.files import writer, written_elsewhere
-        from stratagem_proto.checkpoint.folder import local_path
+        from stratagem_proto.stores.places import place_of
 
-        local_path(path)
+        place_of(path)
         state = self.state_dict()
         if not self._extended.should_checkpoint:
             return written_elsewhere()
@@ -110,7 +113,7 @@ class CheckpointMethods:
         """Replace values by those of a file that `save` wrote.
 
         Args:
-            path: The file, or a folder of checkpoints that a cluster has saved.
+            path: The file, or a folder of checkpoints that a cluster has saved; or its URL.
             strict: As for `load_state_dict`.
 
         Returns:
@@ -120,7 +123,9 @@ class CheckpointMethods:
             NotFoundError: There is no such file, or a variable is not in it.
             DataLossError: It is no safetensors file, or is damaged.
             PermissionDeniedError: It is not signed with the key in the file that
-                STRATAGEM_CHECKPOINT_KEY_FILE names; files never are.
+                STRATAGEM_CHECKPOINT_KEY_FILE names; files never are. Or the store does not let this
+                process read there.
+            StoreError: The store fails, or cannot be reached.
             InvalidArgumentError: As for `load_state_dict`.
             UnimplementedError: As for `load_state_dict`.
             ContextError: As for `load_state_dict`.

@@ -23,13 +23,18 @@ from stratagem_proto.errors import (
     PermissionDeniedError,
     StratagemError,
 )
+from stratagem_proto.stores.places import Place, shared_place
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at checkpoints, check them, and write them in other forms."
 )
 
 Source = Annotated[
-    Path, typer.Argument(help="A folder of checkpoints, one of them, or a safetensors file.")
+    Path,
+    typer.Argument(
+        help="A folder of checkpoints, one of them, or a safetensors file; or the URL of one, such "
+        "as s3://BUCKET/PATH."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Servers = Annotated[int, typer.Option(min=1, help="Number of servers.")]
@@ -73,7 +78,7 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        listed = contents(open_checkpoint(source))
+        listed = contents(open_checkpoint(shared_place(source)))
         if as_json:
             _print(listed)
         else:
@@ -92,7 +97,7 @@ def verify(source: Source, as_json: AsJson = False) -> None:
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        checkpoint = open_checkpoint(source, policy_of_environment())
+        checkpoint = open_checkpoint(shared_place(source), policy_of_environment())
         count = len(wholes_of(checkpoint.index))
         checkpoint.verify()
         nbytes = sum(file.nbytes for file in checkpoint.index.files.values())
@@ -102,7 +107,7 @@ def verify(source: Source, as_json: AsJson = False) -> None:
 @app.command("export")
 def export_file(
     source: Source,
-    target: Annotated[Path, typer.Argument(help="The new file, or folder of dcp.")],
+    target: Annotated[Path, typer.Argument(help="The new file, or its URL, or a folder of dcp.")],
     form: Chosen = Format.safetensors,
     stored_rows: Annotated[
         bool, typer.Option(help="Write tables as their stored rows and `NAME[keys]`.")
@@ -125,18 +130,21 @@ def export_file(
     if form is Format.dcp and stored_rows:
         raise typer.BadParameter("--stored-rows is for --format safetensors")
     with _answering():
-        checkpoint = open_checkpoint(source, policy_of_environment())
+        checkpoint = open_checkpoint(shared_place(source), policy_of_environment())
         if form is Format.dcp:
-            count = export_dcp(checkpoint, target)
+            count = export_dcp(checkpoint, _folder_of_dcp(target))
         else:
-            count = export(checkpoint, target, stored_rows)
-        _say(as_json, f"{target} has {count} tensors", path=str(target), tensors=count)
+            count = export(checkpoint, shared_place(target), stored_rows)
+        where = str(shared_place(target))
+        _say(as_json, f"{where} has {count} tensors", path=where, tensors=count)
 
 
 @app.command("import")
 def import_file(  # noqa: PLR0913  # one parameter for each option
-    source: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of dcp.")],
-    target: Annotated[Path, typer.Argument(help="The folder of checkpoints.")],
+    source: Annotated[
+        Path, typer.Argument(help="A safetensors file, or its URL, or a folder of dcp.")
+    ],
+    target: Annotated[Path, typer.Argument(help="The folder of checkpoints, or its URL.")],
     form: Chosen = Format.safetensors,
     prefix: Annotated[
         str, typer.Option(help="Of dcp: take what is under this key, such as model.")
@@ -181,17 +189,27 @@ def _import_dcp(
     from stratagem_deploy.checkpoints.torch_names import TorchNames
 
     with _answering():
-        saved = SavedByTorch(source, TorchNames(*names))
-        path = import_dcp(saved, target, servers, keep)
+        saved = SavedByTorch(_folder_of_dcp(source), TorchNames(*names))
+        path = import_dcp(saved, shared_place(target), servers, keep)
     for name in () if as_json else saved.left_out:
         typer.echo(f"stratagem: {name} is left out", err=True)
     _say_written(path, servers, as_json, left_out=saved.left_out)
 
 
+def _folder_of_dcp(path: Path) -> Path:
+    place = shared_place(path)
+    if not isinstance(place, Path):
+        raise InvalidArgumentError(
+            f"{str(place)!r} is a URL, and folders of dcp are only on file systems, where torch "
+            "writes and reads them; use a folder, and copy that"
+        )
+    return place
+
+
 @app.command()
 def reshard(
     source: Source,
-    target: Annotated[Path, typer.Argument(help="The folder of checkpoints.")],
+    target: Annotated[Path, typer.Argument(help="The folder of checkpoints, or its URL.")],
     servers: Servers,
     keep: Keep = 1,
     as_json: AsJson = False,
@@ -216,19 +234,21 @@ def _write_anew(  # one parameter for each option
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        checkpoint = open_checkpoint(source, policy or policy_of_environment())
-        path = written(checkpoint, target, servers, keep)
+        checkpoint = open_checkpoint(shared_place(source), policy or policy_of_environment())
+        path = written(checkpoint, shared_place(target), servers, keep)
     _say_written(path, servers, as_json)
 
 
-def _say_written(path: Path, servers: int, as_json: bool, **facts: object) -> None:
+def _say_written(path: Place, servers: int, as_json: bool, **facts: object) -> None:
     said = f"{path} is for {servers} servers"
     _say(as_json, said, path=str(path), servers=servers, **facts)
 
 
 @app.command()
 def sign(
-    source: Annotated[Path, typer.Argument(help="A folder of checkpoints, or one of them.")],
+    source: Annotated[
+        Path, typer.Argument(help="A folder of checkpoints, or one of them; or its URL.")
+    ],
     key_file: Annotated[
         Path,
         typer.Option(
@@ -247,14 +267,16 @@ def sign(
     """
     from stratagem_deploy.checkpoints.signing import sign as signed
     from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_proto.stores.kinds import store_of
 
     with _answering():
-        if source.is_file():
+        place = shared_place(source)
+        if store_of(place).is_file(place):
             raise InvalidArgumentError(
-                f"{str(source)!r} is a file, which has no index to sign; make a checkpoint of it "
+                f"{str(place)!r} is a file, which has no index to sign; make a checkpoint of it "
                 f"by `stratagem checkpoint import` with {VARIABLE}"
             )
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(place)
         folder = signed(checkpoint, checkpoint.folder.parent, read_checkpoint_key(key_file))
     _say(as_json, f"{folder} is signed", path=str(folder))
 
@@ -270,7 +292,8 @@ def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        found = list(differences(open_checkpoint(first), open_checkpoint(second)))
+        one, other = (open_checkpoint(shared_place(each)) for each in (first, second))
+        found = list(differences(one, other))
     if as_json:
         _print({"differences": {one.name: one.what for one in found}})
     else:

@@ -28,6 +28,8 @@ from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import DataLossError, NotFoundError
+from stratagem_proto.stores.local import LocalFolder
+from stratagem_proto.stores.places import Place
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 
@@ -182,7 +184,7 @@ class SavedByTorch:
             yield names
 
 
-def import_dcp(source: SavedByTorch, root: Path, servers: int, keep: int) -> Path:
+def import_dcp(source: SavedByTorch, root: Place, servers: int, keep: int) -> Place:
     """Make a checkpoint for some number of servers of one that torch wrote.
 
     Args:
@@ -198,10 +200,11 @@ def import_dcp(source: SavedByTorch, root: Path, servers: int, keep: int) -> Pat
         DataLossError: What torch wrote is damaged.
         InvalidArgumentError: Checkpoints cannot have a tensor of such a dtype.
     """
-    # On the disk of the result, and not in memory.
-    with TemporaryDirectory(dir=root.absolute().parent, prefix=".import-") as folder:
+    # On the disk of the result if it has one, and not in memory.
+    near = root.absolute().parent if isinstance(root, Path) else None
+    with TemporaryDirectory(dir=near, prefix=".import-") as folder:
         file = Path(folder) / "all.safetensors"
-        write_part(file, source.contents(), source.values())
+        write_part(LocalFolder.at(file.parent), file.name, source.contents(), source.values())
         return reshard(open_checkpoint(file), root, servers, keep)
 
 

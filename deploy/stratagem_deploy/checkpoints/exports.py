@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -14,6 +13,8 @@ from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import WholeTable, undivided
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores.places import Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -22,12 +23,12 @@ _Tensor = tuple[Content, Callable[[], Iterable[torch.Tensor]]]
 """A tensor to be written, and what reads it in runs of rows."""
 
 
-def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int:
+def export(checkpoint: Checkpoint, place: Place, stored_rows: bool = False) -> int:
     """Write a checkpoint as one plain safetensors file, one variable at a time.
 
     Args:
         checkpoint: Where the values are.
-        path: The new file.
+        place: The new file.
         stored_rows: Whether tables are written as the rows that are stored, with a tensor
             `<name>[keys]` of their keys; else with all their rows. How long rows were idle, and
             keys that have no row yet, is left out.
@@ -42,14 +43,15 @@ def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int
     """
     wholes = wholes_of(checkpoint.index).values()
     tensors = [one for each in wholes for one in _tensors(checkpoint, each, stored_rows)]
+    folder, name = store_of(place).place_of_file(place)
     try:
         values = (run for _, read in tensors for run in read())
         contents = [content for content, _ in tensors]
-        write_part(path, contents, values, has_index=False)
+        write_part(folder, name, contents, values, has_index=False)
     except FileExistsError:
         raise
     except BaseException:
-        path.unlink(missing_ok=True)
+        folder.remove(name)
         raise
     return len(tensors)
 

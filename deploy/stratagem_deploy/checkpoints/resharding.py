@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, cycle
-from pathlib import Path
 
 import torch
 
@@ -23,6 +22,8 @@ from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.division import rows_of_shard
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.stores.places import AnyPlace, Place
+from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -51,7 +52,7 @@ def _of_items(items: Iterable[_Item]) -> _Group:
     return lambda: (contents, (item.read() for item in listed))
 
 
-def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path:
+def reshard(checkpoint: Checkpoint, root: AnyPlace, servers: int, keep: int) -> Place:
     """Write a checkpoint for another number of servers.
 
     Variables that were split are split by rows over all servers, as evenly as can be; the others go
@@ -75,7 +76,7 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
     new = NewCheckpoint(root)
     try:
         parts = [
-            _written(new.folder / part_name(server), groups, bool(key))
+            _written(new.folder, part_name(server), groups, bool(key))
             for server, groups in enumerate(placed)
         ]
         was = checkpoint.index
@@ -86,14 +87,14 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
         raise
 
 
-def _written(path: Path, groups: Iterable[_Group], has_digests: bool) -> TensorFile:
+def _written(folder: Folder, name: str, groups: Iterable[_Group], has_digests: bool) -> TensorFile:
     found = [group() for group in groups]
     contents = [content for some, _ in found for content in some]
     values, options = (
         chain.from_iterable(each for _, each in found),
         WriteOptions(has_digests=has_digests),
     )
-    return write_part(path, contents, values, options=options)
+    return write_part(folder, name, contents, values, options=options)
 
 
 def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import FileEntry, WriteOptions, write_file
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint
+from stratagem_proto.stores.places import Place
+from stratagem_proto.stores.store import Folder
 
 _ALL = 1 << 62
 
 
-def sign(checkpoint: Checkpoint, root: Path, key: str) -> Path:
+def sign(checkpoint: Checkpoint, root: Place, key: str) -> Place:
     """Write a signed copy of a checkpoint, which becomes the latest one; all others stay.
 
     A copy, since the bytes that were checked are then those that are signed, and since a crash
@@ -37,6 +38,6 @@ def sign(checkpoint: Checkpoint, root: Path, key: str) -> Path:
         raise
 
 
-def _copied(checkpoint: Checkpoint, name: str, folder: Path) -> FileEntry:
+def _copied(checkpoint: Checkpoint, name: str, folder: Folder) -> FileEntry:
     blocks = checkpoint.file(name).checked()
-    return write_file(folder / name, blocks, WriteOptions(has_digests=True))
+    return write_file(folder, name, blocks, WriteOptions(has_digests=True))

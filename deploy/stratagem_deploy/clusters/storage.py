@@ -11,6 +11,7 @@ from typing import Any
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.policy.language import read_policy
 from stratagem_proto.serving.policy.rules import AccessPolicy
+from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_psserver.settings import Durability
 
 
@@ -19,8 +20,8 @@ class Storage:
     """Files and folders of parameter servers.
 
     Attributes:
-        restore: Absolute path of the folder of checkpoints that they begin with; "" to begin with
-            nothing.
+        restore: Absolute path or URL of the folder of checkpoints that they begin with; "" to begin
+            with nothing.
         durability: What the end of a server may lose, as in `ServerSettings`.
         durability_folder: Absolute path of the folder for what durability needs; "" if it needs
             nothing.
@@ -78,7 +79,11 @@ def storage(
 ) -> Storage:
     """Return files and folders by paths that may be relative; it raises like `Storage`."""
     folder = _absolute(durability_folder)
-    return Storage(_absolute(restore), durability, folder, _absolute(policy))
+    return Storage(_shared(restore), durability, folder, _absolute(policy))
+
+
+def _shared(path: str | os.PathLike[str] | None) -> str:
+    return "" if path is None else str(shared_place(absolute_place(path)))
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from typing import BinaryIO
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.places import Place
+from stratagem_proto.stores.store import Folder, OpenedFile, size_of
 
 # To read some rows, at most this many bytes before and after them are read and checked, too.
 BLOCK_BYTES = 1 << 20
@@ -43,12 +41,10 @@ class WriteOptions:
 
     Attributes:
         syncs: Whether to wait for the disk; not for a file that need not outlive the machine.
-        folder: The folder of the file, if it is open: the path is then not looked up again.
         has_digests: Whether it gets digests, for an index that is to be signed.
     """
 
     syncs: bool = True
-    folder: OpenFolder | None = None
     has_digests: bool = False
 
 
@@ -56,12 +52,13 @@ DURABLY = WriteOptions()
 
 
 def write_file(
-    path: Path, data: Iterable[memoryview], options: WriteOptions = DURABLY
+    folder: Folder, name: str, data: Iterable[memoryview], options: WriteOptions = DURABLY
 ) -> FileEntry:
-    """Write a new file, and return once it is on disk.
+    """Write a new file, and return once it is there for good.
 
     Args:
-        path: The file, which must not exist yet.
+        folder: Its folder.
+        name: Its name, which no file of the folder has yet.
         data: Its bytes in consecutive runs.
         options: How it is written.
 
@@ -69,29 +66,37 @@ def write_file(
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    if options.folder is None:
-        descriptor = os.open(path, flags, 0o644)
-    else:
-        descriptor = os.open(path.name, flags, 0o644, dir_fd=options.folder.descriptor)
-    try:
-        blocks, digests, nbytes = [], bytearray(), 0
+    account = _Account(options.has_digests)
+    folder.write(name, account.counted(data), options.syncs)
+    return account.entry()
+
+
+class _Account:
+    """Counts what is written of a file.
+
+    Args:
+        has_digests: Whether the file gets digests.
+    """
+
+    def __init__(self, has_digests: bool) -> None:
+        self._has_digests = has_digests
+        self._blocks: list[int] = []
+        self._digests = bytearray()
+        self._nbytes = 0
+
+    def counted(self, data: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Yield the bytes in blocks, each of which has been counted."""
         for block in _blocks(data):
-            blocks.append(zlib.crc32(block))
-            if options.has_digests:
-                digests += sha256(block).digest()
-            nbytes += len(block)
-            _write_all(descriptor, block)
-        if options.syncs:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return FileEntry(nbytes, tuple(blocks), bytes(digests) if options.has_digests else None)
+            self._blocks.append(zlib.crc32(block))
+            if self._has_digests:
+                self._digests += sha256(block).digest()
+            self._nbytes += len(block)
+            yield block
 
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    def entry(self) -> FileEntry:
+        """Return what was counted."""
+        digests = bytes(self._digests) if self._has_digests else None
+        return FileEntry(self._nbytes, tuple(self._blocks), digests)
 
 
 def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -125,12 +130,12 @@ class CheckedFile:
         entry: The size and the checksums that the file has to have.
     """
 
-    folder: OpenFolder
+    folder: Folder
     name: str
     entry: FileEntry
 
     @property
-    def _path(self) -> Path:
+    def _path(self) -> Place:
         return self.folder.path / self.name
 
     def require_size(self) -> None:
@@ -149,14 +154,22 @@ class CheckedFile:
             DataLossError: As by `require_size`; or the file is damaged in this range.
         """
         end = begin + len(target)
-        position = begin - begin % BLOCK_BYTES
         with self._opened() as file:
-            file.seek(position)
-            while position < end:
-                block = file.read(min(BLOCK_BYTES, self.entry.nbytes - position))
-                self._require_intact(position, block)
+            for position, block in self._intact(file, begin, end):
                 low, high = max(begin, position), min(end, position + len(block))
                 target[low - begin : high - begin] = block[low - position : high - position]
+
+    def _intact(self, file: OpenedFile, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield the blocks that have the bytes of a range, and their positions."""
+        position = begin - begin % BLOCK_BYTES
+        file.seek(position)
+        stop = min(self.entry.nbytes, end + -end % BLOCK_BYTES)
+        while position < stop:
+            run = memoryview(file.read(min(self.folder.run_bytes, stop - position)))
+            for start in range(0, max(1, len(run)), BLOCK_BYTES):
+                block = run[start : start + BLOCK_BYTES]
+                self._require_intact(position, block)
+                yield position, block
                 position += len(block)
 
     def verify(self) -> None:
@@ -166,14 +179,12 @@ class CheckedFile:
 
     def checked(self) -> Iterator[memoryview]:
         """Yield the whole file, block by block; it raises like `read`."""
-        scratch = bytearray(BLOCK_BYTES)
-        for begin in range(0, max(self.entry.nbytes, 1), BLOCK_BYTES):
-            block = memoryview(scratch)[: min(BLOCK_BYTES, self.entry.nbytes - begin)]
-            self.read(begin, block)
-            yield block
+        with self._opened() as file:
+            for _, block in self._intact(file, 0, self.entry.nbytes):
+                yield block
 
     @contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
+    def _opened(self) -> Iterator[OpenedFile]:
         try:
             file = self.folder.file(self.name)
         except FileNotFoundError as error:
@@ -183,7 +194,7 @@ class CheckedFile:
                 "an earlier checkpoint"
             ) from error
         with file:
-            nbytes = os.fstat(file.fileno()).st_size
+            nbytes = size_of(file)
             if nbytes != self.entry.nbytes:
                 raise DataLossError(
                     f"{str(self._path)!r} has {nbytes} bytes where the checkpoint's index says "
@@ -191,7 +202,7 @@ class CheckedFile:
                 )
             yield file
 
-    def _require_intact(self, position: int, block: bytes) -> None:
+    def _require_intact(self, position: int, block: memoryview) -> None:
         if not block:
             raise DataLossError(f"{str(self._path)!r} ends at byte {position}, before its data")
         if not self._is_intact(position // BLOCK_BYTES, block):
@@ -200,33 +211,8 @@ class CheckedFile:
                 f"{position + len(block)}; restore an earlier checkpoint"
             )
 
-    def _is_intact(self, number: int, block: bytes) -> bool:
+    def _is_intact(self, number: int, block: memoryview) -> bool:
         if self.entry.digests is not None:
             known = self.entry.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
             return sha256(block).digest() == known
         return self.entry.blocks is None or zlib.crc32(block) == self.entry.blocks[number]
-
-
-def replace_file(path: Path, data: bytes, syncs: bool = True) -> None:
-    """Replace a small file atomically: readers see all of the old file or all of the new one.
-
-    Args:
-        path: The file.
-        data: Its new bytes.
-        syncs: As of `WriteOptions`.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    write_file(partial, [memoryview(data)], WriteOptions(syncs))
-    os.replace(partial, path)
-    if syncs:
-        sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

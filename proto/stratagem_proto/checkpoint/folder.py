@@ -8,63 +8,33 @@ run/
     ├── part-0.safetensors  the tensors of a server, one file for each
     └── local.safetensors   the tensors of the chief
 ```
+
+A store of objects has no `latest`: that is the one with the highest number that has an index.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from stratagem_proto.checkpoint.blocks import (
     BLOCK_BYTES,
     CheckedFile,
-    WriteOptions,
-    replace_file,
-    sync_folder,
-    write_file,
 )
 from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry, unsigned
 from stratagem_proto.checkpoint.parts import read_plain
 from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
-from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.errors import DataLossError, NotFoundError
+from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores.names import INDEX
+from stratagem_proto.stores.places import AnyPlace, Place, place_of
+from stratagem_proto.stores.store import Folder
 from stratagem_proto.wire.tensors import allocate, as_bytes
 
-INDEX = "index.json"
-LATEST = "latest"
 LOCAL_PART = "local.safetensors"
-
-# It has a name and a checksum.
-_MOST_LATEST_BYTES = 4096
-
-_NAME = re.compile(r"\.?checkpoint-(\d+)(\.partial)?")
-
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a checkpoint in the file system.
-
-    Raises:
-        InvalidArgumentError: The path is a URL, or no path.
-    """
-    if "\0" in os.fspath(path):
-        raise InvalidArgumentError(f"{os.fspath(path)!r} is no path; pass one without zeros")
-    if _URL.match(os.fspath(path)):
-        raise InvalidArgumentError(
-            f"{os.fspath(path)!r} is a URL, and checkpoints are only written to and read from "
-            "file systems; mount the storage, or save to a folder and copy that"
-        )
-    return Path(path)
 
 
 def part_name(server: int) -> str:
@@ -81,11 +51,11 @@ class Checkpoint:
         index: Its table of contents.
     """
 
-    opened: OpenFolder
+    opened: Folder
     index: Index
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """The path of the folder with its files."""
         return self.opened.path
 
@@ -137,7 +107,7 @@ def _naming(entry: TensorEntry) -> Iterator[None]:
         ) from error
 
 
-def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY) -> Checkpoint:
+def open_checkpoint(path: AnyPlace, policy: CheckpointPolicy = ANY) -> Checkpoint:
     """Return the checkpoint at a path.
 
     Args:
@@ -150,7 +120,7 @@ def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY
         PermissionDeniedError: It is where the policy allows none, or not signed as it demands.
         DataLossError: The checkpoint is damaged.
     """
-    place = local_path(path)
+    place = place_of(path)
     try:
         folder, file = policy.found(place)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -161,49 +131,32 @@ def open_checkpoint(path: str | os.PathLike[str], policy: CheckpointPolicy = ANY
         return _only_file(folder, file)
     if folder.has(INDEX):
         return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy.key)
-    if not folder.has(LATEST):
-        raise _no_checkpoint(place)
-    return _latest(folder, policy.key)
+    try:
+        latest, data = folder.latest(MOST_INDEX_BYTES)
+    except FileNotFoundError as error:
+        raise _no_checkpoint(place) from error
+    return _read(latest, data, policy.key)
 
 
-def _no_checkpoint(path: Path) -> NotFoundError:
+def _no_checkpoint(path: Place) -> NotFoundError:
     return NotFoundError(
         f"there is no checkpoint {str(path)!r}; pass the path that was given to strategy.save()"
     )
 
 
-def _only_file(folder: OpenFolder, name: str) -> Checkpoint:
+def _only_file(folder: Folder, name: str) -> Checkpoint:
     file, entries = read_plain(folder, name)
     return Checkpoint(folder, Index({name: file}, {entry.name: entry for entry in entries}))
 
 
-def _latest(root: OpenFolder, key: str) -> Checkpoint:
-    text = root.read(LATEST, _MOST_LATEST_BYTES).decode(errors="replace")
-    name, _, checksum = text.partition(" ")
-    if not (_NAME.fullmatch(name) and root.has(name)):
-        raise _names_none(root)
-    folder = root.folder(name)
-    data = folder.read(INDEX, MOST_INDEX_BYTES) if folder.has(INDEX) else b""
-    if checksum != f"{zlib.crc32(data)}\n":
-        raise _names_none(root)
-    return _read(folder, data, key)
-
-
-def _names_none(root: OpenFolder) -> DataLossError:
-    return DataLossError(
-        f"{str(root.path / LATEST)!r} does not name an intact checkpoint; pass the path of "
-        "one of the checkpoints in its folder"
-    )
-
-
-def _read(folder: OpenFolder, data: bytes, key: str) -> Checkpoint:
+def _read(folder: Folder, data: bytes, key: str) -> Checkpoint:
     return Checkpoint(folder, Index.from_bytes(data, str(folder.path / INDEX), key))
 
 
 class NewCheckpoint:
     """A checkpoint that is being written; readers do not see it before `commit`."""
 
-    def __init__(self, root: str | os.PathLike[str], syncs: bool = True) -> None:
+    def __init__(self, root: AnyPlace, syncs: bool = True) -> None:
         """Make a folder for the files.
 
         Args:
@@ -212,15 +165,13 @@ class NewCheckpoint:
 
         Raises:
             InvalidArgumentError: `root` is a file.
-            NotFoundError: The parent folder of `root` does not exist.
+            NotFoundError: The parent folder of `root`, or the bucket, does not exist.
         """
-        self.root, self._syncs = Path(os.path.abspath(root)), syncs
-        _make_root(self.root)
-        self._name = f"checkpoint-{_highest(self.root) + 1}"
-        self.folder = self.root / f".{self._name}.partial"
-        self.folder.mkdir()
+        place = place_of(root)
+        self._new = store_of(place).new_folder(place, syncs)
+        self.folder: Folder = self._new.folder
 
-    def commit(self, index: Index, keep: int, key: str = "") -> Path:
+    def commit(self, index: Index, keep: int, key: str = "") -> Place:
         """Make this checkpoint the latest, and remove the oldest ones.
 
         Args:
@@ -231,64 +182,8 @@ class NewCheckpoint:
         Returns:
             The folder of the checkpoint.
         """
-        data = index.to_bytes(key)
-        write_file(self.folder / INDEX, [memoryview(data)], WriteOptions(self._syncs))
-        self._sync(self.folder)
-        final = self.root / self._name
-        os.rename(self.folder, final)
-        self._sync(self.root)
-        latest = f"{self._name} {zlib.crc32(data)}\n".encode()
-        replace_file(self.root / LATEST, latest, self._syncs)
-        self._prune(keep)
-        return final
-
-    def _sync(self, folder: Path) -> None:
-        if self._syncs:
-            sync_folder(folder)
+        return self._new.commit(index.to_bytes(key), keep)
 
     def abandon(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _prune(self, keep: int) -> None:
-        own = _number(self._name)
-        older = [p for p in self.root.iterdir() if 0 < _number(p.name) < own]
-        older.sort(key=lambda path: _number(path.name), reverse=True)
-        whole = [path for path in older if not path.name.startswith(".")]
-        for path in whole[keep - 1 :]:
-            # Renamed first, so that a partly removed one is not taken for a checkpoint.
-            os.rename(path, self.root / f".{path.name}.partial")
-        for path in self.root.glob(".*.partial"):
-            # A later checkpoint may be being written.
-            if _number(path.name) < own:
-                _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _make_root(root: Path) -> None:
-    if root.is_file():
-        raise InvalidArgumentError(
-            f"the checkpoints of a cluster are a folder, but {str(root)!r} is a file; "
-            "pass another path"
-        )
-    if not root.parent.is_dir():
-        raise NotFoundError(
-            f"there is no folder {str(root.parent)!r} to save checkpoints in; make it first"
-        )
-    root.mkdir(exist_ok=True)
-
-
-def _number(name: str) -> int:
-    """Return the number of a checkpoint by the name of its folder; 0 for other names."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else 0
-
-
-def _highest(root: Path) -> int:
-    return max((_number(path.name) for path in root.iterdir()), default=0)
+        self._new.abandon()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,8 @@ from stratagem_proto.checkpoint.blocks import (
 from stratagem_proto.checkpoint.index import TensorEntry, TensorFile, stored_tensor
 from stratagem_proto.checkpoint.soundness import require_sound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.places import Place
+from stratagem_proto.stores.store import Folder, size_of
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -74,7 +73,8 @@ class Content:
 
 
 def write_part(
-    path: Path,
+    folder: Folder,
+    name: str,
     contents: Sequence[Content],
     values: Iterable[torch.Tensor],
     has_index: bool = True,
@@ -83,7 +83,8 @@ def write_part(
     """Write tensors to a new file.
 
     Args:
-        path: The file, which must not exist yet.
+        folder: The folder of the file.
+        name: The name of the file, which must not exist yet.
         contents: The descriptions of the tensors.
         values: The values in the same order, each whole or in runs of its rows. They are taken one
             by one.
@@ -96,12 +97,12 @@ def write_part(
         OSError: The file cannot be written.
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(path, _runs(header, values), options)
+    file = write_file(folder, name, _runs(header, values), options)
     tensors = [
-        TensorEntry(content.spec, path.name, begin, content.version, content.rows)
+        TensorEntry(content.spec, name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)
     ]
-    return TensorFile(path.name, file, tensors)
+    return TensorFile(name, file, tensors)
 
 
 def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
@@ -160,7 +161,7 @@ def dtype_name(spec: VariableSpec) -> str:
     return DTYPE_NAMES[dtype]
 
 
-def read_plain(folder: OpenFolder, name: str) -> tuple[FileEntry, list[TensorEntry]]:
+def read_plain(folder: Folder, name: str) -> tuple[FileEntry, list[TensorEntry]]:
     """Return the contents of any safetensors file, without reading the values.
 
     Args:
@@ -172,7 +173,7 @@ def read_plain(folder: OpenFolder, name: str) -> tuple[FileEntry, list[TensorEnt
     """
     path = folder.path / name
     with folder.file(name) as opened:
-        size = os.fstat(opened.fileno()).st_size
+        size = size_of(opened)
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
         text = opened.read(min(length, _MOST_HEADER_BYTES))
     try:
@@ -222,7 +223,7 @@ def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:
     return noted
 
 
-def _no_safetensors(path: Path, why: str) -> DataLossError:
+def _no_safetensors(path: Place, why: str) -> DataLossError:
     return DataLossError(
         f"{str(path)!r} is not a checkpoint, or is damaged ({why}); restore an earlier one"
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
-from stratagem_proto.errors import PermissionDeniedError
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores.places import Place
+from stratagem_proto.stores.store import Folder
 
 
 @dataclass(frozen=True)
@@ -21,42 +21,30 @@ class CheckpointPolicy:
             need no signature.
     """
 
-    root: Path | None = None
+    root: Place | None = None
     key: str = field(default="", repr=False)
 
-    def folder(self, path: Path) -> OpenFolder:
-        """Open a folder that may have checkpoints.
+    def folder(self, place: Place) -> Folder:
+        """Open a folder that may have checkpoints, without asking any network.
 
         Raises:
             OSError: There is none.
             PermissionDeniedError: It is not below the root.
             DataLossError: The path leads out of the root by a link.
         """
-        folder, file = self.found(path)
-        return folder.folder(file) if file else folder
+        if self.root is not None:
+            return store_of(self.root).folder_below(self.root, place)
+        return store_of(place).folder(place)
 
-    def found(self, path: Path) -> tuple[OpenFolder, str]:
+    def found(self, place: Place) -> tuple[Folder, str]:
         """Open a folder, or that of a file; it raises like `folder`.
 
         Returns:
-            The folder, and the name of the file in it; "" if the path is that of the folder.
+            The folder, and the name of the file in it; "" if the place is that of the folder.
         """
         if self.root is not None:
-            return self._below(self.root, path)
-        if path.is_file():
-            # Links that somebody has named are followed, as caches of files have them.
-            real = path.resolve()
-            return OpenFolder.at(real.parent), real.name
-        return OpenFolder.at(path), ""
-
-    def _below(self, root: Path, path: Path) -> tuple[OpenFolder, str]:
-        parts = _parts_below(root, path)
-        folder = OpenFolder.at(root)
-        for number, part in enumerate(parts, 1):
-            if number == len(parts) and folder.has_file(part):
-                return folder, part
-            folder = folder.folder(part)
-        return folder, ""
+            return store_of(self.root).found_below(self.root, place)
+        return store_of(place).found(place)
 
 
 ANY = CheckpointPolicy()
@@ -70,13 +58,3 @@ def policy_of_environment() -> CheckpointPolicy:
         InvalidArgumentError: The file with the key cannot be read, or is no such file.
     """
     return CheckpointPolicy(key=checkpoint_key_from_environment())
-
-
-def _parts_below(root: Path, path: Path) -> tuple[str, ...]:
-    for place in (root, root.resolve()):
-        if path.is_relative_to(place) and ".." not in path.parts:
-            return path.relative_to(place).parts
-    raise PermissionDeniedError(
-        f"{str(path)!r} is not below {str(root)!r}, where alone checkpoints are read and written "
-        "here; use a folder there, or start the server with another --checkpoint-root"
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem_proto.checkpoint.companions import is_companion
@@ -20,6 +19,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.reading_ahead import read_ahead
+from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.versions import first_of_another_run
@@ -105,7 +105,7 @@ def resume(state: ServerState, path: str) -> bool:
         PermissionDeniedError: It is not below the server's root of checkpoints.
     """
     try:
-        checkpoint = open_checkpoint(Path(path).absolute(), state.settings.checkpoints)
+        checkpoint = open_checkpoint(shared_place(absolute_place(path)), state.settings.checkpoints)
     except NotFoundError:
         return False
     if part_name(state.settings.task) not in checkpoint.index.servers:

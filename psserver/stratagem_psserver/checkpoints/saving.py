@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.folder import local_path, part_name
+from stratagem_proto.checkpoint.folder import part_name
 from stratagem_proto.checkpoint.index import TensorFile
 from stratagem_proto.checkpoint.parts import write_part
 from stratagem_proto.errors import (
@@ -16,10 +16,13 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
+    StratagemError,
 )
-from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.places import Place, shared_place
+from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
 from stratagem_psserver.checkpoints.continuation import dump
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
 
@@ -74,14 +77,14 @@ class Saves:
         if cut in self._tasks:
             return
         self._require_few()
-        opened = self._opened(local_path(folder))
+        opened = self._opened(shared_place(folder))
         snapshot = self._state.snapshots.take(self._state.store)
         facts = dump(self._state)
         self._tasks[cut] = asyncio.ensure_future(self._write(opened, snapshot, facts))
 
-    def _opened(self, path: Path) -> OpenFolder:
+    def _opened(self, path: Place) -> Folder:
         settings = self._state.settings
-        if not path.is_absolute():
+        if isinstance(path, Path) and not path.is_absolute():
             raise InvalidArgumentError(f"{str(path)!r} is not an absolute path")
         try:
             return settings.checkpoints.folder(path)
@@ -105,26 +108,27 @@ class Saves:
                 "variables; save again when one is written"
             )
 
-    async def _write(self, folder: OpenFolder, snapshot: Snapshot, facts: str) -> Saved:
-        path = folder.path / part_name(self._state.settings.task)
-        key = self._state.settings.checkpoint_key
-        options = WriteOptions(folder=folder, has_digests=bool(key))
-        write = partial(write_part, path, snapshot.contents, snapshot.values(), options=options)
+    async def _write(self, folder: Folder, snapshot: Snapshot, facts: str) -> Saved:
+        settings, path = self._state.settings, folder.path
+        write = partial(_write_part, folder, settings, snapshot)
         began = self._state.clock()
         try:
             # Not in the threads of `Compute`, which it would block.
             part = await asyncio.get_running_loop().run_in_executor(None, write)
+        except StratagemError:
+            self._failures += 1
+            raise
         except OSError as error:
             self._failures += 1
             raise FailedPreconditionError(
-                f"{self._state.settings.label} cannot write {str(path)!r}: {error}"
+                f"{settings.label} cannot write to {str(path)!r}: {error}"
             ) from error
         finally:
             self._state.snapshots.close(snapshot)
         self._saves += 1
         ended = self._state.clock()
         # The parts' own folder is renamed once all parts are written.
-        root, nbytes = str(path.parents[1]), part.file.nbytes
+        root, nbytes = str(path.parent), part.file.nbytes
         self._last = _Written(root, ended, nbytes, ended - began)
         return part, facts
 
@@ -167,3 +171,10 @@ class Saves:
         """Wait for all saves that are under way."""
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _write_part(folder: Folder, settings: ServerSettings, snapshot: Snapshot) -> TensorFile:
+    folder.require_there()
+    options = WriteOptions(has_digests=bool(settings.checkpoint_key))
+    name, values = part_name(settings.task), snapshot.values()
+    return write_part(folder, name, snapshot.contents, values, options=options)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratagem_proto.checkpoint.blocks import sync_folder
 from stratagem_proto.log.batches import Entry, encode_batch
 from stratagem_proto.log.segments import segment_name
+from stratagem_proto.stores.files import sync_folder
 from stratagem_proto.v1.log_pb2 import SegmentHead
 from stratagem_psserver.log.spares import Spares
 

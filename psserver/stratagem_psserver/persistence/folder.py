@@ -10,7 +10,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from stratagem_proto.checkpoint.blocks import replace_file, sync_folder
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -19,6 +18,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.log.segments import Tail, first_of, segments_in
 from stratagem_proto.open_folders import OpenFolder
+from stratagem_proto.stores.files import replace_file, sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
 from stratagem_psserver.persistence.file_system import file_system_of
 

@@ -84,8 +84,8 @@ def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> No
     new = NewCheckpoint(root, syncs)
     try:
         name, snapshot = part_name(task), moment.snapshot
-        path = new.folder / name
-        part = write_part(path, snapshot.contents, snapshot.values(), options=WriteOptions(syncs))
+        values, options = snapshot.values(), WriteOptions(syncs)
+        part = write_part(new.folder, name, snapshot.contents, values, options=options)
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:
         new.abandon()

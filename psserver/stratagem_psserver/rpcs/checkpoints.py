@@ -8,6 +8,7 @@ from functools import partial
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
+from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
@@ -158,7 +159,7 @@ def _read(
 
 def _opened(path: str, policy: CheckpointPolicy) -> Checkpoint:
     try:
-        return open_checkpoint(path, policy)
+        return open_checkpoint(shared_place(path), policy)
     except PermissionDeniedError:
         raise
     except OSError as error:

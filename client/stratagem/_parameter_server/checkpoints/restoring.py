@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from stratagem._checkpoints.deferred import CheckpointEntry
@@ -37,6 +36,8 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores.places import absolute_place, shared_place
 
 
 class Restoration:
@@ -101,9 +102,9 @@ class ClusterRestorer:
     ) -> None:
         self._store = store
         self._membership = membership
-        self._path = Path(os.path.abspath(path))
+        self._path = shared_place(absolute_place(path))
         self._checkpoint = open_checkpoint(self._path, policy_of_environment())
-        if not self._path.is_file():
+        if not store_of(self._path).is_file(self._path):
             # The latest may be another one by the time that it is read again.
             self._path = self._checkpoint.folder
         self._wholes = wholes_of(self._checkpoint.index)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,8 @@ from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.stores.places import AnyPlace, shared_place
+from stratagem_proto.stores.store import Folder, size_of
 from stratagem_proto.v1.session_pb2 import WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
@@ -70,7 +70,7 @@ class ClusterSaver:
         self._seconds = seconds
         self._under_way: deque[threading.Thread] = deque()
 
-    def save(self, root: str | os.PathLike[str], contents: Contents, keep: int) -> Future[None]:
+    def save(self, root: AnyPlace, contents: Contents, keep: int) -> Future[None]:
         """Save what is there at one moment during the call; return what is done when it is written.
 
         Waits where several are not written yet.
@@ -83,9 +83,9 @@ class ClusterSaver:
         while len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.popleft().join()
         key = checkpoint_key_from_environment()
-        new = NewCheckpoint(root)
+        new = NewCheckpoint(shared_place(root))
         try:
-            begin = partial(begin_save, folder=str(new.folder))
+            begin = partial(begin_save, folder=str(new.folder.path))
             cut = take_cut(self._servers, begin, self._seconds)
         except BaseException:
             new.abandon()
@@ -146,10 +146,10 @@ class _Work:
         if not values:
             return ()
         specs = [VariableSpec(name=name, tensor=spec_of(value)) for name, value in values.items()]
-        path = self.new.folder / LOCAL_PART
         options = WriteOptions(has_digests=bool(self.key))
         contents = [Content(spec) for spec in specs]
-        return [write_part(path, contents, values.values(), options=options)]
+        folder, tensors = self.new.folder, values.values()
+        return [write_part(folder, LOCAL_PART, contents, tensors, options=options)]
 
     def _wait_for_servers(self) -> dict[int, SavedPart]:
         saved: dict[int, SavedPart] = {}
@@ -168,13 +168,18 @@ class _Work:
             servers = [server for server in self.servers.called if server not in saved]
             return [AwaitedTask(f"/job:ps/task:{server}", "part") for server in servers]
 
-        awaited = Awaited(f"checkpoint {str(self.new.folder)!r}", missing, reason="part")
+        awaited = Awaited(f"checkpoint {str(self.new.folder.path)!r}", missing, reason="part")
         return Wait(self.servers.identity.name, awaited.subject, awaited=awaited)
 
 
-def _require_visible(folder: Path, part: TensorFile, server: str) -> None:
-    path = folder / part.name
-    if not path.is_file() or path.stat().st_size != part.file.nbytes:
+def _require_visible(folder: Folder, part: TensorFile, server: str) -> None:
+    path = folder.path / part.name
+    try:
+        with folder.file(part.name) as file:
+            is_visible = size_of(file) == part.file.nbytes
+    except FileNotFoundError:
+        is_visible = False
+    if not is_visible:
         raise FailedPreconditionError(
             f"{server} has written {str(path)!r}, but the chief does not see it there; "
             "save to a folder that all servers and the chief share",

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from stratagem_proto.checkpoint.blocks import sync_folder
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
+from stratagem_proto.stores.files import sync_folder
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.persistence.file_system import file_system_of
 from stratagem_psserver.replication.arbiters.register import Deadline
