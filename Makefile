@@ -36,7 +36,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	frameworks-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
+	frameworks-test stores-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -73,6 +73,14 @@ frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Transformers and 
 	$(PIP) install --constraint constraints.txt --editable ".[accelerate,lightning,transformers]"
 	$(BIN)/pytest --timeout=400 tests/client/frameworks tests/examples/test_accelerate_digits.py \
 	    tests/examples/test_lightning_digits.py tests/examples/test_transformers_sentiment.py
+
+# Without cfn-lint and others that the server of S3 does not need.
+stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
+	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[s3]" \
+	    "moto[s3]" flask flask-cors
+	$(BIN)/pytest tests/proto/stores tests/psserver/checkpoints/test_stores.py \
+	    tests/client/checkpoints/test_stores.py tests/deploy/checkpoints/test_stores.py \
+	    tests/cluster/test_store_kills.py
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"

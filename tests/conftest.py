@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from benchmarks.stores.server import s3_server
 from stratagem import config
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -72,3 +73,12 @@ def two_cpus() -> None:
 def four_cpus() -> None:
     """`CPU:0` to `CPU:3`."""
     config.set_logical_cpus(4)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The URL of a bucket of an S3 server, if there is one."""
+    for package in ("s3fs", "moto", "flask_cors"):
+        pytest.importorskip(package, reason=f"{package} is not installed; see `make stores-test`")
+    with s3_server() as url:
+        yield url

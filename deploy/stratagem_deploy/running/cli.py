@@ -59,7 +59,8 @@ class RunCommandOptions(ProcessSettings):
         "whole run.",
     )
     restore: Path | None = Field(
-        None, description="Folder of checkpoints; servers start from the latest, if there is one."
+        None,
+        description="Folder or URL of checkpoints; servers start from the latest, if there is one.",
     )
     replicas: int = Field(
         1,

@@ -117,8 +117,9 @@ class ObjectFolder:
         nbytes = self.calls.size(url)
         if nbytes is None:
             raise FileNotFoundError(2, "there is no such object", str(url))
-        # It may have been replaced since.
-        data = self.calls.read(url, 0, most_bytes + 1) if nbytes <= most_bytes else b""
+        # It may have been replaced since. S3 reads no range of an object without bytes.
+        is_read = 0 < nbytes <= most_bytes
+        data = self.calls.read(url, 0, most_bytes + 1) if is_read else b""
         if nbytes > most_bytes or len(data) > most_bytes:
             raise DataLossError(
                 f"{str(url)!r} is larger than {most_bytes} bytes, the most that such a file may "
