@@ -16,6 +16,7 @@ from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.stores import last_threads
 from stratagem_proto.stores.kinds import store_of
 from stratagem_proto.stores.places import Place, StoreUrl, place_of
 
@@ -87,7 +88,7 @@ class CheckpointWriter:
         with self._lock:
             arguments = (self._last, written, target, state)
             self._last = Thread(target=_write_after, args=arguments)
-            self._last.start()
+            last_threads.start(self._last)
         return written
 
 

@@ -292,8 +292,8 @@ def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
-        one, other = (open_checkpoint(shared_place(each)) for each in (first, second))
-        found = list(differences(one, other))
+        opened = [open_checkpoint(shared_place(each)) for each in (first, second)]
+        found = list(differences(*opened))
     if as_json:
         _print({"differences": {one.name: one.what for one in found}})
     else:

@@ -80,8 +80,8 @@ class LocalCluster(Cluster):
             show_output: Whether the output of processes goes to standard error, each line after the
                 name of its process. In any case an error that a process causes contains its last
                 lines.
-            restore: Folder of checkpoints, or its URL. Whenever a server starts, it restores its part of the
-                latest checkpoint, if there is any.
+            restore: Folder of checkpoints, or its URL. Whenever a server starts, it restores its
+                part of the latest checkpoint, if there is any.
             durability: What the end of a server may lose: with "none" all that no checkpoint has,
                 with "snapshot" what is younger than its last image, with "log" nothing that was
                 acknowledged: started again, it goes on where it was.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import fsspec
@@ -71,6 +73,23 @@ def test_a_cluster_saves_to_a_store_while_it_trains_and_another_restores(bucket:
     with alone.scope():
         assert Variable(torch.zeros(5, 2), name="v1").numpy().max() == 2.0
     assert load_from(url)["v2"].unique().tolist() == [2.0]
+
+
+_SAVE_AND_END = """
+import os, sys, torch, stratagem
+os.environ["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")
+strategy = stratagem.OneDeviceStrategy("CPU:0")
+with strategy.scope():
+    stratagem.Variable(torch.ones(3), name="kept")
+strategy.save(sys.argv[1], wait=False)
+"""
+
+
+def test_a_program_ends_only_once_it_has_saved(bucket: str) -> None:
+    """Also where the name of a host has to be looked up."""
+    url = f"{bucket}/{secrets.token_hex(4)}"
+    subprocess.run([sys.executable, "-c", _SAVE_AND_END, url], check=True, timeout=100)
+    assert load_from(url)["kept"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_bucket_that_is_not_there_is_named_and_nothing_is_held_up(bucket: str) -> None:

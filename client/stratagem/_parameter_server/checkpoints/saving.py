@@ -23,6 +23,7 @@ from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.stores import last_threads
 from stratagem_proto.stores.places import AnyPlace, shared_place
 from stratagem_proto.stores.store import Folder, size_of
 from stratagem_proto.v1.session_pb2 import WorkerReport
@@ -94,7 +95,7 @@ class ClusterSaver:
         work = _Work(self._servers, new, cut, contents, keep, key)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
-        thread.start()
+        last_threads.start(thread)
         self._under_way.append(thread)
         return written
 
