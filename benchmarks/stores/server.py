@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from stratagem_proto.stores.object_calls import system_of
+
 _KEYS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -41,15 +43,20 @@ def s3_server() -> Iterator[str]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    import fsspec
-
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
-    # What was made before has read another environment.
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    _forget()
     try:
         yield
     finally:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        _forget()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _forget() -> None:
+    """Drop what has read another environment."""
+    import fsspec
+
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    system_of.cache_clear()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -151,16 +152,23 @@ class ObjectCalls:
 
     def _run(self, work: Callable[[Any], Result], done: Future[Result]) -> None:
         try:
-            done.set_result(work(self._system()))
+            done.set_result(work(system_of(self._scheme, os.getpid())))
         except BaseException as error:
             done.set_exception(error)
 
-    def _system(self) -> Any:
-        # Late: programs that use no store do without what reaches one.
-        import fsspec
 
-        # fsspec keeps one for each process. Listings change without it.
-        return fsspec.filesystem(self._scheme, use_listings_cache=False)
+@cache
+def system_of(scheme: str, process: int) -> Any:
+    """Return what calls one kind of store, for all threads of a process.
+
+    fsspec itself keeps one for each thread, with connections of its own, and each call has another
+    thread. Forks cannot use those of the process before.
+    """
+    # Late: programs that use no store do without what reaches one.
+    import fsspec
+
+    # What is listed changes without it.
+    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
 
 
 def _read(system: Any, url: str, begin: int, end: int) -> bytes:

@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import stratagem
 from stratagem import InvalidArgumentError, NotFoundError, StoreError, Variable
+from stratagem_proto.stores.object_calls import system_of
 from tests.checkpoints import load_from
 from tests.client.clusters import running
 
@@ -80,7 +81,7 @@ import os, sys, torch, stratagem
 os.environ["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")
 strategy = stratagem.OneDeviceStrategy("CPU:0")
 with strategy.scope():
-    stratagem.Variable(torch.ones(3), name="kept")
+    kept = stratagem.Variable(torch.ones(3), name="kept")
 strategy.save(sys.argv[1], wait=False)
 """
 
@@ -110,7 +111,7 @@ def test_a_server_that_cannot_reach_the_store_says_so(
         with strategy.scope():
             Variable(0.0, name="kept")
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        system_of.cache_clear()
         with pytest.raises(StoreError, match=rf"'{bucket}/run"):
             strategy.save(f"{bucket}/run")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    system_of.cache_clear()

@@ -325,6 +325,7 @@ def test_errors_of_stores_name_the_url_and_what_to_do(
         raise error
 
     monkeypatch.setattr(fsspec, "filesystem", fail)
+    object_calls.system_of.cache_clear()
     with pytest.raises(kind, match=rf"s3://bucket/run.*{why}"):
         open_checkpoint("s3://bucket/run")
 
