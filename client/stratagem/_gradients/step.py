@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stratagem._core.variables.variable import Variable
     from stratagem._gradients.compressor import Compressor
     from stratagem._gradients.limiter import Limiter
+    from stratagem._tracing.optimizer_rules import VariableRule
 
 
 class VariableGradients(NamedTuple):
@@ -53,19 +54,20 @@ class GroupStep(NamedTuple):
         variables: The variables of the group that have a gradient, in its order; the same object as
             in the step before, where all have one.
         gradients: As of `VariableGradients`, of each variable.
+        rule: How the variables are stepped, unless the class of the optimizer says it.
     """
 
     hyperparameters: Mapping[str, object]
     variables: Sequence[Variable]
     gradients: Sequence[tuple[torch.Tensor, ...]]
+    rule: VariableRule | None = None
 
-    @classmethod
-    def of(
-        cls, hyperparameters: Mapping[str, object], updates: Sequence[VariableGradients]
-    ) -> GroupStep:
-        """Return the part that consists of certain updates."""
-        variables = [update.variable for update in updates]
-        return cls(hyperparameters, variables, [update.gradients for update in updates])
+    def of(self, updates: Sequence[VariableGradients]) -> GroupStep:
+        """Return the same part with other updates."""
+        return self._replace(
+            variables=[update.variable for update in updates],
+            gradients=[update.gradients for update in updates],
+        )
 
     @property
     def updates(self) -> list[VariableGradients]:
@@ -79,8 +81,8 @@ class OptimizerStep(NamedTuple):
     Attributes:
         optimizer: Name of the optimizer, unique within the strategy and equal in all workers:
             "Adam_1". Slot variables bear it.
-        class_name: Name of the class in `torch.optim`, one of
-            `stratagem_proto.programs.optimizers.OPTIMIZERS`.
+        class_name: Name of the class, of one of
+            `stratagem_proto.programs.optimizers.OPTIMIZERS` unless groups have a rule.
         groups: The param groups, in the optimizer's order.
         reduce_op: SUM, or MEAN over those replicas that took part.
         replicas: How many replicas of this process took part: have any gradient.
@@ -139,8 +141,7 @@ class OptimizerStep(NamedTuple):
     def with_gradients(self, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
         """Return the step of those variables for which there is a gradient, by name."""
         groups = [
-            GroupStep.of(
-                group.hyperparameters,
+            group.of(
                 [
                     VariableGradients(variable, (gradients[variable.name],))
                     for variable in group.variables
@@ -211,7 +212,7 @@ def group_steps(contributions: Sequence[Contribution]) -> tuple[GroupStep, ...]:
 
 
 def _group_step(parts: Sequence[GroupStep]) -> GroupStep:
-    hyperparameters, variables, gradients = parts[-1]
+    hyperparameters, variables, gradients, _ = parts[-1]
     if len(parts) > 1:
         columns = zip(*[part.gradients for part in parts], strict=True)
         gradients = [tuple(chain.from_iterable(column)) for column in columns]

@@ -22,6 +22,7 @@ from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._tracing.optimizer_rules import VariableRule
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -245,6 +246,18 @@ class Hosting(ABC):
             InvalidArgumentError: The gradients have to be reduced first.
         """
         return None
+
+    def require_steppable(self, variable: Variable, rule: VariableRule, optimizer: str) -> None:
+        """Check whether a variable can be stepped by a traced rule.
+
+        Raises:
+            InvalidArgumentError: It cannot.
+        """
+        raise InvalidArgumentError(
+            f"{type(self._extended._container_strategy()).__name__} steps variables by the "
+            f"optimizers of torch.optim that are listed in docs/guide/optimizers.md, and "
+            f"{optimizer} is none of them; use ParameterServerStrategy, or one of those"
+        )
 
     def rejected_steps(self, optimizer: str) -> int:
         """Return how many steps were dropped elsewhere, for gradients not finite.

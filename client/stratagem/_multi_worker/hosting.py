@@ -85,7 +85,7 @@ def _with_all(
         own[name] if name in own else _zeros(find(name), sparse)
         for name, sparse in _union(by_rank).items()
     ]
-    return GroupStep.of(group.hyperparameters, updates)
+    return group.of(updates)
 
 
 def _zeros(variable: Variable, sparse: bool) -> VariableGradients:

@@ -33,8 +33,10 @@ from stratagem._parameter_server.tables.variable import TableVariable, require_w
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._tracing.optimizer_rules import VariableRule
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs.traced_rules import require_whole
 
 Result = TypeVar("Result")
 
@@ -232,6 +234,16 @@ class RemoteHosting(Hosting):
                 f"their gradients first; here are {len(self.devices)}. Leave it "
                 "out, or set num_replicas_per_worker=1"
             )
+
+    def require_steppable(self, variable: Variable, rule: VariableRule, optimizer: str) -> None:
+        if isinstance(variable, TableVariable):
+            raise InvalidArgumentError(
+                f"{optimizer} is none of the optimizers that step the rows of tables, such as "
+                f"{variable.name!r}; give the table an optimizer of torch.optim of its own",
+                variable=variable.name,
+            )
+        if isinstance(variable, SplitVariable):
+            require_whole(rule.message, variable.name, optimizer)
 
     def rejected_steps(self, optimizer: str) -> int:
         return self._steps.rejected(optimizer)

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from stratagem._core.variables.variable import Variable
-from stratagem._tracing.recording import RecordedCall, RecordedValue
+from stratagem._tracing.recording import HostedInput, RecordedCall, RecordedValue
 from stratagem._tracing.source import refused
 from stratagem_proto.programs.operations import INT64
 from stratagem_proto.v1.update_program_pb2 import (
@@ -87,12 +86,12 @@ def _encode_input(value: RecordedValue, written: bool) -> GraphInput:
         dtype = torch.float64 if isinstance(source, float) else torch.int64
     else:
         kind = _kind_of(value, written)
-        dtype = cast("torch.Tensor | Variable", source).dtype
+        dtype = cast("HostedInput", source).dtype
     return GraphInput(kind=kind, dtype=encode_dtype(dtype), label=value.label)
 
 
 def _kind_of(value: RecordedValue, written: bool) -> GraphInput.Kind.ValueType:
-    if isinstance(value.source, Variable) and value.writable:
+    if value.writable:
         return GraphInput.KIND_WRITE if written else GraphInput.KIND_READ
     return GraphInput.KIND_TENSOR
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from stratagem._tracing.source import refused
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.programs.operations import INT64, Number, evaluate_scalar
 
 
@@ -24,8 +25,11 @@ class ArithmeticRecorder(Protocol):
     def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> Any:
         """Record a scalar operation and return the key of its result."""
 
-    def fix(self) -> None:
+    def fix(self, key: Any) -> None:
         """Note that a number became part of the program."""
+
+    def reveal(self, keys: Sequence[Any], refusal: StratagemError) -> NoReturn:
+        """Say what follows from code that has to know numbers, which is an error."""
 
 
 class NumberNode:
@@ -70,15 +74,16 @@ class NumberNode:
 
         It becomes part of the program, which is therefore right for it only.
         """
-        self.recorder.fix()
+        self.recorder.fix(self.key)
         return int(self.example)
 
     def guard_float(self, file: str, line: int) -> float:
-        raise refused(
+        refusal = refused(
             f"{self.label} is used where its value would be fixed in the program",
             "torch takes no changing number there: make it a tensor with "
             "torch.full((), number) and use tensor operations",
         )
+        self.recorder.reveal([self.key], refusal)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -92,15 +97,16 @@ class NumberNode:
 class UnknownComparison:
     """The outcome of a comparison of numbers that are not known yet."""
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, *nodes: NumberNode) -> None:
+        self._nodes = nodes
 
     def __bool__(self) -> bool:
-        raise refused(
-            f"a branch depends on {self._label}, whose value may differ in each call",
+        refusal = refused(
+            f"a branch depends on {self._nodes[0].label}, whose value may differ in each call",
             "decide it outside of the update function and pass a bool, or use "
             "torch.where or torch.clamp",
         )
+        self._nodes[0].recorder.reveal([node.key for node in self._nodes], refusal)
 
 
 def _binary(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -131,7 +137,7 @@ def _calculated(operation: str, *operands: Any) -> Any:
 
 
 def _compared(self: Any, other: object) -> Any:
-    return UnknownComparison(node_of(self).label)
+    return UnknownComparison(*[node_of(one) for one in (self, other) if is_traced(one)])
 
 
 class _Arithmetic:
@@ -157,13 +163,14 @@ class _Arithmetic:
         return self
 
     def __bool__(self) -> bool:
-        return bool(UnknownComparison(node_of(self).label))
+        return bool(UnknownComparison(node_of(self)))
 
     def __float__(self) -> float:
-        raise refused(
+        refusal = refused(
             f"float() would fix {node_of(self).label} in the program",
             "use the number as it is; sqrt, exp, log and pow of math take it",
         )
+        node_of(self).recorder.reveal([node_of(self).key], refusal)
 
     def __repr__(self) -> str:
         return f"<{node_of(self).label}>"

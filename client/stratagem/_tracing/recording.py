@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,9 +13,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.source import Location, here, refused
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.programs.operations import OPERATIONS, Effect, Operation, check_index_types
 
-Source = Variable | torch.Tensor | int | float
+
+class HostedInput(Protocol):
+    """Something that the server of the program has."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+Source = Variable | torch.Tensor | int | float | HostedInput
 
 
 @dataclass(eq=False)
@@ -143,9 +152,13 @@ class Recording(TorchDispatchMode):
         """The values whose memory was written."""
         return {call.writes.shares for call in self.calls if call.writes is not None}
 
-    def fix(self) -> None:
+    def fix(self, key: Any) -> None:
         """Note that a number became part of the program."""
         self.reproducible = False
+
+    def reveal(self, keys: Sequence[Any], refusal: StratagemError) -> NoReturn:
+        """Refuse code that has to know numbers."""
+        raise refusal
 
     def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> RecordedValue:
         """Record an operation on numbers and return its result."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.operations import (
+    ITEM,
     MEMORY_FORMATS,
     OPERATIONS,
     SCALAR_ARITY,
@@ -164,6 +165,8 @@ def _check_node(node: GraphNode, values: Sequence[Value]) -> None:
         _check_call(node, operation, values)
     elif node.operation in SCALAR_ARITY:
         _check_arithmetic(node, values)
+    elif node.operation == ITEM:
+        _check_item_of(node, values)
     else:
         raise InvalidArgumentError(
             "parameter servers do not run this operation; it is not one of the pure "
@@ -178,6 +181,15 @@ def _check_arithmetic(node: GraphNode, values: Sequence[Value]) -> None:
     operand = OperationParameter("operand", "number", True, True, True)
     for argument in node.arguments:
         _check_argument(operand, argument, values)
+
+
+def _check_item_of(node: GraphNode, values: Sequence[Value]) -> None:
+    if len(node.arguments) != 1 or node.keywords:
+        raise InvalidArgumentError("takes a tensor and nothing else")
+    tensor = OperationParameter("tensor", "Tensor", True, True, False)
+    _check_argument(tensor, node.arguments[0], values)
+    if node.arguments[0].WhichOneof("kind") != "value":
+        raise InvalidArgumentError("takes a tensor and nothing else")
 
 
 def _check_call(node: GraphNode, operation: Operation, values: Sequence[Value]) -> None:

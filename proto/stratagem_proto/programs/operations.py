@@ -258,6 +258,13 @@ def _operations() -> Iterator[Operation]:
 
 OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in _operations()}
 
+# Those whose result has in each element what the same elements of the arguments lead to.
+ELEMENTWISE = frozenset(
+    f"aten.{name}"
+    for name in (_ELEMENTWISE + _ELEMENTWISE_IN_PLACE).split()
+    if OPERATIONS[f"aten.{name}"].num_results == 1 and not name.startswith(("tril", "triu"))
+)
+
 # String arguments that some operation takes; torch refuses the wrong ones.
 TEXTS = frozenset(
     {"amax", "amin", "mean", "prod", "sum"}  # reduce
@@ -299,6 +306,10 @@ SCALAR_ARITY: Mapping[str, int] = {
     name: 1 if name.split(".")[1] in {"abs", "exp", "log", "neg", "sqrt"} else 2
     for name in SCALAR_OPERATIONS
 }
+
+
+# The number in a tensor of one element, when the program comes to it.
+ITEM = "scalar.item"
 
 
 def evaluate_scalar(name: str, *operands: Number) -> Number:

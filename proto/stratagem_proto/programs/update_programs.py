@@ -61,9 +61,14 @@ def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, V
         InvalidArgumentError: A key is not the optimizer's, or a flag is set that servers cannot
             honour.
     """
-    values = {key: _decode(value) for key, value in group.values.items()}
+    values = decode_values(group)
     require_honoured(rule, values)
     return values
+
+
+def decode_values(group: HyperparameterGroup) -> dict[str, Value]:
+    """Return the hyperparameters of a message, whatever they are."""
+    return {key: _decode(value) for key, value in group.values.items()}
 
 
 def _decode(value: Hyperparameter) -> Value:

@@ -102,9 +102,9 @@ global___UpdateProgram = UpdateProgram
 
 @typing.final
 class OptimizerProgram(google.protobuf.message.Message):
-    """The allow-listed `torch.optim` class that the server runs over its share of
-    the variables. Its state is kept as slot variables named
-    `<variable>/<name>/<state key>`.
+    """The optimizer that the server runs over its share of the variables: a class of
+    `torch.optim` from the allow-list, or any other one by its traced rules. Its state is
+    kept as slot variables named `<variable>/<name>/<state key>`.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -112,16 +112,25 @@ class OptimizerProgram(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     CLASS_NAME_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
+    RULES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of this optimizer within the cluster, for instance "Adam" or "Adam_1".
     Chosen by the client, equal on all workers.
     """
     class_name: builtins.str
-    """Key of the allow-list, for instance "Adam". Anything else is refused."""
+    """Key of the allow-list, for instance "Adam". Anything else is refused, unless there
+    are rules; then it is only compared and shown.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HyperparameterGroup]:
         """Hyperparameters as they are at this step, one entry per param group, so that
         learning-rate schedulers need no message of their own.
+        """
+
+    @property
+    def rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TracedRule]:
+        """What the optimizer does to each variable, one entry per param group, set by the client
+        for a class that is not on the allow-list. Absent for one that is.
         """
 
     def __init__(
@@ -130,10 +139,167 @@ class OptimizerProgram(google.protobuf.message.Message):
         name: builtins.str = ...,
         class_name: builtins.str = ...,
         groups: collections.abc.Iterable[global___HyperparameterGroup] | None = ...,
+        rules: collections.abc.Iterable[global___TracedRule] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "groups", b"groups", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "groups", b"groups", "name", b"name", "rules", b"rules"]) -> None: ...
 
 global___OptimizerProgram = OptimizerProgram
+
+@typing.final
+class TracedRule(google.protobuf.message.Message):
+    """What an optimizer does to one variable in a step, traced from its code."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    LATER_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    @property
+    def first(self) -> global___TracedStep:
+        """The step of a variable that has no state yet."""
+
+    @property
+    def later(self) -> global___TracedStep:
+        """Every later step. Absent if the rule keeps no state."""
+
+    @property
+    def state(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TracedState]:
+        """The state that it keeps for the variable."""
+
+    def __init__(
+        self,
+        *,
+        first: global___TracedStep | None = ...,
+        later: global___TracedStep | None = ...,
+        state: collections.abc.Iterable[global___TracedState] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["first", b"first", "later", b"later"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "later", b"later", "state", b"state"]) -> None: ...
+
+global___TracedRule = TracedRule
+
+@typing.final
+class TracedState(google.protobuf.message.Message):
+    """One key of the state that a traced rule keeps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    IS_SCALAR_FIELD_NUMBER: builtins.int
+    IS_NUMBER_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The optimizer's key, for instance "exp_avg"."""
+    dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
+    """Element type of the slot variable."""
+    is_scalar: builtins.bool
+    """True: one value. False: a tensor of the variable's shape."""
+    is_number: builtins.bool
+    """True: a Python number, which the slot keeps as a scalar of FLOAT64 or INT64."""
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType = ...,
+        is_scalar: builtins.bool = ...,
+        is_number: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "is_number", b"is_number", "is_scalar", b"is_scalar", "key", b"key"]) -> None: ...
+
+global___TracedState = TracedState
+
+@typing.final
+class TracedStep(google.protobuf.message.Message):
+    """A graph program, and what its values are to the optimizer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def graph(self) -> global___GraphProgram:
+        """Its outputs are the state that is not written in place."""
+
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TracedInput]:
+        """What is bound to each input of the graph, in order."""
+
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TracedResult]:
+        """The state after the step, in the order of TracedRule.state."""
+
+    def __init__(
+        self,
+        *,
+        graph: global___GraphProgram | None = ...,
+        inputs: collections.abc.Iterable[global___TracedInput] | None = ...,
+        results: collections.abc.Iterable[global___TracedResult] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["graph", b"graph"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["graph", b"graph", "inputs", b"inputs", "results", b"results"]) -> None: ...
+
+global___TracedStep = TracedStep
+
+@typing.final
+class TracedInput(google.protobuf.message.Message):
+    """What is bound to an input of a traced step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VARIABLE_FIELD_NUMBER: builtins.int
+    GRADIENT_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    HYPERPARAMETER_FIELD_NUMBER: builtins.int
+    variable: builtins.bool
+    """The variable."""
+    gradient: builtins.bool
+    """Its gradient."""
+    state: builtins.str
+    """The state of this key."""
+    hyperparameter: builtins.str
+    """The hyperparameter of this name, for instance "lr" or "betas[0]"."""
+    def __init__(
+        self,
+        *,
+        variable: builtins.bool = ...,
+        gradient: builtins.bool = ...,
+        state: builtins.str = ...,
+        hyperparameter: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["gradient", b"gradient", "hyperparameter", b"hyperparameter", "kind", b"kind", "state", b"state", "variable", b"variable"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gradient", b"gradient", "hyperparameter", b"hyperparameter", "kind", b"kind", "state", b"state", "variable", b"variable"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["variable", "gradient", "state", "hyperparameter"] | None: ...
+
+global___TracedInput = TracedInput
+
+@typing.final
+class TracedResult(google.protobuf.message.Message):
+    """One key of the state after a traced step. No field set means that the state of before is
+    kept, which the graph may have written in place.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: builtins.int
+    CONSTANT_FIELD_NUMBER: builtins.int
+    output: builtins.int
+    """Index into the outputs of the graph."""
+    @property
+    def constant(self) -> global___Hyperparameter:
+        """A number that the code says, for instance a count that begins at 1."""
+
+    def __init__(
+        self,
+        *,
+        output: builtins.int = ...,
+        constant: global___Hyperparameter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["constant", b"constant", "kind", b"kind", "output", b"output"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["constant", b"constant", "kind", b"kind", "output", b"output"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["output", "constant"] | None: ...
+
+global___TracedResult = TracedResult
 
 @typing.final
 class BackwardPass(google.protobuf.message.Message):

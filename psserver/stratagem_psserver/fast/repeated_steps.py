@@ -149,10 +149,15 @@ class _Making:
         """Yield the repeated groups of a param group, or None if it cannot be repeated."""
         by_rows = [binding for binding in checked.bindings if binding.is_by_rows]
         whole = [binding for binding in checked.bindings if not binding.is_by_rows]
+        settings = checked.settings
+        if not isinstance(settings, GroupSettings):
+            # Nothing is known about when a traced step fails, so each is checked.
+            yield None
+            return
         if whole:
-            yield self._whole(number, checked.settings, whole)
+            yield self._whole(number, settings, whole)
         if by_rows:
-            yield self._by_rows(number, checked.settings, by_rows)
+            yield self._by_rows(number, settings, by_rows)
 
     def _whole(
         self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]

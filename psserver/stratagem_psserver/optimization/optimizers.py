@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from stratagem_proto.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import rule_named
+from stratagem_proto.programs.traced_rules import require_whole
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
-from stratagem_psserver.optimization.hyperparameters import GroupSettings, settings_of
+from stratagem_psserver.optimization.group_settings import Settings, settings_of_groups
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
 from stratagem_psserver.optimization.row_bindings import TableRowBinding, TensorRowBinding
 from stratagem_psserver.optimization.steps import CheckedStep, Group, ReadyStep
+from stratagem_psserver.optimization.traced_rules import TracedSettings
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 # No sensible program has as many; without a limit they would fill the memory.
@@ -45,7 +47,7 @@ class Optimizers:
                 state tensor to another variable.
         """
         self.check_class(program)
-        groups = [Group(settings_of(program.class_name, group)) for group in program.groups]
+        groups = [Group(settings) for settings in settings_of_groups(program)]
         variables = [self._store.get(gradient.variable) for gradient in gradients]
         for variable, gradient in zip(variables, gradients, strict=True):
             self._join(program.name, groups, variable, gradient)
@@ -69,7 +71,8 @@ class Optimizers:
         if known == program.class_name:
             return
         check_name(program.name, "optimizer")
-        rule_named(program.class_name)
+        if not program.rules:
+            rule_named(program.class_name)
         if known is not None:
             raise AlreadyExistsError(
                 f"optimizer {program.name!r} is a {known} on this server and cannot "
@@ -124,9 +127,11 @@ class Optimizers:
         group.bindings.append(self._binding(name, group.settings, variable, gradient))
 
     def _binding(
-        self, name: str, settings: GroupSettings, variable: Variable, gradient: Gradient
+        self, name: str, settings: Settings, variable: Variable, gradient: Gradient
     ) -> ParameterBinding:
         sparse = gradient.rows is not None
+        if isinstance(settings, TracedSettings) and variable.spec.HasField("partition"):
+            require_whole(settings.rule.message, variable.name, name)
         needs = settings.needs(variable.value.dtype, sparse)
         layout, names, slots = self._states.of(name, variable, needs.layout)
         if not sparse:

@@ -7,12 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
 from stratagem_proto.programs.optimizers import OptimizerRule, Value
+
+
+class SteppingOptimizer(Protocol):
+    """What a step needs of an optimizer."""
+
+    def step(self) -> Any: ...
+
 
 _GUARDED = ("step", "add_param_group")
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
@@ -73,7 +80,7 @@ class Prototype:
         return made
 
 
-def take_step(optimizer: Optimizer, sparse: bool) -> None:
+def take_step(optimizer: SteppingOptimizer, sparse: bool) -> None:
     """Call an optimizer's step, without the process's hooks and without ranges for profilers.
 
     Args:
@@ -87,8 +94,8 @@ def take_step(optimizer: Optimizer, sparse: bool) -> None:
 
 
 @cache
-def _plain_step(kind: type[Any]) -> Callable[[Optimizer], object]:
-    plain: Callable[[Optimizer], object] = inspect.unwrap(kind.step)
+def _plain_step(kind: type[Any]) -> Callable[[Any], object]:
+    plain: Callable[[Any], object] = inspect.unwrap(kind.step)
     return plain
 
 

@@ -12,7 +12,7 @@ from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.bindings import BoundParameter, ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
-from stratagem_psserver.optimization.hyperparameters import GroupSettings
+from stratagem_psserver.optimization.group_settings import Settings
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -25,7 +25,7 @@ States: TypeAlias = Sequence[Mapping[str, Any]]
 class Group:
     """A param group, and the bindings of its variables that have a gradient."""
 
-    settings: GroupSettings
+    settings: Settings
     bindings: list[ParameterBinding] = field(default_factory=list)
 
     def step(self, all_bound: Sequence[BoundParameter]) -> States:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from stratagem_psserver.programs.graphs import Binding, CompiledGraph, Reference
 from stratagem_psserver.programs.journal import Journal
 
 _MAX_FOOTPRINTS = 256
+
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,23 @@ class PreparedRun:
                 range or an integer is divided by zero.
             ResourceExhaustedError: There is not enough memory.
         """
+        return self._completed(encode_output)
+
+    def values(self) -> list[Any]:
+        """Run the program as `run`, and return the outputs as they are: tensors and numbers.
+
+        No two of them share memory, and none shares any with variables.
+        """
+        return self._completed(_apart)
+
+    def _completed(self, given_back: Callable[[Any], Output]) -> list[Output]:
         journal = Journal(self.graph)
         values: Sequence[Any] = self.bindings
         try:
             with torch.no_grad():
                 for _, found in _executed(self.graph, self.bindings, "cpu", journal):
                     values = found
-                return [encode_output(values[number]) for number in self.graph.outputs]
+                return [given_back(values[number]) for number in self.graph.outputs]
         except BaseException:
             journal.undo()
             raise
@@ -125,6 +137,10 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
     if isinstance(argument, list):
         return [_filled(item, values) for item in argument]
     return argument
+
+
+def _apart(value: Any) -> Any:
+    return value.clone(memory_format=torch.contiguous_format) if torch.is_tensor(value) else value
 
 
 def _without_contents(binding: Binding) -> Binding:

@@ -14,6 +14,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError, StratagemError
 from stratagem_proto.programs.graph_program import Value, check_graph, check_size, digest
 from stratagem_proto.programs.operations import (
+    ITEM,
     OPERATIONS,
     Effect,
     Operation,
@@ -63,6 +64,8 @@ class Step:
         self, arguments: Sequence[Any], keywords: Mapping[str, Any], device: str
     ) -> Sequence[Any]:
         """Return the results of the step for arguments without references."""
+        if self.name == ITEM:
+            return [_item(arguments[0])]
         if self.operation is None:
             return [evaluate_scalar(self.name, *arguments)]
         check_index_types(self.operation, arguments)
@@ -303,6 +306,15 @@ def _has(numbers: Any, number: int) -> bool:
     if numbers.dtype is torch.bool or torch.iinfo(numbers.dtype).min > number:
         return False
     return _is_any(torch.eq(numbers, number))
+
+
+def _item(tensor: torch.Tensor) -> int | float:
+    if tensor.numel() != 1 or tensor.is_complex():
+        raise ValueError(f"no number is in {tensor.dtype} of shape {list(tensor.shape)}")
+    if tensor.is_meta:
+        # When a program is prepared, its tensors have no contents.
+        return 1.0 if tensor.is_floating_point() else 1
+    return tensor.item() if tensor.is_floating_point() else int(tensor)
 
 
 def _is_any(found: torch.Tensor) -> bool:

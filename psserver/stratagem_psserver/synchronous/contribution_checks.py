@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import check_name
@@ -118,6 +119,9 @@ def _terms(part: Part) -> dict[str, str]:
             kind = value.WhichOneof("kind")
             shown = str(getattr(value, kind)).strip() if kind else "None"
             terms[f"hyperparameter {key!r} of param group {index}"] = shown
+    for index, rule in enumerate(program.rules):
+        traced = sha256(rule.SerializeToString(deterministic=True)).hexdigest()
+        terms[f"traced rule of param group {index}"] = traced[:16]
     return terms
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch.optim import Optimizer
@@ -21,14 +21,14 @@ from stratagem._gradients.compressor import compressor_for
 from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import Contribution, OptimizerStep, group_steps
 from stratagem._hosting.optimizers.overlap import Overlap
+from stratagem._hosting.optimizers.rules import rules_of
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
-from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rule_of
+from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
-from stratagem_proto.errors import ContextError
+from stratagem_proto.errors import ContextError, InvalidArgumentError
 from stratagem_proto.programs.gradient_limits import GradientLimits
-from stratagem_proto.programs.optimizers import require_honoured, values_of
 
 if TYPE_CHECKING:
     from stratagem._core.replicas.replica_context import ReplicaContext
@@ -120,7 +120,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._reduce_op = reduce_op_from(reduce_op)
         self._compressor = compressor_for(compression)
         self._limiter = Limiter(GradientLimits(on_nonfinite, clip_value, clip_norm))
-        self._rule = rule_of(optimizer)
+        self._rules = rules_of(optimizer)
         require_fresh(optimizer)
         self._initial_state = dict(optimizer.state)
         self._tensors = TrainedTensors()
@@ -159,10 +159,12 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     def _take_over(self, number: int, group: dict[str, Any]) -> None:
         # Refuses flags that servers cannot honour.
-        require_honoured(self._rule, values_of(self._rule, group))
+        self._rules.check_group(group)
         self._tensors.add(group["params"], f"param group {number}")
         if not self._plain:
             group["params"] = ReplicaParams(group["params"], self._tensors)
+            hosting = cast("Hosting", self._tensors.strategy.extended._hosting)
+            self._rules.check_variables(group, hosting)
         if self._overlap is not None:
             self._overlap.watch(number, group["params"])
 
@@ -170,6 +172,11 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._limiter.require_none("overlap=True")
         if self._plain:
             return
+        if self._rules.are_traced:
+            raise InvalidArgumentError(
+                f"overlap=True needs an optimizer that servers know by name, and "
+                f"{type(self._inner).__name__} is traced; leave it out"
+            )
         early = self._hosting.overlapped_push(self._name, self._compressor)
         if early is not None:
             self._overlap = Overlap(early, self._tensors)
@@ -272,7 +279,7 @@ class DistributedOptimizer(OptimizerWithSlots):
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
-                group_steps(each),
+                self._rules.divided(group_steps(each), self._inner.param_groups),
                 self._reduce_op,
                 sum(map(bool, each)),
                 self._compressor,

@@ -14,6 +14,7 @@ from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._hosting.hosting import Hosting
+    from stratagem._hosting.optimizers.rules import Rules
     from stratagem._strategies.strategy import Strategy
 
 
@@ -26,6 +27,7 @@ class OptimizerWithSlots(OptimizerWrapper):
     _name: str
     _strategy: Strategy
     _tensors: TrainedTensors
+    _rules: Rules
     # What an optimizer has made of it when it was built, by parameter.
     _initial_state: dict[torch.Tensor, Any]
 
@@ -46,11 +48,12 @@ class OptimizerWithSlots(OptimizerWrapper):
         if self._plain:
             return super().state_dict()
         self._require_no_replica("state_dict")
-        pairs = list(self._pairs())
-        variables = [trained.variable for _, trained in pairs]
+        triples = list(self._trained_by_group())
+        variables = [trained.variable for _, _, trained in triples]
         found = self._hosting.slots(self._name, variables)
-        for (parameter, _), slots in zip(pairs, found, strict=True):
-            state = dict(slots) or self._initial_state.get(parameter)
+        for (index, parameter, trained), slots in zip(triples, found, strict=True):
+            local = self._rules.as_local(self.param_groups, index, trained.variable, slots)
+            state = dict(local) or self._initial_state.get(parameter)
             if state:
                 self._inner.state[parameter] = state
         try:
@@ -71,7 +74,10 @@ class OptimizerWithSlots(OptimizerWrapper):
         super().load_state_dict(state_dict)
         try:
             state = self._inner.state
-            slots = {one.variable: state.get(p, {}) for p, one in self._pairs()}
+            slots = {
+                one.variable: self._rules.as_tensors(state.get(parameter, {}))
+                for _, parameter, one in self._trained_by_group()
+            }
             self._hosting.set_slots(self._name, slots)
         finally:
             self._inner.state.clear()
@@ -86,12 +92,12 @@ class OptimizerWithSlots(OptimizerWrapper):
             "its state lives with its strategy's variables; keep its state_dict()"
         )
 
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, Trained]]:
-        for group in self.param_groups:
+    def _trained_by_group(self) -> Iterator[tuple[int, torch.Tensor, Trained]]:
+        for index, group in enumerate(self.param_groups):
             trained = group["params"].trained()
             for parameter, one in zip(group["params"], trained, strict=True):
                 if one is not None:
-                    yield parameter, one
+                    yield index, parameter, one
 
     def _require_no_replica(self, method: str) -> None:
         name = f"DistributedOptimizer.{method}"

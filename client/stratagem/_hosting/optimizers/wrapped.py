@@ -14,32 +14,25 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from stratagem._hosting.modules.plain_optimizers import DistributedSteps, have_others_hooks
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from stratagem_proto.programs.optimizers import OptimizerRule, rule_named
+from stratagem_proto.errors import FailedPreconditionError, InvalidTypeError
+from stratagem_proto.programs.optimizers import OPTIMIZERS, OptimizerRule
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def rule_of(optimizer: object) -> OptimizerRule:
-    """Return the rule of an optimizer that is to be wrapped.
+def listed_rule_of(optimizer: object) -> OptimizerRule | None:
+    """Return the rule of an optimizer whose class servers know by name; None of any other.
 
     Raises:
         InvalidTypeError: It is no optimizer.
-        InvalidArgumentError: It is none of those that servers run.
     """
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(
             f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
         )
-    rule = rule_named(type(optimizer).__name__)
-    if rule.cls is not type(optimizer):
-        raise InvalidArgumentError(
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is not "
-            f"torch.optim.{rule.cls.__name__}; parameter servers run torch's own "
-            "optimizers. Write others with `extended.update`"
-        )
-    return rule
+    rule = OPTIMIZERS.get(type(optimizer).__name__)
+    return rule if rule is not None and rule.cls is type(optimizer) else None
 
 
 def require_fresh(optimizer: Optimizer) -> None:

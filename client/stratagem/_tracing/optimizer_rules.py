@@ -1,0 +1,223 @@
+"""Turn the step of an optimizer into a rule that parameter servers run for each variable.
+
+The step is called twice with stand-ins for one parameter: without state, and with the state that
+this has made. What it does is recorded. Hyperparameters are inputs of the recorded programs, unless
+the code has to know them; other numbers that the code uses are constants, and when they change the
+step is traced again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+from stratagem._tracing.captured import Captured, plain_function
+from stratagem._tracing.source import Location, definition_of, refused
+from stratagem._tracing.step_recording import NumbersNeeded, ScratchNeeded
+from stratagem._tracing.step_trace import StepForm, StepTrace, trace_step
+from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
+from stratagem_proto.programs.optimizers import Value
+from stratagem_proto.programs.traced_rules import mixing_node
+from stratagem_proto.v1.update_program_pb2 import GraphNode, TracedRule
+from stratagem_proto.wire.tensors import encode_dtype
+
+_MOST_RULES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class VariableRule:
+    """How an optimizer steps variables of a shape and dtype, in a param group.
+
+    Attributes:
+        message: The rule, as servers get it.
+        numbers: The types of the state's Python numbers, by key.
+    """
+
+    message: TracedRule
+    numbers: Mapping[str, type]
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The rule, encoded; equal for rules that are."""
+        return self.message.SerializeToString(deterministic=True)
+
+    @cached_property
+    def mixing(self) -> GraphNode | None:
+        """An operation that needs whole variables, if there is one."""
+        return mixing_node(self.message)
+
+    @cached_property
+    def _hyperparameters(self) -> frozenset[str]:
+        steps = (self.message.first, self.message.later)
+        names = (one.hyperparameter for step in steps for one in step.inputs)
+        return frozenset(names) - {""}
+
+    def values_of(self, group: Mapping[str, object]) -> dict[str, Value]:
+        """Return the hyperparameters of a param group that the rule takes."""
+        values = dict(numbers_of(group))
+        return {name: values[name] for name in sorted(self._hyperparameters)}
+
+
+def numbers_of(group: Mapping[str, Any]) -> list[tuple[str, int | float]]:
+    """Return the numbers in a param group by name: "lr", "betas[0]"."""
+    found: list[tuple[str, int | float]] = []
+    for key, value in group.items():
+        items = enumerate(value) if isinstance(value, tuple | list) else [("", value)]
+        for index, one in items:
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                found.append((f"{key}[{index}]" if index != "" else key, one))
+    return found
+
+
+class RuleTracer:
+    """Traces the steps of one optimizer, anew only where they may differ.
+
+    Args:
+        optimizer: The optimizer, of a class that is not on the servers' list.
+
+    Raises:
+        InvalidArgumentError: It cannot be traced for what it is.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        _require_traceable(optimizer)
+        self._optimizer = optimizer
+        self._constant_numbers: frozenset[str] = frozenset()
+        self._rules: OrderedDict[Hashable, VariableRule] = OrderedDict()
+
+    def captured(self) -> Captured:
+        """Return what steps use at present besides groups and state."""
+        _require_own_step(self._optimizer)
+        return Captured(self._optimizer)
+
+    def rule(
+        self, captured: Captured, group: Mapping[str, object], shape: torch.Size, dtype: torch.dtype
+    ) -> VariableRule:
+        """Return the rule of variables of a shape and dtype.
+
+        Args:
+            captured: As it is now.
+            group: Their param group, without parameters.
+            shape: Their shape.
+            dtype: Their dtype.
+
+        Raises:
+            UpdateFunctionError: A server cannot do what the step does. The message names file, line
+                and cure.
+        """
+        key = (captured.key, self._group_key(group), shape, dtype, torch.get_default_dtype())
+        known = self._rules.get(key) if captured.is_predictable else None
+        if known is None:
+            known = self._traced(captured, group, StepForm(shape, dtype))
+            key = (captured.key, self._group_key(group), *key[2:])
+            self._rules[key] = known
+            if len(self._rules) > _MOST_RULES:
+                self._rules.popitem(last=False)
+        return known
+
+    def _group_key(self, group: Mapping[str, object]) -> Hashable:
+        """Describe a group by all that is constant in its rules."""
+        numbers = dict(numbers_of(group))
+        constants = self._constant_numbers
+        known = tuple(
+            (name, type(one), repr(one) if name in constants else "")
+            for name, one in numbers.items()
+        )
+        return known, repr([(key, _without_numbers(value)) for key, value in group.items()])
+
+    def _traced(
+        self, captured: Captured, group: Mapping[str, object], form: StepForm
+    ) -> VariableRule:
+        while True:
+            try:
+                return self._traced_with(captured, group, form)
+            except NumbersNeeded as needed:
+                self._constant_numbers |= needed.names
+            except ScratchNeeded:
+                form = form.with_scratch()
+
+    def _traced_with(
+        self, captured: Captured, group: Mapping[str, object], form: StepForm
+    ) -> VariableRule:
+        form = form.with_constants(self._constant_numbers)
+        first = trace_step(captured, group, form)
+        later = None
+        if first.state:
+            later = trace_step(captured, group, form.after(first))
+            _require_same_state(first, later, definition_of(plain_function(captured.kind.step)))
+        return _rule(first, later)
+
+
+def _rule(first: StepTrace, later: StepTrace | None) -> VariableRule:
+    message = TracedRule(first=first.message, later=later and later.message)
+    for key, kept in first.state.items():
+        message.state.add(
+            key=key,
+            dtype=encode_dtype(kept.dtype),
+            is_scalar=kept.is_scalar,
+            is_number=kept.number is not None,
+        )
+    numbers = {
+        key: type(kept.number) for key, kept in first.state.items() if kept.number is not None
+    }
+    return VariableRule(message, numbers)
+
+
+def _require_same_state(first: StepTrace, later: StepTrace, location: Location) -> None:
+    before = {key: kept.form for key, kept in first.state.items()}
+    after = {key: kept.form for key, kept in later.state.items()}
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            raise refused(
+                f"the state {key!r} is {before.get(key, 'absent')} after the first step of a "
+                f"parameter and {after.get(key, 'absent')} after the second",
+                "make all of the state in the first step, of the types that it keeps",
+                location,
+            )
+
+
+def _without_numbers(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return type(value), [_without_numbers(one) for one in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "a number" if is_number else value
+
+
+def _require_traceable(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise InvalidArgumentError(
+            "LBFGS computes the loss several times in a step, each time with other values, and "
+            "decides by the results when to stop; parameter servers take a step with one gradient. "
+            "Train with LBFGS in a program without a strategy, or use another optimizer"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params" and not _can_be_told(value):
+                raise InvalidArgumentError(
+                    f"param_groups[{number}][{key!r}] of {type(optimizer).__name__} is a "
+                    f"{type(value).__name__}; parameter servers take numbers, flags, text and "
+                    "tuples of these. Give a Python number in place of a tensor"
+                )
+
+
+def _can_be_told(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_can_be_told, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
+
+
+def _require_own_step(optimizer: Optimizer) -> None:
+    own = vars(optimizer).get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        raise UpdateFunctionError(
+            f"the step of this {type(optimizer).__name__} was replaced by another function, which "
+            "parameter servers do not see; override step in a subclass instead"
+        )
+
+
