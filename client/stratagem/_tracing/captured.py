@@ -106,7 +106,7 @@ class Captured:
     def copy(self, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Any:
         """Return a copy of the optimizer that has these groups and this state."""
         kind = type(self.kind.__name__, (self.kind,), dict(self._methods))
-        copy = object.__new__(kind)
+        copy: Any = object.__new__(kind)
         vars(copy).update(vars(self._optimizer))
         vars(copy).pop("step", None)
         vars(copy).update(self._attributes)

@@ -6,7 +6,7 @@ A function that is traced gets a stand-in of each variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -144,7 +144,8 @@ class TracedInputs:
     @property
     def sources(self) -> list[Source]:
         """What the caller binds, in the order of the values."""
-        return [value.source for value in self.values if value.source is not None]
+        found = (value.source for value in self.values if value.source is not None)
+        return [cast("Source", source) for source in found]
 
     def number_of(self, value: RecordedValue) -> int:
         """Return the place of a value; add it if only the recording has it."""

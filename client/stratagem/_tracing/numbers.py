@@ -88,10 +88,11 @@ class NumberNode:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise refused(
+        refusal = refused(
             f"{self.label} cannot be used in {name!r} on a server",
             "compute it before and pass the result as an argument",
         )
+        self.recorder.reveal([self.key], refusal)
 
 
 class UnknownComparison:

@@ -9,7 +9,7 @@ step is traced again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,13 +66,15 @@ class VariableRule:
 
 def numbers_of(group: Mapping[str, Any]) -> list[tuple[str, int | float]]:
     """Return the numbers in a param group by name: "lr", "betas[0]"."""
-    found: list[tuple[str, int | float]] = []
-    for key, value in group.items():
-        items = enumerate(value) if isinstance(value, tuple | list) else [("", value)]
-        for index, one in items:
-            if isinstance(one, int | float) and not isinstance(one, bool):
-                found.append((f"{key}[{index}]" if index != "" else key, one))
-    return found
+    return [found for key, value in group.items() for found in _numbers_in(key, value)]
+
+
+def _numbers_in(name: str, value: object) -> Iterator[tuple[str, int | float]]:
+    if isinstance(value, tuple | list):
+        for index, one in enumerate(value):
+            yield from _numbers_in(f"{name}[{index}]", one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
 
 
 class RuleTracer:
@@ -138,9 +140,21 @@ class RuleTracer:
             try:
                 return self._traced_with(captured, group, form)
             except NumbersNeeded as needed:
+                if needed.names <= self._constant_numbers:
+                    raise self._keeps_numbers(captured) from None
                 self._constant_numbers |= needed.names
             except ScratchNeeded:
                 form = form.with_scratch()
+            # What was interrupted may have left its stand-ins in copies of lists and dicts.
+            captured = self.captured()
+
+    @staticmethod
+    def _keeps_numbers(captured: Captured) -> UpdateFunctionError:
+        return refused(
+            f"{captured.kind.__name__} keeps numbers of earlier steps where servers see none",
+            "keep them in self.state[parameter]",
+            definition_of(plain_function(captured.kind.step)),
+        )
 
     def _traced_with(
         self, captured: Captured, group: Mapping[str, object], form: StepForm
@@ -155,7 +169,7 @@ class RuleTracer:
 
 
 def _rule(first: StepTrace, later: StepTrace | None) -> VariableRule:
-    message = TracedRule(first=first.message, later=later and later.message)
+    message = TracedRule(first=first.message, later=None if later is None else later.message)
     for key, kept in first.state.items():
         message.state.add(
             key=key,
@@ -219,5 +233,3 @@ def _require_own_step(optimizer: Optimizer) -> None:
             f"the step of this {type(optimizer).__name__} was replaced by another function, which "
             "parameter servers do not see; override step in a subclass instead"
         )
-
-

@@ -24,7 +24,7 @@ class HostedInput(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-Source = Variable | torch.Tensor | int | float | HostedInput
+Source = Variable | torch.Tensor | int | float
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class RecordedValue:
         shares: The value whose memory it shares, itself if it is new.
     """
 
-    source: Source | None = None
+    source: Source | HostedInput | None = None
     label: str = ""
     writable: bool = True
     shares: RecordedValue = field(init=False)
@@ -284,6 +284,11 @@ _REFUSALS = {
 
 
 def _not_allowed(name: str) -> tuple[str, str]:
+    if name.startswith("aten._foreach_"):
+        return (
+            f"the operation {name} takes many tensors at a time",
+            "use one operation for each; an optimizer may have a setting for it: foreach=False",
+        )
     return (
         f"the operation {name} is not on the allow-list of parameter servers",
         "use pure or in-place tensor operations whose result has a known size and "

@@ -14,6 +14,8 @@ from stratagem._tracing.trace import Gate
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.programs.operations import ITEM
 
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
+
 
 class NumbersNeeded(BaseException):
     """The code has to know hyperparameters; they will be constants of another trace.
@@ -143,6 +145,9 @@ class StepRecording(Recording):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is _EMPTY_LIKE:
+            # The code may not rely on what is in there, so that it may as well be zero.
+            func = torch.ops.aten.zeros_like.default
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except StratagemError as error:

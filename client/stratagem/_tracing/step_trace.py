@@ -105,7 +105,7 @@ def trace_step(captured: Captured, group: Mapping[str, object], form: StepForm) 
     """
     stand_ins = _StandIns(form)
     own_group = stand_ins.group(group)
-    before = dict(own_group)
+    before = {key: _frozen(value) for key, value in own_group.items()}
     state: defaultdict[Any, Any] = defaultdict(dict)
     if form.state:
         state[stand_ins.parameter] = stand_ins.state()
@@ -166,23 +166,19 @@ class _StandIns:
         self.meanings[value] = meaning
         return value
 
-    def _tensor(
-        self, value: RecordedValue, shape: torch.Size, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _tensor(self, value: RecordedValue, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return self.recording.new_input(value, shape, dtype)
 
     def group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a group with stand-ins for its numbers."""
-        made: dict[str, Any] = {"params": [self.parameter]}
-        for key, value in group.items():
-            if isinstance(value, tuple | list):
-                items = [self._number(f"{key}[{i}]", one) for i, one in enumerate(value)]
-                made[key] = type(value)(items)
-            else:
-                made[key] = self._number(key, value)
-        return made
+        made = {key: self._of_group(key, value) for key, value in group.items()}
+        return {"params": [self.parameter], **made}
 
-    def _number(self, name: str, value: Any) -> Any:
+    def _of_group(self, name: str, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            # The code may change a list, which is to change nothing of the user's.
+            items = [self._of_group(f"{name}[{i}]", one) for i, one in enumerate(value)]
+            return getattr(type(value), "_make", type(value))(items)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or name in self.form.constants:
             return value
@@ -280,9 +276,7 @@ class _Results:
         return None
 
     def _refused(self, what: str) -> UpdateFunctionError:
-        return refused(
-            what, "keep tensors and numbers in self.state[parameter]", self._location
-        )
+        return refused(what, "keep tensors and numbers in self.state[parameter]", self._location)
 
     def message(self) -> pb.TracedStep:
         """Return the program with what its values are.
@@ -312,8 +306,8 @@ class _Results:
 def _require_same_group(
     before: Mapping[str, Any], after: Mapping[str, Any], location: Location
 ) -> None:
-    for key in before.keys() | after.keys():
-        if not _is_same(before.get(key), after.get(key)):
+    for key in sorted(before.keys() | after.keys()):
+        if not _is_same(before.get(key), _frozen(after.get(key))):
             raise refused(
                 f"a step changes param_groups[...][{key!r}], which all parameters of the group and "
                 "all workers would share",
@@ -322,10 +316,15 @@ def _require_same_group(
             )
 
 
+def _frozen(value: Any) -> Any:
+    """Return a copy of nested lists, as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, tuple | list) else value
+
+
 def _is_same(one: Any, other: Any) -> bool:
     if is_traced(one) or is_traced(other) or isinstance(one, torch.Tensor):
         return one is other
-    if isinstance(one, tuple | list) and type(one) is type(other):
+    if isinstance(one, tuple) and isinstance(other, tuple):
         same: Sequence[bool] = [_is_same(*pair) for pair in zip(one, other, strict=False)]
         return len(one) == len(other) and all(same)
     return type(one) is type(other) and bool(one == other)

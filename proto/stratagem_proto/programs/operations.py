@@ -37,7 +37,7 @@ masked_fill.Tensor maximum.default minimum.default mul.Scalar mul.Tensor
 nan_to_num.default ne.Scalar ne.Tensor neg.default pow.Scalar pow.Tensor_Scalar
 pow.Tensor_Tensor reciprocal.default relu.default remainder.Scalar
 remainder.Scalar_Tensor remainder.Tensor round.decimals round.default rsqrt.default
-rsub.Scalar rsub.Tensor sigmoid.default sign.default signbit.default silu.default
+rsub.Scalar rsub.Tensor sgn.default sigmoid.default sign.default signbit.default silu.default
 sin.default sinh.default softplus.default sqrt.default sub.Scalar sub.Tensor
 tan.default tanh.default threshold.default tril.default triu.default trunc.default
 where.self xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
@@ -59,7 +59,7 @@ logical_and_.default logical_not_.default logical_or_.default logical_xor_.defau
 lt_.Scalar lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor mul_.Scalar mul_.Tensor
 nan_to_num_.default ne_.Scalar ne_.Tensor neg_.default pow_.Scalar pow_.Tensor
 reciprocal_.default relu_.default remainder_.Scalar remainder_.Tensor round_.decimals
-round_.default rsqrt_.default sigmoid_.default sign_.default silu_.default
+round_.default rsqrt_.default sgn_.default sigmoid_.default sign_.default silu_.default
 sin_.default sqrt_.default sub_.Scalar sub_.Tensor tan_.default tanh_.default
 threshold_.default tril_.default triu_.default trunc_.default xlogy_.Scalar_Other
 xlogy_.Tensor zero_.default

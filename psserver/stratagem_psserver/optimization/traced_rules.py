@@ -79,7 +79,8 @@ class CompiledStep:
         made = prepared.values()
         after = {}
         for result, (key, kept) in zip(self.results, self.layout.items(), strict=True):
-            after[key] = _after(result, key, made, state).to(kept.dtype)
+            # Not by way of the default dtype, which keeps fewer digits of numbers.
+            after[key] = torch.as_tensor(_after(result, key, made, state), dtype=kept.dtype)
             _require_shape(key, after[key], kept.shape(parameter))
         return after
 
@@ -116,12 +117,12 @@ class _Own:
 
 def _after(
     result: TracedResult, key: str, made: Sequence[Any], state: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+) -> Any:
     match result.WhichOneof("kind"):
         case "output":
-            return torch.as_tensor(made[result.output])
+            return made[result.output]
         case "constant":
-            return torch.as_tensor(_constant(result))
+            return _constant(result)
     return state[key]
 
 
