@@ -36,7 +36,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	frameworks-test stores-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
+	frameworks-test stores-test optimizers-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
 	$(BIN)/pytest tests/proto/stores tests/psserver/checkpoints/test_stores.py \
 	    tests/client/checkpoints/test_stores.py tests/deploy/checkpoints/test_stores.py \
 	    tests/cluster/test_store_kills.py
+
+optimizers-test: $(INSTALLED) ## Train with optimizers of other packages.
+	$(PIP) install --constraint constraints.txt --editable ".[optimizers]"
+	$(BIN)/pytest tests/client/parameter_server/test_third_party_optimizers.py
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"
