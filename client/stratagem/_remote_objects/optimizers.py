@@ -19,7 +19,7 @@ from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._remote_objects.strategies import require_own
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
-from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 Group = tuple[dict[str, Any], list[Any]]
 """Hyperparameters of a param group, and the parameters and variables in it."""
@@ -37,6 +37,13 @@ class OptimizerKind(ChangingKind):
 
     def subject(self, value: DistributedOptimizer, strategy: Strategy) -> object | None:
         require_own(f"DistributedOptimizer {value.name!r}", value._strategy, strategy)
+        if value._rules.are_traced:
+            # What a worker would build anew lacks what its constructor was given.
+            raise InvalidArgumentError(
+                f"optimizer {value.name!r} is none of those that servers know by name, and cannot "
+                "be used in functions on worker servers; use one of torch.optim there, or have "
+                "each worker run the program itself"
+            )
         value._show_schedulers_a_step()  # it steps, if elsewhere
         return value
 

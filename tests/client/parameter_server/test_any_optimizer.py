@@ -277,3 +277,35 @@ def test_without_a_strategy_any_optimizer_steps_by_itself() -> None:
         torch.manual_seed(1)
         step(model, stepping, batches(1)[0])
     assert same_bytes(one.state_dict(), other.state_dict())
+
+
+class BranchingOnRate(own.Stepping):
+    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
+        p.sub_(grad, alpha=group["lr"] if group["lr"] > 0.006 else 0.5)
+
+
+def test_a_branch_on_a_hyperparameter_follows_its_changes() -> None:
+    reference = linear()
+    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            model = copy.deepcopy(reference)
+        optimizer = DistributedOptimizer(BranchingOnRate(model.parameters()))
+        plain = BranchingOnRate(reference.parameters())
+        rates = [ExponentialLR(one, 0.8) for one in (optimizer, plain)]
+        for batch in batches():
+            step(reference, plain, batch)
+            strategy.run(step, (model, optimizer, batch))
+            for rate in rates:
+                rate.step()
+        assert optimizer.param_groups[0]["lr"] < 0.006
+        assert same_bytes(model.state_dict(), reference.state_dict())
+
+
+def test_a_replaced_step_is_refused() -> None:
+    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            model = linear()
+        optimizer = own.Lion(model.parameters())
+        vars(optimizer)["step"] = lambda: None
+        with pytest.raises(stratagem.UpdateFunctionError, match="replaced by another function"):
+            DistributedOptimizer(optimizer)

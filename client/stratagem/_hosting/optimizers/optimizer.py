@@ -68,9 +68,10 @@ class DistributedOptimizer(OptimizerWithSlots):
     there each step is simply one of the wrapped optimizer.
 
     Args:
-        optimizer: An optimizer of one of the classes that parameter servers run
-            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), over parameters of one strategy. Its
-            state is empty.
+        optimizer: An optimizer over parameters of one strategy. Its state is empty. Its class is
+            one that parameter servers know
+            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), or, under `ParameterServerStrategy`,
+            any whose `step` can be traced; without a strategy, any at all.
         reduce_op: MEAN divides the sum of the replicas' gradients by the number of replicas that
             have any, as suits a loss that is a mean; SUM does not. A replica that got nothing but
             tensors of 0 rows has none.
@@ -94,12 +95,14 @@ class DistributedOptimizer(OptimizerWithSlots):
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression` nothing of the
             above.
-        InvalidArgumentError: Its class is not one that servers run, a flag of it is not, there are
-            no parameters, or one was made outside of the scope that is open or that the others were
+        InvalidArgumentError: Its class or a flag of it is not one that servers run, there are no
+            parameters, it needs whole variables and one is in parts, or one was made outside of the scope that is open or that the others were
             made in. Or a bound is not above 0, or a consistency is given where replicas are always
             in sync. Or `overlap` together with limits, or with several replicas in this process.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
+        UpdateFunctionError: Its `step` does what no server can do; the message names file, line and
+            cure.
     """
 
     __module__ = "stratagem"
