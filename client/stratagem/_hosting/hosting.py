@@ -22,11 +22,11 @@ from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._tracing.optimizer_rules import VariableRule
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
+    from stratagem._tracing.optimizer_rules import VariableRule
     from stratagem.consistency import Consistency
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -33,10 +33,12 @@ from stratagem._parameter_server.tables.variable import TableVariable, require_w
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._tracing.optimizer_rules import VariableRule
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.traced_rules import require_whole
+
+if TYPE_CHECKING:
+    from stratagem._tracing.optimizer_rules import VariableRule
 
 Result = TypeVar("Result")
 

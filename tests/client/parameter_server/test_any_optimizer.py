@@ -60,6 +60,9 @@ def test_an_optimizer_of_the_users_trains_as_it_does_locally(
     make: Callable[..., Any], shards: int
 ) -> None:
     reference = linear(has_bias=make is not own.muon)
+    # From the first one of a class on, torch notes its steps for profilers.
+    torch.optim.SGD(reference.parameters())
+    torch.optim.AdamW(reference.parameters())
     with running(num_servers=2) as cluster, cluster.strategy(**in_shards(shards)) as strategy:
         with strategy.scope():
             model = copy.deepcopy(reference)

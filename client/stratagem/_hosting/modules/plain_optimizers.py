@@ -49,6 +49,9 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, DistributedSteps):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if parameters and all(parameter.is_meta for parameter in parameters):
+        # Nothing is stepped, only found out what a step does.
+        return
     hosted = next(filter(None, map(hosted_parameter, parameters)), None)
     if hosted is not None:
         _require_alone(optimizer, hosted)

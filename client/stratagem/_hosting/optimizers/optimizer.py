@@ -21,10 +21,9 @@ from stratagem._gradients.compressor import compressor_for
 from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import Contribution, OptimizerStep, group_steps
 from stratagem._hosting.optimizers.overlap import Overlap
-from stratagem._hosting.optimizers.rules import rules_of
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
-from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh
+from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rules_of
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import ContextError, InvalidArgumentError
@@ -96,9 +95,10 @@ class DistributedOptimizer(OptimizerWithSlots):
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression` nothing of the
             above.
         InvalidArgumentError: Its class or a flag of it is not one that servers run, there are no
-            parameters, it needs whole variables and one is in parts, or one was made outside of the scope that is open or that the others were
-            made in. Or a bound is not above 0, or a consistency is given where replicas are always
-            in sync. Or `overlap` together with limits, or with several replicas in this process.
+            parameters, it needs whole variables and one is in parts, or one was made outside of the
+            scope that is open or that the others were made in. Or a bound is not above 0, or a
+            consistency is given where replicas are always in sync. Or `overlap` together with
+            limits, with several replicas in this process, or with an optimizer that is traced.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
         UpdateFunctionError: Its `step` does what no server can do; the message names file, line and

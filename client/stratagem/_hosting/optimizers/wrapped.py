@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from stratagem._hosting.modules.plain_optimizers import DistributedSteps, have_others_hooks
+from stratagem._hosting.optimizers.rules import ListedRule, Rules
 from stratagem_proto.errors import FailedPreconditionError, InvalidTypeError
 from stratagem_proto.programs.optimizers import OPTIMIZERS, OptimizerRule
 
@@ -21,7 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def listed_rule_of(optimizer: object) -> OptimizerRule | None:
+def _listed_rule_of(optimizer: object) -> OptimizerRule | None:
     """Return the rule of an optimizer whose class servers know by name; None of any other.
 
     Raises:
@@ -33,6 +34,23 @@ def listed_rule_of(optimizer: object) -> OptimizerRule | None:
         )
     rule = OPTIMIZERS.get(type(optimizer).__name__)
     return rule if rule is not None and rule.cls is type(optimizer) else None
+
+
+def rules_of(optimizer: object) -> Rules:
+    """Return the rules of an optimizer that is to be wrapped.
+
+    Raises:
+        InvalidTypeError: It is no optimizer.
+        InvalidArgumentError: It cannot be stepped for one gradient at a time.
+    """
+    listed = _listed_rule_of(optimizer)
+    if listed is not None:
+        return ListedRule(listed)
+    # Training with a class that is listed needs nothing of it.
+    from stratagem._hosting.optimizers.traced_rules import TracedRules
+
+    assert isinstance(optimizer, Optimizer)
+    return TracedRules(optimizer)
 
 
 def require_fresh(optimizer: Optimizer) -> None:

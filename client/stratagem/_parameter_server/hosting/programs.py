@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stratagem._gradients.step import GroupStep, OptimizerStep
-from stratagem._tracing.optimizer_rules import VariableRule
 from stratagem_proto.programs.optimizers import Value, rule_named, values_of
 from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
+
+if TYPE_CHECKING:
+    from stratagem._tracing.optimizer_rules import VariableRule
 
 _Groups: TypeAlias = Sequence[Mapping[str, object]]
 """The hyperparameters of each param group, as torch has them."""
