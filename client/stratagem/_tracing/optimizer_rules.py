@@ -9,7 +9,7 @@ step is traced again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,12 +19,13 @@ from torch.optim import LBFGS, Optimizer
 
 from stratagem._tracing.captured import Captured, plain_function
 from stratagem._tracing.source import Location, definition_of, refused
+from stratagem._tracing.step_form import StepForm
 from stratagem._tracing.step_recording import NumbersNeeded, ScratchNeeded
-from stratagem._tracing.step_trace import StepForm, StepTrace, trace_step
+from stratagem._tracing.step_trace import StepTrace, trace_step
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
 from stratagem_proto.programs.optimizers import Value
 from stratagem_proto.programs.traced_rules import mixing_node
-from stratagem_proto.v1.update_program_pb2 import GraphNode, TracedRule
+from stratagem_proto.v1.update_program_pb2 import GraphNode, TracedRule, TracedStep
 from stratagem_proto.wire.tensors import encode_dtype
 
 _MOST_RULES = 1024
@@ -37,15 +38,22 @@ class VariableRule:
     Attributes:
         message: The rule, as servers get it.
         numbers: The types of the state's Python numbers, by key.
+        forms: What is known of the first step and of later ones, if these differ.
     """
 
     message: TracedRule
     numbers: Mapping[str, type]
+    forms: tuple[StepForm, ...]
 
     @cached_property
     def encoded(self) -> bytes:
         """The rule, encoded; equal for rules that are."""
         return self.message.SerializeToString(deterministic=True)
+
+    @property
+    def steps(self) -> tuple[TracedStep, ...]:
+        """The step of each form."""
+        return (self.message.first, self.message.later)[: len(self.forms)]
 
     @cached_property
     def mixing(self) -> GraphNode | None:
@@ -92,6 +100,11 @@ class RuleTracer:
         self._optimizer = optimizer
         self._constant_numbers: frozenset[str] = frozenset()
         self._rules: OrderedDict[Hashable, VariableRule] = OrderedDict()
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """The hyperparameters whose values are part of the rules."""
+        return self._constant_numbers
 
     def captured(self) -> Captured:
         """Return what steps use at present besides groups and state."""
@@ -161,26 +174,26 @@ class RuleTracer:
     ) -> VariableRule:
         form = form.with_constants(self._constant_numbers)
         first = trace_step(captured, group, form)
-        later = None
-        if first.state:
-            later = trace_step(captured, group, form.after(first))
-            _require_same_state(first, later, definition_of(plain_function(captured.kind.step)))
-        return _rule(first, later)
+        if not first.state:
+            return _rule([form], [first])
+        form_later = form.with_state(first.state)
+        later = trace_step(captured, group, form_later)
+        _require_same_state(first, later, definition_of(plain_function(captured.kind.step)))
+        return _rule([form, form_later], [first, later])
 
 
-def _rule(first: StepTrace, later: StepTrace | None) -> VariableRule:
-    message = TracedRule(first=first.message, later=None if later is None else later.message)
-    for key, kept in first.state.items():
+def _rule(forms: Sequence[StepForm], steps: Sequence[StepTrace]) -> VariableRule:
+    state, (first, later) = steps[0].state, [*(each.message for each in steps), None][:2]
+    message = TracedRule(first=first, later=later)
+    for key, kept in state.items():
         message.state.add(
             key=key,
             dtype=encode_dtype(kept.dtype),
             is_scalar=kept.is_scalar,
             is_number=kept.number is not None,
         )
-    numbers = {
-        key: type(kept.number) for key, kept in first.state.items() if kept.number is not None
-    }
-    return VariableRule(message, numbers)
+    numbers = {key: type(kept.number) for key, kept in state.items() if kept.number is not None}
+    return VariableRule(message, numbers, tuple(forms))
 
 
 def _require_same_state(first: StepTrace, later: StepTrace, location: Location) -> None:

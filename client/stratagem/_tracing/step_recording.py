@@ -42,13 +42,13 @@ class StepRecording(Recording):
     constants of the program.
 
     Attributes:
-        gradient: The value of the gradient, if the code gets no copy of it.
+        gradients: The values of gradients of which the code gets no copy.
         refusal: The first error that the code was given; it may have caught it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.gradient: RecordedValue | None = None
+        self.gradients: set[RecordedValue] = set()
         self.refusal: StratagemError | None = None
         # The hyperparameters that numbers follow from; a number that is missing here depends on
         # more than that.
@@ -134,7 +134,7 @@ class StepRecording(Recording):
         self._known[id(tensor)] = (tensor, meta, value)
 
     def _require_writable(self, target: RecordedValue | None) -> None:
-        if target is not None and target.shares is self.gradient:
+        if target is not None and target.shares in self.gradients:
             raise ScratchNeeded
         super()._require_writable(target)
 

@@ -1,11 +1,11 @@
-"""One step of an optimizer for one parameter, as a graph program."""
+"""Steps of an optimizer, as a graph program for each parameter."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,72 +14,18 @@ from stratagem._tracing.encoding import encode_graph
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.recording import RecordedValue
 from stratagem._tracing.source import Location, definition_of, refused
+from stratagem._tracing.step_form import GroupForm, KeptState, StepForm
 from stratagem._tracing.step_recording import StepGate, StepRecording
+from stratagem._tracing.step_stand_ins import GroupStandIns, Meanings, ParameterStandIns
 from stratagem_proto.errors import InvalidArgumentError, StratagemError, UpdateFunctionError
 from stratagem_proto.programs.graph_program import check_graph
 from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1 import update_program_pb2 as pb
 
 
-class OwnInput(NamedTuple):
-    """A tensor that a server has: the variable, its gradient, or a part of the state."""
-
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class KeptState:
-    """A key of the state after a step.
-
-    Attributes:
-        dtype: The dtype of the tensor that keeps it.
-        is_scalar: Whether it is one value, and not one for each element of the parameter.
-        number: An example, if it is a number of Python.
-    """
-
-    dtype: torch.dtype
-    is_scalar: bool
-    number: int | float | None = None
-
-    @property
-    def form(self) -> str:
-        """Describe it, for comparisons and messages."""
-        if self.number is not None:
-            return f"a Python {type(self.number).__name__}"
-        return f"a {self.dtype} " + ("scalar" if self.is_scalar else "tensor of its shape")
-
-
-@dataclass(frozen=True)
-class StepForm:
-    """What is known of a step before it is traced.
-
-    Attributes:
-        shape: The shape of the parameter.
-        dtype: The dtype of the parameter.
-        constants: The hyperparameters that are constants of the program.
-        has_scratch: Whether the code gets a copy of the gradient, which it may write.
-        state: The state before the step.
-    """
-
-    shape: torch.Size
-    dtype: torch.dtype
-    constants: frozenset[str] = frozenset()
-    has_scratch: bool = False
-    state: Mapping[str, KeptState] = field(default_factory=dict)
-
-    def with_constants(self, names: frozenset[str]) -> StepForm:
-        return replace(self, constants=names)
-
-    def with_scratch(self) -> StepForm:
-        return replace(self, has_scratch=True)
-
-    def after(self, step: StepTrace) -> StepForm:
-        return replace(self, state=step.state)
-
-
 @dataclass(frozen=True)
 class StepTrace:
-    """A traced step.
+    """A traced step of one parameter.
 
     Attributes:
         message: The step, as servers get it.
@@ -90,33 +36,49 @@ class StepTrace:
     state: Mapping[str, KeptState]
 
 
+_KEEP = "keep tensors and numbers in self.state[parameter]"
+
+
 def trace_step(captured: Captured, group: Mapping[str, object], form: StepForm) -> StepTrace:
-    """Trace a step of one parameter.
+    """Trace a step of an optimizer that has one parameter; see `trace_steps`."""
+    ((traced,),) = trace_steps(captured, [GroupForm(group, [form])])
+    return traced
+
+
+def trace_steps(captured: Captured, groups: Sequence[GroupForm]) -> list[list[StepTrace]]:
+    """Trace a step of an optimizer that has these groups.
 
     Args:
-        captured: What the code uses besides the group and the state.
-        group: The param group, without parameters.
-        form: What else is known.
+        captured: What the code uses besides groups and state.
+        groups: The groups, with what is known of the step of each of their parameters.
+
+    Returns:
+        What it does to each parameter of each group.
 
     Raises:
-        UpdateFunctionError: A server cannot do what the step does.
+        UpdateFunctionError: A server cannot do what the step does, or it does something to a
+            parameter that depends on another one.
         NumbersNeeded: Hyperparameters have to be constants.
-        ScratchNeeded: The step writes the gradient.
+        ScratchNeeded: The step writes a gradient.
     """
-    stand_ins = _StandIns(form)
-    own_group = stand_ins.group(group)
-    before = {key: _frozen(value) for key, value in own_group.items()}
+    recording = StepRecording()
+    stand_ins = [GroupStandIns(group, recording) for group in groups]
+    before = [_frozen_group(one.group) for one in stand_ins]
     state: defaultdict[Any, Any] = defaultdict(dict)
-    if form.state:
-        state[stand_ins.parameter] = stand_ins.state()
-    copy = captured.copy([own_group], state)
-    _run(captured, copy, stand_ins.recording)
+    for each in (one for group in stand_ins for one in group.parameters):
+        if each.form.state:
+            state[each.parameter] = each.state()
+    copy = captured.copy([one.group for one in stand_ins], state)
+    _run(captured, copy, recording)
     captured.require_unchanged(copy)
     location = definition_of(plain_function(captured.kind.step))
-    _require_same_group(before, own_group, location)
-    results = _Results(stand_ins, location)
-    kept = results.of(state)
-    return StepTrace(results.message(), kept)
+    for values, group in zip(before, stand_ins, strict=True):
+        _require_same_group(values, group.group, location)
+    _require_state_of_parameters(state, stand_ins, location)
+    return [
+        [_Results(one, group.meanings, recording, location).of(state) for one in group.parameters]
+        for group in stand_ins
+    ]
 
 
 def _run(captured: Captured, copy: Any, recording: StepRecording) -> None:
@@ -140,91 +102,44 @@ def _run(captured: Captured, copy: Any, recording: StepRecording) -> None:
         raise recording.refusal
 
 
-class _StandIns:
-    """The stand-ins for what a step is given, and what each is to the optimizer."""
-
-    def __init__(self, form: StepForm) -> None:
-        self.form = form
-        self.recording = StepRecording()
-        self.meanings: dict[RecordedValue, pb.TracedInput] = {}
-        self.kept: dict[str, RecordedValue] = {}
-        self.parameter_value = self._input("the parameter", True, pb.TracedInput(variable=True))
-        self.parameter = self._tensor(self.parameter_value, form.shape, form.dtype)
-        gradient = self._input("its gradient", False, pb.TracedInput(gradient=True))
-        stand_in = self._tensor(gradient, form.shape, form.dtype)
-        if form.has_scratch:
-            stand_in = self.recording.copy_of(stand_in)
-        else:
-            self.recording.gradient = gradient
-        self.parameter.grad = stand_in
-
-    def _input(
-        self, label: str, writable: bool, meaning: pb.TracedInput, source: Any = None
-    ) -> RecordedValue:
-        own = OwnInput(self.form.dtype) if source is None else source
-        value = RecordedValue(own, label, writable)
-        self.meanings[value] = meaning
-        return value
-
-    def _tensor(self, value: RecordedValue, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        return self.recording.new_input(value, shape, dtype)
-
-    def group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a group with stand-ins for its numbers."""
-        made = {key: self._of_group(key, value) for key, value in group.items()}
-        return {"params": [self.parameter], **made}
-
-    def _of_group(self, name: str, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            # The code may change a list, which is to change nothing of the user's.
-            items = [self._of_group(f"{name}[{i}]", one) for i, one in enumerate(value)]
-            return getattr(type(value), "_make", type(value))(items)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or name in self.form.constants:
-            return value
-        stand_in = self.recording.hyperparameter(name, value)
-        self.meanings[node_of(stand_in).key] = pb.TracedInput(hyperparameter=name)
-        return stand_in
-
-    def state(self) -> dict[str, Any]:
-        """Return stand-ins for the state."""
-        return {key: self._state(key, kept) for key, kept in self.form.state.items()}
-
-    def _state(self, key: str, kept: KeptState) -> Any:
-        label, meaning = f"the state {key!r}", pb.TracedInput(state=key)
-        if kept.number is not None:
-            value = self._input(label, False, meaning, kept.number)
-            return self.recording.kept_number(value, kept.number)
-        value = self._input(label, True, meaning, OwnInput(kept.dtype))
-        self.kept[key] = value
-        shape = torch.Size(()) if kept.is_scalar else self.form.shape
-        return self._tensor(value, shape, kept.dtype)
+def _require_state_of_parameters(
+    state: Mapping[Any, Any], stand_ins: Sequence[GroupStandIns], location: Location
+) -> None:
+    known = {id(one.parameter) for group in stand_ins for one in group.parameters}
+    for owner, held in state.items():
+        if id(owner) not in known and held:
+            what = "a tensor" if isinstance(owner, torch.Tensor) else repr(owner)
+            raise refused(
+                f"the step keeps state for {what}, which is no parameter", _KEEP, location
+            )
 
 
 class _Results:
-    """What a step has left behind."""
+    """What a step has left behind of one parameter."""
 
-    def __init__(self, stand_ins: _StandIns, location: Location) -> None:
-        self._stand_ins, self._location = stand_ins, location
-        self._recording = stand_ins.recording
+    def __init__(
+        self,
+        stand_ins: ParameterStandIns,
+        numbers: Meanings,
+        recording: StepRecording,
+        location: Location,
+    ) -> None:
+        self._stand_ins, self._recording, self._location = stand_ins, recording, location
+        self._meanings = {**stand_ins.meanings, **numbers}
         self._outputs: list[RecordedValue] = []
         self._results: list[pb.TracedResult] = []
 
-    def of(self, state: Mapping[Any, Any]) -> dict[str, KeptState]:
-        """Return the state after the step, and take note of where it comes from.
+    def of(self, state: Mapping[Any, Any]) -> StepTrace:
+        """Return what was done to the parameter, and its state after it.
 
         Raises:
-            UpdateFunctionError: A server cannot keep it.
+            UpdateFunctionError: A server cannot do or keep it.
         """
-        parameter = self._stand_ins.parameter
-        for owner, held in state.items():
-            if owner is not parameter and held:
-                what = "a tensor" if isinstance(owner, torch.Tensor) else repr(owner)
-                raise self._refused(f"the step keeps state for {what}, which is no parameter")
-        own = state.get(parameter, {})
+        own = state.get(self._stand_ins.parameter, {})
         if not isinstance(own, dict):
             raise self._refused(f"the state of a parameter is a {type(own).__name__}, no dict")
-        return {str(key): self._kept(str(key), value) for key, value in own.items()}
+        kept = {str(key): self._kept(str(key), value) for key, value in own.items()}
+        return StepTrace(self._message(), kept)
 
     def _kept(self, key: str, value: Any) -> KeptState:
         if isinstance(value, torch.Tensor):
@@ -276,14 +191,9 @@ class _Results:
         return None
 
     def _refused(self, what: str) -> UpdateFunctionError:
-        return refused(what, "keep tensors and numbers in self.state[parameter]", self._location)
+        return refused(what, _KEEP, self._location)
 
-    def message(self) -> pb.TracedStep:
-        """Return the program with what its values are.
-
-        Raises:
-            UpdateFunctionError: It is too long, or does not change the parameter.
-        """
+    def _message(self) -> pb.TracedStep:
         stand_ins = self._stand_ins
         parameter = stand_ins.parameter_value
         if parameter not in self._recording.written:
@@ -300,7 +210,16 @@ class _Results:
         return pb.TracedStep(graph=graph, inputs=meanings, results=self._results)
 
     def _meaning(self, value: RecordedValue) -> pb.TracedInput:
-        return self._stand_ins.meanings[value]
+        try:
+            return self._meanings[value]
+        except KeyError:
+            raise refused(
+                f"what the step does to a parameter depends on another one, or on the group of "
+                f"another one, by {value.label}",
+                "servers step each variable by itself: clip by the norm of all gradients with "
+                "DistributedOptimizer(clip_norm=...), and leave out what else looks at several",
+                self._location,
+            ) from None
 
 
 def _require_same_group(
@@ -314,6 +233,10 @@ def _require_same_group(
                 "keep what changes in self.state[parameter]",
                 location,
             )
+
+
+def _frozen_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _frozen(value) for key, value in group.items()}
 
 
 def _frozen(value: Any) -> Any:

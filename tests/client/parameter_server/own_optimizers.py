@@ -200,3 +200,34 @@ class NeedsClosure(Stepping):
 class Random(Stepping):
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         p.sub_(grad + torch.randn_like(p))
+
+
+# What is refused because a parameter is not stepped by itself.
+
+
+class ClippingAll(Stepping):
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            total = sum(p.grad.square().sum() for _, p in self.with_gradient())
+            for group, p in self.with_gradient():
+                p.sub_(p.grad / (1 + total.sqrt()), alpha=group["lr"])
+
+
+class CountingParameters(Stepping):
+    def step(self, closure: Any = None) -> Any:
+        number = sum(len(group["params"]) for group in self.param_groups)
+        for group, p in self.with_gradient():
+            with torch.no_grad():
+                p.sub_(p.grad, alpha=group["lr"] * number)
+
+
+class ByTheirOrder(Stepping):
+    def step(self, closure: Any = None) -> Any:
+        for number, (group, p) in enumerate(self.with_gradient()):
+            with torch.no_grad():
+                p.sub_(p.grad, alpha=group["lr"] * (number + 1))
+
+
+class RateOfTheFirstGroup(Stepping):
+    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
+        p.sub_(grad, alpha=self.param_groups[0]["lr"])

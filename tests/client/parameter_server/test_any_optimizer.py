@@ -215,6 +215,42 @@ def test_what_servers_cannot_do_is_refused_with_its_line(kind: Any, what: str) -
         assert "own_optimizers.py:" in caught.value.message
 
 
+NOT_SEPARATE = (
+    (own.ClippingAll, "depends on another one, .* by its gradient"),
+    (own.CountingParameters, "steps a parameter otherwise where it has others"),
+    (own.ByTheirOrder, "steps a parameter otherwise where it has others"),
+    (own.RateOfTheFirstGroup, "depends on another one, .* by lr"),
+)
+
+
+@pytest.mark.parametrize(("kind", "what"), NOT_SEPARATE)
+def test_what_depends_on_other_parameters_is_refused(kind: Any, what: str) -> None:
+    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            model = linear()
+        groups = [{"params": [one], "lr": 0.1} for one in model.parameters()]
+        with pytest.raises(stratagem.UpdateFunctionError, match=what) as caught:
+            DistributedOptimizer(kind(groups))
+        assert "own_optimizers.py:" in caught.value.message
+
+
+def test_a_group_that_is_added_may_not_change_how_others_are_stepped() -> None:
+    reference = linear()
+    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            model = copy.deepcopy(reference)
+        # A single parameter has no others.
+        optimizer = DistributedOptimizer(own.ClippingAll([model.weight]))
+        plain = own.ClippingAll([reference.weight])
+        for batch in batches(2):
+            step(reference, plain, batch)
+            strategy.run(step, (model, optimizer, batch))
+        assert same_bytes(model.state_dict(), reference.state_dict())
+        with pytest.raises(stratagem.UpdateFunctionError, match="depends on another one"):
+            optimizer.add_param_group({"params": [model.bias]})
+        assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("make", OF_WHOLE_VARIABLES)
 def test_an_optimizer_that_needs_whole_variables_is_refused_for_parts(make: Any) -> None:
     with running(num_servers=2) as cluster, cluster.strategy(**in_shards(2)) as strategy:

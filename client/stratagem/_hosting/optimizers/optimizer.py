@@ -130,6 +130,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._overlap: Overlap | None = None
         for number, group in enumerate(optimizer.param_groups):
             self._take_over(number, group)
+        self._check_together()
         self._strategy = self._tensors.strategy
         self._name = type(optimizer).__name__
         if not self._plain:
@@ -158,6 +159,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         with ExitStack() as undo:
             undo.callback(groups.pop)
             self._take_over(len(groups) - 1, groups[-1])
+            self._check_together()
             undo.pop_all()
 
     def _take_over(self, number: int, group: dict[str, Any]) -> None:
@@ -170,6 +172,10 @@ class DistributedOptimizer(OptimizerWithSlots):
             self._rules.check_variables(group, hosting)
         if self._overlap is not None:
             self._overlap.watch(number, group["params"])
+
+    def _check_together(self) -> None:
+        if not self._plain:
+            self._rules.check_together(self._inner.param_groups)
 
     def _begin_overlap(self) -> None:
         self._limiter.require_none("overlap=True")

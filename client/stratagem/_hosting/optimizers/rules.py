@@ -45,6 +45,13 @@ class Rules(Protocol):
             UpdateFunctionError: The optimizer does what no server can do.
         """
 
+    def check_together(self, groups: Groups) -> None:
+        """Check all param groups together, each of which was checked before.
+
+        Raises:
+            UpdateFunctionError: What is done to a variable depends on others.
+        """
+
     def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:
         """Return the steps of param groups, with a group for each rule."""
 
@@ -67,6 +74,9 @@ class ListedRule:
         require_honoured(self._rule, values_of(self._rule, group))
 
     def check_variables(self, group: Mapping[str, Any], hosting: Hosting) -> None:
+        pass
+
+    def check_together(self, groups: Groups) -> None:
         pass
 
     def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:

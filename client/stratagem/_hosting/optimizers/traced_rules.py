@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.optim import Optimizer
@@ -13,9 +14,15 @@ from stratagem._gradients.step import GroupStep, hyperparameters_of
 from stratagem._hosting.optimizers.rules import Groups, State
 from stratagem._tracing.captured import Captured
 from stratagem._tracing.optimizer_rules import RuleTracer, VariableRule
+from stratagem._tracing.separation import RuledGroup, require_separate
 
 if TYPE_CHECKING:
     from stratagem._hosting.hosting import Hosting
+
+Kind: TypeAlias = tuple[torch.Size, torch.dtype]
+RulesByKind: TypeAlias = Mapping[Kind, VariableRule]
+
+_MOST_CHECKED = 64
 
 
 class TracedRules:
@@ -26,6 +33,7 @@ class TracedRules:
     def __init__(self, optimizer: Optimizer) -> None:
         self._tracer = RuleTracer(optimizer)
         self._name = type(optimizer).__name__
+        self._separate: set[Hashable] = set()
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         pass
@@ -36,39 +44,52 @@ class TracedRules:
             rule = self._rule(captured, group, variable)
             hosting.require_steppable(variable, rule, self._name)
 
+    def check_together(self, groups: Groups) -> None:
+        captured = self._tracer.captured()
+        self._require_separate(captured, groups, self._all_rules(captured, groups))
+
     def _rule(
         self, captured: Captured, group: Mapping[str, Any], variable: Variable
     ) -> VariableRule:
         own = hyperparameters_of(group)
         return self._tracer.rule(captured, own, variable.shape, variable.dtype)
 
+    def _all_rules(self, captured: Captured, groups: Groups) -> list[RulesByKind]:
+        """Return the rules of each group, all with the same constants."""
+        while True:
+            constants = self._tracer.constants
+            rules = [self._rules_of(captured, group) for group in groups]
+            if self._tracer.constants == constants:
+                return rules
+
+    def _rules_of(self, captured: Captured, group: Mapping[str, Any]) -> RulesByKind:
+        # All variables count, so that workers with other gradients number the rules alike.
+        kinds = {_kind_of(one): one for one in _known(group)}
+        return {kind: self._rule(captured, group, one) for kind, one in kinds.items()}
+
+    def _require_separate(
+        self, captured: Captured, groups: Groups, rules: Sequence[RulesByKind]
+    ) -> None:
+        ruled = [
+            RuledGroup(hyperparameters_of(group), _few_of_each(group, by_kind))
+            for group, by_kind in zip(groups, rules, strict=True)
+        ]
+        key = tuple(tuple(group.rules) for group in ruled)
+        if key not in self._separate:
+            require_separate(captured, ruled)
+            if len(self._separate) >= _MOST_CHECKED:
+                self._separate.clear()
+            self._separate.add(key)
+
     def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:
         captured = self._tracer.captured()
+        rules = self._all_rules(captured, groups)
+        self._require_separate(captured, groups, rules)
         return tuple(
             part
-            for step, group in zip(steps, groups, strict=True)
-            for part in self._parts(captured, step, group)
+            for step, by_kind in zip(steps, rules, strict=True)
+            for part in _parts(step, by_kind)
         )
-
-    def _parts(
-        self, captured: Captured, step: GroupStep, group: Mapping[str, Any]
-    ) -> Iterator[GroupStep]:
-        # All variables count, so that workers with other gradients number the rules alike.
-        kinds = {(one.shape, one.dtype): one for one in _known(group)}
-        by_kind = {kind: self._rule(captured, group, one) for kind, one in kinds.items()}
-        rules = {rule.encoded: rule for rule in by_kind.values()}
-        if len(rules) == 1:
-            # Nearly always; the step keeps the object by which its variables are known.
-            yield step._replace(rule=next(iter(rules.values())))
-            return
-        for encoded, rule in rules.items():
-            pairs = [
-                pair
-                for pair in zip(step.variables, step.gradients, strict=True)
-                if by_kind[pair[0].shape, pair[0].dtype].encoded == encoded
-            ]
-            variables, gradients = [one for one, _ in pairs], [each for _, each in pairs]
-            yield GroupStep(step.hyperparameters, variables, gradients, rule)
 
     def as_tensors(self, state: State) -> Mapping[str, torch.Tensor]:
         return {key: _as_tensor(value) for key, value in state.items()}
@@ -80,6 +101,32 @@ class TracedRules:
             key: numbers[key](value.item()) if key in numbers else value
             for key, value in state.items()
         }
+
+
+def _parts(step: GroupStep, by_kind: RulesByKind) -> Iterator[GroupStep]:
+    rules = {rule.encoded: rule for rule in by_kind.values()}
+    if len(rules) == 1:
+        # Nearly always; the step keeps the object by which its variables are known.
+        yield step._replace(rule=next(iter(rules.values())))
+        return
+    for encoded, rule in rules.items():
+        pairs = [
+            pair
+            for pair in zip(step.variables, step.gradients, strict=True)
+            if by_kind[_kind_of(pair[0])].encoded == encoded
+        ]
+        variables, gradients = [one for one, _ in pairs], [each for _, each in pairs]
+        yield GroupStep(step.hyperparameters, variables, gradients, rule)
+
+
+def _few_of_each(group: Mapping[str, Any], by_kind: RulesByKind) -> list[VariableRule]:
+    """Return the rules of the variables of a group, of at most two of each kind."""
+    counts = Counter(map(_kind_of, _known(group)))
+    return [rule for kind, rule in by_kind.items() for _ in range(min(counts[kind], 2))]
+
+
+def _kind_of(variable: Variable) -> Kind:
+    return variable.shape, variable.dtype
 
 
 def _known(group: Mapping[str, Any]) -> Iterable[Variable]:
