@@ -6,31 +6,28 @@ Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there wa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratagem_deploy.watching.options import AsJson, Cluster, Run, TokenFile
-from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.configuration import token_file as secrets
-from stratagem_proto.errors import StratagemError
+from stratagem_deploy.watching.looks import found_cluster, look_at
+from stratagem_deploy.watching.options import (
+    AsJson,
+    Cluster,
+    Interval,
+    Patience,
+    Run,
+    Servers,
+    Timeout,
+    TokenFile,
+)
 
 if TYPE_CHECKING:
-    from stratagem_deploy.watching import places
     from stratagem_deploy.watching.asking import ServerAnswer
-    from stratagem_deploy.watching.live import Look
 
-Servers = Annotated[
-    list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
-]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")]
-Interval = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]
-
-_MISSED, _NOBODY = 1, 2
+_MISSED = 1
 
 
 def status(
@@ -50,8 +47,8 @@ def status(
 
     Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to ask.
     """
-    found = _find(servers, cluster, run)
-    answers = _look(found, token_file, timeout)()
+    found = found_cluster(servers, cluster, run)
+    answers = look_at(found, token_file, timeout)()
     if as_json:
         _print_json(answers)
     else:
@@ -85,8 +82,8 @@ def top(  # noqa: PLR0913  # one parameter for each option
 
     from stratagem_deploy.watching import live
 
-    found, console = _find(servers, cluster, run), Console()
-    look = _look(found, token_file, timeout)
+    found, console = found_cluster(servers, cluster, run), Console()
+    look = look_at(found, token_file, timeout)
     with suppress(KeyboardInterrupt):
         if once or not (as_json or console.is_terminal):
             earlier, answers = live.look_twice(look, interval)
@@ -118,8 +115,8 @@ def variables(
 
     from stratagem_deploy.watching.listing import listing, variables_of
 
-    found = _find(servers, cluster, run)
-    answers = _look(found, token_file, timeout, with_variables=True)()
+    found = found_cluster(servers, cluster, run)
+    answers = look_at(found, token_file, timeout, with_variables=True)()
     listed = variables_of(answers)
     if as_json:
         typer.echo(json.dumps({"variables": listed}))
@@ -133,9 +130,7 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     cluster: Cluster = None,
     token_file: TokenFile = None,
     run: Run = None,
-    patience: Annotated[
-        float, typer.Option(min=0, help="Waits of fewer seconds are not reported.")
-    ] = 2.0,
+    patience: Patience = 2.0,
     as_json: AsJson = False,
     timeout: Timeout = 5.0,
 ) -> None:
@@ -150,7 +145,7 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     from stratagem_deploy.watching.diagnosis.doctor import findings
     from stratagem_deploy.watching.tables import findings_table
 
-    found = findings(_look(_find(servers, cluster, run), token_file, timeout)(), patience)
+    found = findings(look_at(found_cluster(servers, cluster, run), token_file, timeout)(), patience)
     if as_json:
         typer.echo(json.dumps({"findings": [finding.facts() for finding in found]}))
     elif found:
@@ -158,51 +153,6 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     else:
         typer.echo("nothing is wrong, as far as servers can tell")
     raise typer.Exit(_MISSED if found else 0)
-
-
-def _find(
-    servers: Sequence[str] | None, cluster: Path | None, run: int | None
-) -> places.WatchedCluster:
-    """Return the servers that a command is about, and say which ones it has found."""
-    from stratagem_deploy.watching.places import find
-
-    with _nobody_to_ask():
-        found = find(servers or (), str(cluster or ""), run)
-    if found.heading:
-        typer.echo(f"stratagem: {found.heading}", err=True)
-    return found
-
-
-def _look(
-    found: places.WatchedCluster,
-    token_file: Path | None,
-    timeout: float,
-    with_variables: bool = False,
-) -> Look:
-    """Return what asks servers."""
-    from stratagem_deploy.watching.asking import ask
-
-    with _nobody_to_ask():
-        token = secrets.read_token(found.run.token_file if found.run else token_file)
-    asking = partial(ask, found.places, token, timeout, with_variables)
-    certificates = found.run.tls if found.run else None
-    return partial(_shown, certificates, asking) if certificates else asking
-
-
-def _shown(certificates: Path, asking: Look) -> list[ServerAnswer]:
-    """Ask the servers of a run that knows us by these certificates."""
-    with presenting(certificates):
-        return asking()
-
-
-@contextmanager
-def _nobody_to_ask() -> Iterator[None]:
-    """End the command if there is none."""
-    try:
-        yield
-    except (StratagemError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_NOBODY) from error
 
 
 def _print_json(answers: Sequence[ServerAnswer]) -> None:

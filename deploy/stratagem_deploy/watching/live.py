@@ -11,10 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.looks import Look
 from stratagem_deploy.watching.tables import tables
-
-Look = Callable[[], list[ServerAnswer]]
-"""Asks all servers once."""
 
 
 def look_twice(look: Look, interval: float) -> tuple[list[ServerAnswer], list[ServerAnswer]]:

@@ -9,6 +9,9 @@ import typer
 
 from stratagem_proto.configuration import token_file as secrets
 
+Servers: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
+]
 Cluster: TypeAlias = Annotated[
     Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
 ]
@@ -20,3 +23,10 @@ Run: TypeAlias = Annotated[
     typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Timeout: TypeAlias = Annotated[
+    float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")
+]
+Interval: TypeAlias = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]
+Patience: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="Waits of fewer seconds are not reported.")
+]

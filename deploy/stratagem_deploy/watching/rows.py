@@ -1,0 +1,270 @@
+"""What servers say, row by row and in words, for a terminal and for the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from stratagem_deploy.watching.amounts import amount, mean, quantile, span
+from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.calls import calls_of, seconds_between
+from stratagem_deploy.watching.diagnosis.clients import task_name
+from stratagem_deploy.watching.diagnosis.waits import all_waits
+from stratagem_deploy.watching.standings import described
+from stratagem_proto.consistency import MODE_NAMES
+from stratagem_proto.v1.consistency_pb2 import WorkerClock
+from stratagem_proto.v1.session_pb2 import Role
+from stratagem_proto.v1.status_pb2 import (
+    GetStatusResponse,
+    MethodStatus,
+    ParameterServerStatus,
+    SessionStatus,
+    WorkerServerStatus,
+)
+from stratagem_proto.v1.waits_pb2 import Awaited
+
+
+@dataclass(frozen=True)
+class ServerRow:
+    """A server; all but the first two are empty where it did not answer, and `problem` says why."""
+
+    server: str
+    address: str
+    up: str = ""
+    clients: str = ""
+    holds: str = ""
+    doing: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A client, by the server that has heard of it last."""
+
+    client: str
+    role: str
+    last_heard_of: str
+    servers: str
+    own_time: str
+
+
+@dataclass(frozen=True)
+class WaitRow:
+    """Who waits for whom."""
+
+    client: str
+    waits_for: str
+    since: str
+    on: str
+    for_whom: str
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A worker under an optimizer; `steps` are by the second where there was an earlier look."""
+
+    optimizer: str
+    consistency: str
+    worker: str
+    steps: str
+    staleness: str
+    dropped: str
+    gone: str
+
+
+@dataclass(frozen=True)
+class CallRow:
+    """The calls of a method; counts and bytes by the second where there was an earlier look."""
+
+    method: str
+    calls: str
+    failed: str
+    mean: str
+    within: str
+    received: str
+    sent: str
+
+
+def server_rows(answers: Iterable[ServerAnswer]) -> Iterator[ServerRow]:
+    """Yield the servers that answered, and those that should have."""
+    for answer in answers:
+        if answer.status is not None:
+            yield ServerRow(answer.label, answer.place.address, *_server(answer.status))
+        elif answer.is_missed:
+            yield ServerRow(answer.label, answer.place.address, problem=answer.problem)
+
+
+def exposure(answers: Iterable[ServerAnswer]) -> str:
+    """Return which servers other machines reach unencrypted, as a sentence; "" if none."""
+    exposed = [each.label for each in answers if each.status and each.status.insecure]
+    if not exposed:
+        return ""
+    return f"What {', '.join(exposed)} send is not encrypted; --tls encrypts it."
+
+
+def _server(status: GetStatusResponse) -> tuple[str, str, str, str]:
+    holds, doing = (
+        (_variables(status.parameter_server), _server_work(status.parameter_server))
+        if status.HasField("parameter_server")
+        else (_results(status.worker_server), _closures(status.worker_server))
+    )
+    return span(status.uptime_seconds), str(len(status.sessions)), holds, doing
+
+
+def _variables(server: ParameterServerStatus) -> str:
+    number = sum(one.count for one in server.totals)
+    rows = sum(one.table_rows for one in server.totals)
+    size = amount(sum(one.bytes for one in server.totals))
+    return f"{number} variables, {size}" + (f", {rows} rows of tables" if rows else "")
+
+
+def _server_work(server: ParameterServerStatus) -> str:
+    words = [described(server.replication)] if server.HasField("replication") else []
+    words.append(f"{amount(server.staged.used)} staged")
+    waits = (wait for wait in server.waits if wait.waiting)
+    words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
+    if server.incumbent.program:
+        words.append(f"{server.incumbent.name} coordinates, as number {server.incumbent.number}")
+    checkpoint = server.checkpoint
+    if checkpoint.HasField("age_seconds"):
+        words.append(f"checkpoint {span(checkpoint.age_seconds)} old")
+    elif checkpoint.restored_from:
+        words.append("restored")
+    return ", ".join(words)
+
+
+def _results(server: WorkerServerStatus) -> str:
+    number, nbytes = server.staying_results, server.staying_result_bytes
+    return f"{number} results, {amount(nbytes)}"
+
+
+def _closures(server: WorkerServerStatus) -> str:
+    ended = sum(server.ended.values())
+    failed = ended - server.ended.get("OK", 0)
+    work = f"{server.running} running, {server.queued} queued, {ended} done"
+    return work + (f", {failed} of them failed" if failed else "")
+
+
+def client_rows(answers: Iterable[ServerAnswer]) -> Iterator[ClientRow]:
+    """Yield each client once."""
+    found: dict[tuple[str, str], list[SessionStatus]] = {}
+    statuses = (answer.status for answer in answers if answer.status)
+    for session in chain.from_iterable(status.sessions for status in statuses):
+        task, role = session.task, Role.Name(session.role).removeprefix("ROLE_")
+        label = f"{task.job}:{task.index}" if task.job else "program"
+        found.setdefault((label, role.lower()), []).append(session)
+    for key, sessions in sorted(found.items()):
+        silence = min(session.silent_seconds for session in sessions)
+        paces = [span(each.pace.own_seconds) for each in sessions if each.HasField("pace")]
+        yield ClientRow(*key, f"{span(silence)} ago", str(len(sessions)), paces[0] if paces else "")
+
+
+def wait_rows(answers: Iterable[ServerAnswer]) -> Iterator[WaitRow]:
+    """Yield who waits for whom."""
+    for server, wait in all_waits(answers):
+        whom = ", ".join(map(_whom, wait.awaited))
+        client, subject = task_name(wait.client), task_name(wait.subject)
+        yield WaitRow(client, subject, span(wait.seconds), server, whom)
+
+
+def _whom(awaited: Awaited) -> str:
+    since = f" ({span(awaited.seconds)})" if awaited.seconds else ""
+    return task_name(f"{awaited.missing} of {awaited.client}") + since
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The steps of a worker under an optimizer.
+
+    Attributes:
+        optimizer: The optimizer.
+        consistency: Its consistency.
+        worker: The worker.
+        clock: What the server says of it.
+        by_the_second: Its steps by the second since the earlier look; None without one.
+    """
+
+    optimizer: str
+    consistency: str
+    worker: str
+    clock: WorkerClock
+    by_the_second: float | None
+
+
+def progress_of(
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
+) -> Iterator[Progress]:
+    """Yield the steps of all workers, under each optimizer.
+
+    Args:
+        answers: What servers say now.
+        earlier: What they said before.
+    """
+    # A server that was started again may count from an earlier step.
+    before, seconds = dict(_clocks(earlier)), seconds_between(answers, earlier)
+    for key, clock in _clocks(answers):
+        _, group, mode, task = key
+        rate = (clock.finished - before.get(key, clock).finished) / seconds if earlier else None
+        yield Progress(group, mode, task_name(task), clock, rate)
+
+
+def step_rows(
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
+) -> Iterator[StepRow]:
+    """Yield the same in words."""
+    for one in progress_of(answers, earlier):
+        clock, rate = one.clock, one.by_the_second
+        steps = str(clock.finished) if rate is None else f"{rate:.1f}"
+        staleness, dropped = _staleness(clock.staleness), str(clock.dropped)
+        named = one.optimizer, one.consistency, one.worker
+        yield StepRow(*named, steps, staleness, dropped, clock.gone)
+
+
+def _clocks(
+    answers: Iterable[ServerAnswer],
+) -> Iterator[tuple[tuple[bytes, str, str, str], WorkerClock]]:
+    for status in (answer.status for answer in answers if answer.status):
+        for group in status.parameter_server.groups:
+            mode = MODE_NAMES.get(group.consistency.mode, "")
+            for clock in group.workers:
+                yield (status.incarnation, group.group, mode, clock.task), clock
+
+
+def _staleness(buckets: Sequence[int]) -> str:
+    """Return the median and the most, each as the bucket that it is in."""
+    running, half = 0, sum(buckets) / 2
+    for bucket, count in enumerate(buckets):
+        running += count
+        if running >= half > 0:
+            return f"{_steps(bucket)}, at most {_steps(len(buckets) - 1)}"
+    return ""
+
+
+def _steps(bucket: int) -> str:
+    if bucket < 2:
+        return str(bucket)
+    return f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"
+
+
+def call_rows(
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
+) -> Iterator[CallRow]:
+    """Yield the methods that were called."""
+    seconds, digits = (seconds_between(answers, earlier), 1) if earlier else (1.0, 0)
+    for name, method in sorted(calls_of(answers, earlier).items()):
+        if any(method.ended.values()):
+            yield CallRow(name, *_calls(method, seconds, digits))
+
+
+def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]:
+    ended = sum(method.ended.values())
+    bytes_in, bytes_out = method.received_bytes.sum, method.sent_bytes.sum
+    return (
+        f"{ended / seconds:.{digits}f}",
+        str(ended - method.ended.get("OK", 0)),
+        span(mean(method.seconds) or 0.0),
+        span(quantile(method.seconds, 0.99) or 0.0),
+        amount(bytes_in / seconds) if bytes_in else "",
+        amount(bytes_out / seconds) if bytes_out else "",
+    )
