@@ -15,6 +15,7 @@ import typer
 
 from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
+from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
 from stratagem_deploy.watching import cli as watching
@@ -56,6 +57,7 @@ app.add_typer(logs.app, name="log")
 app.add_typer(moving.app, name="servers")
 for watch in (watching.status, watching.top, watching.variables, watching.doctor):
     app.command()(watch)
+app.command()(dashboard.dashboard)
 
 
 @app.command(

@@ -57,8 +57,13 @@ def listing(variables: Iterable[dict[str, Any]]) -> Table:
     """Return the same as a table."""
     table = Table(*_COLUMNS, box=box.SIMPLE_HEAD)
     for facts in variables:
-        slots, beginning = facts["slots"], f"{facts['name']}/"
-        names = ", ".join(slot["name"].removeprefix(beginning) for slot in slots)
-        shown = facts | {"bytes": amount(facts["bytes"]), "slots": names}
-        table.add_row(*("" if shown[c] is None else str(shown[c]) for c in _COLUMNS))
+        table.add_row(*in_words(facts).values())
     return table
+
+
+def in_words(facts: dict[str, Any]) -> dict[str, str]:
+    """Return what is shown of a variable, column by column."""
+    slots, beginning = facts["slots"], f"{facts['name']}/"
+    names = ", ".join(slot["name"].removeprefix(beginning) for slot in slots)
+    shown = facts | {"bytes": amount(facts["bytes"]), "slots": names}
+    return {column: "" if shown[column] is None else str(shown[column]) for column in _COLUMNS}

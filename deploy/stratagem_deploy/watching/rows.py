@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
-from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_deploy.watching.asking import ServerAnswer, statuses
 from stratagem_deploy.watching.calls import calls_of, seconds_between
 from stratagem_deploy.watching.diagnosis.clients import task_name
 from stratagem_deploy.watching.diagnosis.waits import all_waits
@@ -84,6 +84,20 @@ class CallRow:
     within: str
     received: str
     sent: str
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """What a run of a server has written of checkpoints; the last one first."""
+
+    server: str
+    folder: str
+    age: str
+    size: str
+    took: str
+    written: str
+    failed: str
+    restored_from: str
 
 
 def server_rows(answers: Iterable[ServerAnswer]) -> Iterator[ServerRow]:
@@ -268,3 +282,15 @@ def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]
         amount(bytes_in / seconds) if bytes_in else "",
         amount(bytes_out / seconds) if bytes_out else "",
     )
+
+
+def checkpoint_rows(answers: Iterable[ServerAnswer]) -> Iterator[CheckpointRow]:
+    """Yield the servers that have read or written checkpoints, or tried to."""
+    for server, status in statuses(answers):
+        one = status.parameter_server.checkpoint
+        if one.saves or one.failures or one.restored_from:
+            last = ("", "", "", "")
+            if one.HasField("folder"):
+                age, took = span(one.age_seconds), span(one.seconds)
+                last = (one.folder, f"{age} ago", amount(one.bytes), took)
+            yield CheckpointRow(server, *last, str(one.saves), str(one.failures), one.restored_from)

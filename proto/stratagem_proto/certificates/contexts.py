@@ -29,6 +29,15 @@ def server_context(shown: Certificates) -> ssl.SSLContext:
     return context
 
 
+@lru_cache(maxsize=8)
+def page_context(shown: Certificates) -> ssl.SSLContext:
+    """Return the TLS of a page, whose readers show something else; raise likewise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load(context, shown.chain + b"\n" + shown.key)
+    return context
+
+
 def _context(protocol: int, shown: Certificates) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -159,6 +159,8 @@ class SessionStatus(google.protobuf.message.Message):
     WAITS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    SENT_BYTES_FIELD_NUMBER: builtins.int
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float
@@ -177,6 +179,10 @@ class SessionStatus(google.protobuf.message.Message):
     """What the session is called where people read it: the beginning of a digest of its id, which
     itself is not told.
     """
+    received_bytes: builtins.int
+    """Bytes of tensors that the client has sent in this session, to parameter servers."""
+    sent_bytes: builtins.int
+    """Bytes of tensors in answers to it."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the client."""
@@ -206,9 +212,11 @@ class SessionStatus(google.protobuf.message.Message):
         waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
         pace: stratagem_proto.v1.session_pb2.StepPace | None = ...,
         digest: builtins.str = ...,
+        received_bytes: builtins.int = ...,
+        sent_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "digest", b"digest", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "role", b"role", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "digest", b"digest", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "received_bytes", b"received_bytes", "released_seconds", b"released_seconds", "role", b"role", "sent_bytes", b"sent_bytes", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_released_seconds", b"_released_seconds"]) -> typing.Literal["released_seconds"] | None: ...
 
 global___SessionStatus = SessionStatus

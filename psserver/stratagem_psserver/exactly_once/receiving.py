@@ -96,6 +96,7 @@ class Receiver:
         tensors, segment = await _tensors(manifest, upload, chunks)
         if manifest.nbytes:
             self._figures.calls(type(request).__name__).received.observe(manifest.nbytes)
+            session.received += manifest.nbytes
         return StagedTensors(session, tensors, reservation, segment), upload
 
 

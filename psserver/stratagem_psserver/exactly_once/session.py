@@ -47,6 +47,8 @@ class Session:
         waits: What it waited for of other tasks by then.
         pace: How fast it took its steps by then; None before it said so.
         numbering: Which of its requests were applied.
+        received: Bytes of tensors that it has sent.
+        sent: Bytes of tensors in answers to it.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
     """
 
@@ -64,6 +66,8 @@ class Session:
     waits: Sequence[Waiter] = ()
     pace: StepPace | None = None
     numbering: Numbering = field(default_factory=Numbering)
+    received: int = 0
+    sent: int = 0
     opened: int = 0
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import Holding, LockUse
@@ -38,13 +39,18 @@ class ReadTask(NamedTuple):
         plan: Plans the answer from the present state of the variables.
         selections: What to read.
         segment: The shared memory for the values, if they fit; None to send them.
-        client: The label of the client that reads.
+        session: The session of the client that reads.
     """
 
     plan: Callable[[], ReadPlan]
     selections: Sequence[pb.Selection]
     segment: Segment | None
-    client: str
+    session: Session
+
+    @property
+    def client(self) -> str:
+        """The label of the client."""
+        return self.session.label
 
 
 Frames: TypeAlias = bytes | AsyncGenerator[bytes, None]
@@ -73,13 +79,14 @@ def _only_frame(state: ServerState, reading: ReadTask, make_header: MakeHeader) 
     with state.budget.reserve(plan.nbytes, "a read", reading.client):
         message = make_header(plan.present_header())
         frame = encode_filled(message, plan.layout, plan.fill, segment)
-    _count(state, plan)
+    _count(state, reading.session, plan)
     return frame
 
 
-def _count(state: ServerState, plan: ReadPlan) -> None:
+def _count(state: ServerState, session: Session, plan: ReadPlan) -> None:
     if plan.nbytes:
         state.figures.calls(pb.ReadRequest.__name__).sent.observe(plan.nbytes)
+        session.sent += plan.nbytes
 
 
 async def _frames(
@@ -92,7 +99,7 @@ async def _frames(
         # Frames are copies of the values, which must not change until all frames are made.
         with state.budget.reserve(plan.nbytes, "a read", reading.client):
             segment, message = reading.segment, make_header(plan.present_header())
-            _count(state, plan)
+            _count(state, reading.session, plan)
             frames: SentValues | AsyncGenerator[bytes, None]
             if segment is None or plan.layout.room > segment.nbytes:
                 frames = await _sent(state, message, plan, locks)

@@ -56,6 +56,8 @@ class ParameterServerFacts:
             awaited=session.awaited,
             waits=session.waits,
             pace=session.pace,
+            received_bytes=session.received,
+            sent_bytes=session.sent,
         )
         released = self._state.waits.released(session.label)
         if released is not None:

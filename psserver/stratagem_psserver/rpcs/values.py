@@ -50,7 +50,7 @@ class ValueRpcs:
             plan = partial(ReadPlan.of, variables, request.selections)
         else:
             plan = partial(state.read_plans.of, request.selections)
-        reading = ReadTask(plan, request.selections, segment, session.label)
+        reading = ReadTask(plan, request.selections, segment, session)
         frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):
             yield frames

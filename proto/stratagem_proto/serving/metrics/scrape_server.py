@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from stratagem_proto.sockets.closing import hang_up
 
 if TYPE_CHECKING:
+    from stratagem_proto.certificates.contents import Certificates
     from stratagem_proto.certificates.folder import CertificateFolder
 
 # Prometheus opens one connection, or two.
@@ -60,12 +62,16 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         accepted, address = super().get_request()
         if self._certificates is None:
             return accepted, address
-        from stratagem_proto.certificates.contexts import server_context
-
-        context = server_context(self._certificates.current())
+        context = self.context(self._certificates.current())
         accepted.settimeout(_SILENCE_SECONDS)
         encrypted = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         return encrypted, address
+
+    def context(self, shown: Certificates) -> ssl.SSLContext:
+        """Return the TLS of connections with these certificates."""
+        from stratagem_proto.certificates.contexts import server_context
+
+        return server_context(shown)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:

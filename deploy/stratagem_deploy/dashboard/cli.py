@@ -1,0 +1,103 @@
+"""The command `stratagem dashboard`.
+
+Exit codes: 0 after Ctrl-C or SIGTERM, and 2 when there was nobody to ask, or no page to be had.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stratagem_deploy.watching.looks import NOBODY, found_cluster, look_at
+from stratagem_deploy.watching.options import (
+    Cluster,
+    Interval,
+    Patience,
+    Run,
+    Servers,
+    Timeout,
+    TokenFile,
+)
+from stratagem_proto.errors import StratagemError
+
+if TYPE_CHECKING:
+    from stratagem_deploy.dashboard.page_server import PageServer
+    from stratagem_deploy.dashboard.watcher import Watcher
+
+Bind = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where the page is; port 0 takes a free one.")
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the certificate of the page: tls.crt, tls.key and ca.crt."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let other machines read the page unencrypted.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the addresses as a line of JSON.")]
+
+
+def dashboard(  # noqa: PLR0913  # one parameter for each option
+    servers: Servers = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    run: Run = None,
+    bind: Bind = "127.0.0.1:0",
+    tls: Tls = None,
+    insecure: Insecure = False,
+    interval: Interval = 2.0,
+    patience: Patience = 2.0,
+    as_json: AsJson = False,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Serve a live page about a cluster until Ctrl-C.
+
+    Servers are found as by `stratagem status`. The command prints an address that signs a browser
+    in; whoever has it can read the page, and nobody can change anything there. The page shows what
+    `status`, `top` and `doctor` say, and how it has changed in the last hour that this command ran.
+
+    Exit code: 0 after Ctrl-C or SIGTERM, and 2 if there was nobody to ask, or if the page cannot be
+    served.
+    """
+    from stratagem_deploy.dashboard.watcher import Watched, Watcher
+
+    found = found_cluster(servers, cluster, run)
+    look = look_at(found, token_file, timeout)
+    closely = look_at(found, token_file, timeout, with_variables=True)
+    watcher = Watcher(Watched(look, closely, found.heading, interval, patience))
+    page, ended = _page(watcher, bind, tls, insecure), _told_by_signals()
+    watcher.start()
+    if as_json:
+        typer.echo(json.dumps({"url": page.url, "address": page.address}))
+    else:
+        typer.echo(f"The dashboard is at {page.url}")
+    ended.wait()
+    page.stop()
+
+
+def _page(watcher: Watcher, bind: str, tls: Path | None, insecure: bool) -> PageServer:
+    from stratagem_deploy.dashboard.page_server import PageServer
+
+    try:
+        return PageServer(watcher, bind, tls, insecure)
+    except (StratagemError, ImportError, OSError) as error:
+        typer.echo(f"stratagem: {error}", err=True)
+        raise typer.Exit(NOBODY) from error
+
+
+def _told_by_signals() -> threading.Event:
+    """Return what is set when the command is to end."""
+    ended = threading.Event()
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, end)
+    return ended
