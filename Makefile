@@ -36,7 +36,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	frameworks-test stores-test optimizers-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
+	frameworks-test stores-test optimizers-test dashboard-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -46,7 +46,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses auto --dist loadfile \
-	    -m "not cluster and not chaos and not compose and not netns and not ray"
+	    -m "not cluster and not chaos and not compose and not dashboard and not netns and not ray"
 	$(BIN)/pytest --numprocesses auto --dist loadfile --logged-servers --quiet \
 	    -m "not cluster" tests/psserver
 
@@ -85,6 +85,12 @@ stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
 optimizers-test: $(INSTALLED) ## Train with optimizers of other packages.
 	$(PIP) install --constraint constraints.txt --editable ".[optimizers]"
 	$(BIN)/pytest tests/client/parameter_server/test_third_party_optimizers.py
+
+# Of the one for Playwright, only the file that looks for what people cannot use.
+dashboard-test: $(INSTALLED) ## Look at the dashboard in Chromium, and take pictures for docs.
+	$(PIP) install --constraint constraints.txt "selenium>=4"
+	$(PIP) install --constraint constraints.txt --no-deps axe-playwright-python
+	$(BIN)/pytest -m dashboard --capture=no --timeout=400 tests/deploy/dashboard
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"

@@ -151,12 +151,15 @@ def _flow(received: float, sent: float) -> str:
 
 
 def _arrows(answers: Sequence[ServerAnswer]) -> Iterator[Arrow]:
-    for _, wait in all_waits(answers):
+    # Of waits for the same client, on several servers, the longest is told.
+    told: set[tuple[str, str]] = set()
+    waits = (wait for _, wait in all_waits(answers))
+    for wait in sorted(waits, key=lambda each: -each.seconds):
         for awaited in wait.awaited:
-            client, whom = task_name(wait.client), task_name(awaited.client)
-            if client != whom:
-                words = f"waits {span(wait.seconds)} for {task_name(wait.subject)}"
-                yield Arrow(client, whom, words)
+            pair = task_name(wait.client), task_name(awaited.client)
+            if pair[0] != pair[1] and pair not in told:
+                told.add(pair)
+                yield Arrow(*pair, f"waits {span(wait.seconds)} for {task_name(wait.subject)}")
 
 
 def _mark(nodes: Mapping[str, Node], arrows: Sequence[Arrow], found: Sequence[Finding]) -> None:

@@ -41,6 +41,7 @@ _HEADERS = (
 )
 _SIGNED_IN = (
     b"<!doctype html><html lang=en><meta charset=utf-8><title>Stratagem</title>"
+    b'<link rel=icon href="/icon.svg">'
     b'<meta http-equiv=refresh content="0; url=/"><p><a href="/">Go to the dashboard</a></p>'
 )
 

@@ -23,7 +23,7 @@ const tables = {
   steps: new Table(byId("steps-table"), "Steps", [
     ["worker", "worker", "name"], ["optimizer", "optimizer", ""],
     ["consistency", "consistency", ""], ["steps", "steps/s", "number"],
-    ["staleness", "staleness", ""], ["dropped", "dropped", "number"], ["gone", "", "words"],
+    ["staleness", "staleness", ""], ["dropped", "dropped", "number"], ["gone", "why it is gone", "words"],
   ], { key: (row) => `${row.worker} ${row.optimizer}`, empty: "No worker has taken a step." }),
   clients: new Table(byId("clients-table"), "Clients", [
     ["client", "client", "name"], ["role", "role", ""],

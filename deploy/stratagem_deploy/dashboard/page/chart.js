@@ -4,9 +4,11 @@ import { drawn, element, say } from "./elements.js";
 import { ceiling, clock, inWords } from "./words.js";
 
 const HEIGHT = 132;
-const LEFT = 4;
-const TOP = 14;
+const LEFT = 60; // for the figures of the axis
+const RIGHT = 4;
+const TOP = 8;
 const BOTTOM = 20;
+const LEAST_SECONDS = 60;
 const STYLES = 8; // of lines, in the style sheet
 
 let made = 0;
@@ -48,7 +50,8 @@ export class Chart {
   #listen() {
     this.#slider.addEventListener("pointermove", (event) => {
       const box = this.#svg.getBoundingClientRect();
-      this.#choose(this.#shown?.nearest((event.clientX - box.left) / box.width) ?? null);
+      const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
+      this.#choose(this.#shown?.nearest(share) ?? null);
     });
     this.#slider.addEventListener("pointerleave", () => this.#choose(null));
     this.#slider.addEventListener("blur", () => this.#choose(null));
@@ -69,9 +72,10 @@ export class Chart {
     if (this.#shown) this.#render();
   }
 
-  /** Draws the values of these times, those of the last `span` seconds. */
-  draw(times, series, span) {
+  /** Draws the values of these times, those of the last `most` seconds. */
+  draw(times, series, most) {
     const end = times[times.length - 1];
+    const span = Math.min(most, Math.max(LEAST_SECONDS, end - times[0]));
     const begin = times.findIndex((time) => time >= end - span);
     const shown = times.slice(begin);
     const lines = [...series]
@@ -90,13 +94,13 @@ export class Chart {
     const { times, lines, width, end, span } = this.#shown;
     const known = lines.flatMap(({ values }) => values).filter((value) => value !== null);
     const [low, high] = this.#bounds(known);
-    const x = (time) => LEFT + (width - 2 * LEFT) * (1 - (end - time) / span);
+    const x = (time) => LEFT + (width - LEFT - RIGHT) * (1 - (end - time) / span);
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low || 1));
     const at = this.#chosen === null ? times.length - 1 : times.indexOf(this.#chosen);
     this.#svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.#svg.replaceChildren(
       ...this.#axes([low, (low + high) / 2, high], y, width),
-      ...hours(end, span, x, width),
+      ...hours(end, span, x),
       ...lines.map(({ values }, index) => drawn("path", {
         d: path(times, values, x, y), class: `curve style-${index % STYLES}`,
       })),
@@ -119,8 +123,8 @@ export class Chart {
 
   #axes(ticks, y, width) {
     return ticks.flatMap((tick) => [
-      drawn("line", { x1: 0, x2: width, y1: y(tick), y2: y(tick), class: "grid" }),
-      drawn("text", { x: 0, y: y(tick) - 3, class: "tick" }, inWords(tick, this.#unit)),
+      drawn("line", { x1: LEFT, x2: width, y1: y(tick), y2: y(tick), class: "grid" }),
+      drawn("text", { x: LEFT - 8, y: y(tick) + 4, class: "tick end" }, inWords(tick, this.#unit)),
     ]);
   }
 
@@ -172,11 +176,15 @@ function path(times, values, x, y) {
   return words.replace(/M([\d.-]+ [\d.-]+)(?=M|$)/g, "M$1L$1");
 }
 
-function hours(end, span, x, width) {
+function hours(end, span, x) {
   const ago = [span, span / 2, 0];
-  const words = ago.map((each) => (each ? `${each / 60} min ago` : "now"));
+  const words = ago.map((each) => (each ? `${passed(each)} ago` : "now"));
   return ago.map((each, index) => drawn("text", {
-    x: Math.min(width, Math.max(0, x(end - each))), y: HEIGHT - 4,
+    x: x(end - each), y: HEIGHT - 4,
     class: `tick ${["begin", "middle", "end"][index]}`,
   }, words[index]));
+}
+
+function passed(seconds) {
+  return seconds < 120 ? `${Math.round(seconds)} s` : `${Number((seconds / 60).toFixed(1))} min`;
 }

@@ -4,15 +4,15 @@ import { byId, drawn, mark, say } from "./elements.js";
 import { Table } from "./tables.js";
 
 const TIERS = {
-  program: { least: 120, most: 200, height: 52, gap: 40 },
-  worker: { least: 112, most: 200, height: 52, gap: 40 },
-  server: { least: 168, most: 260, height: 70, gap: 72 },
+  program: { least: 112, most: 260, height: 52, gap: 96 },
+  worker: { least: 112, most: 260, height: 52, gap: 96 },
+  server: { least: 168, most: 260, height: 70, gap: 96 },
 };
 const FEW = 8; // more nodes than these are drawn smaller
 const SMALL = { least: 90, most: 150, height: 46, gap: 10 };
-const BETWEEN = 92; // between tiers
+const BETWEEN = 132; // between tiers
 const ABOVE = 34; // for waits, which pass above
-const MOST_LABELS = 8; // links beyond these have their figures in the table only
+const LABEL = 80; // links closer to each other have their figures in the table only
 const SYMBOLS = { "does not answer": "✕", "holds others up": "▲", waits: "…" };
 
 /** Returns where each node is, and the height of all. */
@@ -42,10 +42,27 @@ function layout(nodes, width) {
   return { places, height: Math.max(y - BETWEEN + 4, 1) };
 }
 
-function link(from, to) {
+/** Returns where the links of each node are along its edge, so that they do not lie on each other. */
+function ends(links, places) {
+  const found = new Map();
+  for (const [mine, other] of [["client", "server"], ["server", "client"]]) {
+    const grouped = new Map();
+    for (const each of links) grouped.set(each[mine], [...(grouped.get(each[mine]) ?? []), each]);
+    for (const [name, some] of grouped) {
+      const { x, width } = places.get(name);
+      some.sort((a, b) => places.get(a[other]).x - places.get(b[other]).x);
+      const room = width / (some.length + 1);
+      some.forEach((each, index) => {
+        const known = found.get(each) ?? {};
+        found.set(each, { ...known, [mine]: x + room * (index + 1), [`${mine}Room`]: room });
+      });
+    }
+  }
+  return found;
+}
+
+function link(from, to, x1, x2) {
   const down = from.y <= to.y;
-  const x1 = from.x + from.width / 2;
-  const x2 = to.x + to.width / 2;
   const y1 = down ? from.y + from.height : from.y;
   const y2 = down ? to.y : to.y + to.height;
   const bend = (y2 - y1) / 2;
@@ -97,7 +114,7 @@ export class Picture {
     if (wanted !== this.#drawn) this.#draw(picture, width);
     this.#drawn = wanted;
     picture.nodes.forEach((node) => this.#update(node));
-    picture.links.forEach((each) => this.#flow(each, picture.links.length));
+    picture.links.forEach((each) => this.#flow(each));
     this.#wait(picture.waits);
     this.#tell(picture);
   }
@@ -109,9 +126,9 @@ export class Picture {
     this.#links.clear();
     this.#svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.#svg.setAttribute("height", height);
-    const lines = links
-      .filter(({ client, server }) => places.has(client) && places.has(server))
-      .map((each) => this.#line(each, places));
+    const drawable = links.filter(({ client, server }) => places.has(client) && places.has(server));
+    const where = ends(drawable, places);
+    const lines = drawable.map((each) => this.#line(each, places, where.get(each)));
     const boxes = nodes.map((node) => this.#box(node, places.get(node.name)));
     const labels = lines.map(({ label }) => label);
     this.#svg.replaceChildren(this.#title, this.#words, arrowhead(),
@@ -119,19 +136,13 @@ export class Picture {
       drawn("g", {}, ...labels), this.#waits);
   }
 
-  #line({ client, server }, places) {
+  #line({ client, server }, places, at) {
     const from = places.get(client);
-    const to = places.get(server);
     const tip = drawn("title");
-    const path = drawn("path", { d: link(from, to) }, tip);
-    // Where a link has left its client a little, no two of them are at the same place.
-    const share = 0.2;
-    const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
-    const y1 = from.y + from.height;
-    const bent = 3 * share ** 2 - 2 * share ** 3;
-    const x = x1 + (x2 - x1) * bent;
-    const label = text(x, y1 + (to.y - y1) * (share + 0.02), "flow");
-    this.#links.set(`${client} ${server}`, { path, tip, label });
+    const path = drawn("path", { d: link(from, places.get(server), at.client, at.server) }, tip);
+    const words = [18, 32].map((below) => text(at.client, from.y + from.height + below, "flow"));
+    const label = drawn("g", {}, ...words);
+    this.#links.set(`${client} ${server}`, { path, tip, words, isRoomy: at.clientRoom >= LABEL });
     return { path, label };
   }
 
@@ -157,16 +168,13 @@ export class Picture {
     mark(known.group, "data-state", node.state.startsWith("silent") ? "silent" : node.state);
   }
 
-  #flow({ client, server, rate, moved }, number) {
+  #flow({ client, server, rate, moved }) {
     const known = this.#links.get(`${client} ${server}`);
     if (!known) return;
     say(known.tip, `${client} and ${server}${moved ? `: ${moved}` : ""}`);
-    say(known.label, number <= MOST_LABELS && this.#roomy() ? moved : "");
+    const parts = moved.split("  ");
+    known.words.forEach((line, index) => say(line, known.isRoomy ? parts[index] ?? "" : ""));
     mark(known.path, "stroke-width", thickness(rate));
-  }
-
-  #roomy() {
-    return byId("drawing").clientWidth >= 640;
   }
 
   #wait(waits) {
