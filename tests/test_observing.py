@@ -25,7 +25,8 @@ from tests.psserver.wire import RawClient
 PAGE = (Path(__file__).parent.parent / "docs" / "observing.md").read_text()
 # What is behind a pipe is another program's.
 SHOWN = [shlex.split(line) for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)]
-COMMANDS = [command for command in SHOWN if command[0] not in ("ps", "worker")]
+SERVERS = ("ps", "worker", "dashboard")
+COMMANDS = [command for command in SHOWN if command[0] not in SERVERS]
 
 
 class Screen(io.StringIO):
@@ -62,6 +63,7 @@ def test_the_commands_of_the_page_answer(command: list[str], environment: dict[s
 
 def test_the_page_shows_each_command() -> None:
     assert {command[0] for command in COMMANDS} == {"status", "top", "variables", "doctor"}
+    assert ["dashboard"] in SHOWN
 
 
 def test_the_program_of_the_page_runs() -> None:

@@ -15,8 +15,8 @@ from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
 from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.places import ServerPlace
 from stratagem_deploy.watching.calls import calls_of
+from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,

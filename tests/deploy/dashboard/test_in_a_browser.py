@@ -58,13 +58,12 @@ def browser(opened: Chrome) -> Iterator[Chrome]:
 
 
 @contextmanager
-def page(cluster: Cluster, interval: float = 1.0) -> Iterator[str]:
+def page(cluster: Cluster, interval: float = 1.0, heading: str = "") -> Iterator[str]:
     """Serves the page of a cluster; returns what signs in."""
 
     def look(with_variables: bool = False) -> Any:
         return ask(cluster.places, cluster.token, 5.0, with_variables)
 
-    heading = "the cluster of `stratagem run examples/movielens.py`"
     watcher = Watcher(Watched(look, lambda: look(True), heading, interval, 2.0))
     server = PageServer(watcher, "127.0.0.1:0")
     watcher.start()
@@ -116,7 +115,8 @@ def errors(browser: Chrome) -> list[str]:
 
 
 def test_the_demo_is_shown_in_each_light_and_on_a_phone(browser: Chrome, tmp_path: Path) -> None:
-    with scenes.demo(tmp_path) as cluster, page(cluster) as url:
+    heading = "the cluster of `stratagem run examples/movielens.py`"
+    with scenes.demo(tmp_path) as cluster, page(cluster, heading=heading) as url:
         shown(browser, url)
         eventually(lambda: text(browser, ".flow") != "", 240, 0.5)
         points = "return document.querySelector('.plot').getAttribute('aria-valuemax')"

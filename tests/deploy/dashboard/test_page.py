@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from stratagem_proto.v1.session_pb2 import HeartbeatRequest, HeartbeatResponse, 
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.certified import certified
 from tests.conftest import TOKEN
 from tests.deploy.dashboard.reader import Reader, served
 from tests.deploy.processes.process_tree import python
@@ -282,3 +285,17 @@ def test_nobody_to_ask_is_exit_code_2() -> None:
     finished = CliRunner().invoke(app, ["dashboard", "nowhere"], env={"TF_CONFIG": "{}"})
     assert finished.exit_code == 2
     assert "'nowhere' is not an address" in finished.output
+
+
+def test_a_page_with_a_certificate_is_encrypted_for_browsers_that_have_none(tmp_path: Path) -> None:
+    folder = certified(tmp_path).of("observer")
+    page = PageServer(nobody(), "0.0.0.0:0", tls=folder)
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    context.check_hostname = False
+    try:
+        url = page.url.replace("0.0.0.0", "127.0.0.1")
+        with urlopen(url, context=context, timeout=60) as answer:
+            assert url.startswith("https://")
+            assert "; Secure" in answer.headers["Set-Cookie"]
+    finally:
+        page.stop()
