@@ -25,6 +25,9 @@ MAX_NAME_LENGTH = 512
 MAX_RANK = 32
 MAX_TENSORS = 100_000
 
+MOST_SCALARS, SCALAR_NAME_CHARACTERS = 32, 100
+"""Most numbers that a program logs under different names, and the most characters of a name."""
+
 PING_SECONDS = 5.0
 """A connection whose peer leaves a ping unanswered for this time is closed."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from stratagem._ps_client.scalars import Scalars
 from stratagem._ps_client.step_pace import StepPace
 
 
@@ -31,10 +32,11 @@ class StepCount:
 
     Attributes:
         pace: How long the program takes for steps of its optimizers.
+        scalars: What the program has logged.
     """
 
     def __init__(self) -> None:
-        self.pace = StepPace()
+        self.pace, self.scalars = StepPace(), Scalars()
         self._lock = threading.Lock()
         self._inside = 0
         self._current = 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import median
 
 from stratagem_deploy.dashboard.curves import Measures
 from stratagem_deploy.watching.amounts import mean
 from stratagem_deploy.watching.asking import ServerAnswer, of_clients
 from stratagem_deploy.watching.calls import calls_of, seconds_between
+from stratagem_deploy.watching.diagnosis.clients import session_name
 from stratagem_deploy.watching.rows import progress_of
 from stratagem_proto.v1.status_pb2 import MethodStatus
 
@@ -31,7 +33,19 @@ def measures(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
         "waiting": {each.label: float(_waiting(each)) for each in stores},
         "held": {each.label: float(held_bytes(each)) for each in stores},
     }
+    found |= _scalars(of_clients(answers))
     return {chart: _of_few(series) for chart, series in found.items() if series}
+
+
+def _scalars(answers: Sequence[ServerAnswer]) -> dict[str, Mapping[str, float]]:
+    """Return what programs have logged last; a client tells all servers the same."""
+    found: dict[str, dict[str, float]] = {}
+    for answer in answers:
+        for session in answer.status.sessions if answer.status else ():
+            for one in session.scalars:
+                if isfinite(one.value):
+                    found.setdefault(f"scalar/{one.name}", {})[session_name(session)] = one.value
+    return {**found}
 
 
 def steps_by_worker(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import waits_pb2 as stratagem__proto_dot_v1_dot_waits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/session.proto\x12\x12stratagem_proto.v1\x1a\x1estratagem_proto/v1/waits.proto\"\"\n\x04Task\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"6\n\x05Proof\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"N\n\x0c\x46ilteredTask\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0e\x64\x65vice_filters\x18\x02 \x03(\t\"@\n\rFilteredTasks\x12/\n\x05tasks\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.FilteredTask\"\xf9\x02\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x03 \x01(\x0c\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06\x63lient\x18\n \x01(\x0c\x12\x13\n\x0bincarnation\x18\x0b \x01(\x0c\x12\x0f\n\x07program\x18\r \x01(\x0c\x12\x0f\n\x07process\x18\x0f \x01(\x0c\x12\x33\n\x08\x66iltered\x18\x10 \x01(\x0b\x32!.stratagem_proto.v1.FilteredTasks\x12(\n\x05proof\x18\x0e \x01(\x0b\x32\x19.stratagem_proto.v1.ProofJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07J\x04\x08\x0c\x10\rR\rcluster_tokenR\x0c\x63\x61pabilitiesR\x10outlives_servers\"\xda\x02\n\x13OpenSessionResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x15\n\rlease_seconds\x18\x05 \x01(\x01\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\x12\x10\n\x08restored\x18\n \x01(\x08\x12\x37\n\rframe_sockets\x18\x0b \x01(\x0b\x32 .stratagem_proto.v1.FrameSockets\x12\x19\n\x11reconnect_seconds\x18\x0c \x01(\x01\x12\x10\n\x08replicas\x18\r \x01(\rJ\x04\x08\x04\x10\x05R\x0c\x63\x61pabilities\"|\n\x0c\x46rameSockets\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x0e\n\x06secret\x18\x06 \x01(\x0c\x12\x12\n\nsession_id\x18\x07 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x06ticketR\x05proof\"\xe2\x01\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\r\n\x05\x64oing\x18\x0c \x01(\t\x12\x32\n\x07\x61waited\x18\r \x03(\x0b\x32!.stratagem_proto.v1.AwaitedAnswer\x12)\n\x05waits\x18\x0e \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x04pace\x18\x0f \x01(\x0b\x32\x1c.stratagem_proto.v1.StepPace\".\n\x08StepPace\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x13\n\x0bown_seconds\x18\x02 \x01(\x01\"Z\n\rAwaitedAnswer\x12(\n\x06server\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"(\n\x11HeartbeatResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\"*\n\x14\x41ttendSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x17\n\x15\x41ttendSessionResponse\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x16\n\x14\x43loseSessionResponse\"\xbf\x01\n\nRequestKey\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\n \x01(\x04\x12\x10\n\x08\x66inished\x18\x0b \x01(\x04\x12\x0e\n\x06report\x18\x0c \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0e \x01(\t\x12/\n\x07\x63losure\x18\r \x01(\x0b\x32\x1e.stratagem_proto.v1.ClosureKey\"T\n\nClosureKey\x12\x35\n\x08identity\x18\x01 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\"0\n\x0f\x43losureIdentity\x12\r\n\x05space\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\"?\n\x0cWorkerReport\x12/\n\x06states\x18\x01 \x03(\x0b\x32\x1f.stratagem_proto.v1.WorkerState\"\x99\x01\n\x0bWorkerState\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x45\n\x0b\x63ontributed\x18\x02 \x03(\x0b\x32\x30.stratagem_proto.v1.WorkerState.ContributedEntry\x1a\x32\n\x10\x43ontributedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x9e\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x12\x12\n\x0eROLE_EVALUATOR\x10\x03\x12\x11\n\rROLE_OPERATOR\x10\x04\x12\x14\n\x10ROLE_COORDINATOR\x10\x05\x12\x11\n\rROLE_OBSERVER\x10\x06\x12\x0f\n\x0bROLE_SERVER\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/session.proto\x12\x12stratagem_proto.v1\x1a\x1estratagem_proto/v1/waits.proto\"\"\n\x04Task\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"6\n\x05Proof\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"N\n\x0c\x46ilteredTask\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x16\n\x0e\x64\x65vice_filters\x18\x02 \x03(\t\"@\n\rFilteredTasks\x12/\n\x05tasks\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.FilteredTask\"\xf9\x02\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x03 \x01(\x0c\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06\x63lient\x18\n \x01(\x0c\x12\x13\n\x0bincarnation\x18\x0b \x01(\x0c\x12\x0f\n\x07program\x18\r \x01(\x0c\x12\x0f\n\x07process\x18\x0f \x01(\x0c\x12\x33\n\x08\x66iltered\x18\x10 \x01(\x0b\x32!.stratagem_proto.v1.FilteredTasks\x12(\n\x05proof\x18\x0e \x01(\x0b\x32\x19.stratagem_proto.v1.ProofJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07J\x04\x08\x0c\x10\rR\rcluster_tokenR\x0c\x63\x61pabilitiesR\x10outlives_servers\"\xda\x02\n\x13OpenSessionResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x15\n\rlease_seconds\x18\x05 \x01(\x01\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\x12\x10\n\x08restored\x18\n \x01(\x08\x12\x37\n\rframe_sockets\x18\x0b \x01(\x0b\x32 .stratagem_proto.v1.FrameSockets\x12\x19\n\x11reconnect_seconds\x18\x0c \x01(\x01\x12\x10\n\x08replicas\x18\r \x01(\rJ\x04\x08\x04\x10\x05R\x0c\x63\x61pabilities\"|\n\x0c\x46rameSockets\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x0e\n\x06secret\x18\x06 \x01(\x0c\x12\x12\n\nsession_id\x18\x07 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x06ticketR\x05proof\"\x8f\x02\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\r\n\x05\x64oing\x18\x0c \x01(\t\x12\x32\n\x07\x61waited\x18\r \x03(\x0b\x32!.stratagem_proto.v1.AwaitedAnswer\x12)\n\x05waits\x18\x0e \x03(\x0b\x32\x1a.stratagem_proto.v1.Waiter\x12*\n\x04pace\x18\x0f \x01(\x0b\x32\x1c.stratagem_proto.v1.StepPace\x12+\n\x07scalars\x18\x10 \x03(\x0b\x32\x1a.stratagem_proto.v1.Scalar\"%\n\x06Scalar\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\".\n\x08StepPace\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x13\n\x0bown_seconds\x18\x02 \x01(\x01\"Z\n\rAwaitedAnswer\x12(\n\x06server\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"(\n\x11HeartbeatResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\"*\n\x14\x41ttendSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x17\n\x15\x41ttendSessionResponse\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x16\n\x14\x43loseSessionResponse\"\xbf\x01\n\nRequestKey\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\n \x01(\x04\x12\x10\n\x08\x66inished\x18\x0b \x01(\x04\x12\x0e\n\x06report\x18\x0c \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0e \x01(\t\x12/\n\x07\x63losure\x18\r \x01(\x0b\x32\x1e.stratagem_proto.v1.ClosureKey\"T\n\nClosureKey\x12\x35\n\x08identity\x18\x01 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\"0\n\x0f\x43losureIdentity\x12\r\n\x05space\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\"?\n\x0cWorkerReport\x12/\n\x06states\x18\x01 \x03(\x0b\x32\x1f.stratagem_proto.v1.WorkerState\"\x99\x01\n\x0bWorkerState\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x45\n\x0b\x63ontributed\x18\x02 \x03(\x0b\x32\x30.stratagem_proto.v1.WorkerState.ContributedEntry\x1a\x32\n\x10\x43ontributedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x9e\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x12\x12\n\x0eROLE_EVALUATOR\x10\x03\x12\x11\n\rROLE_OPERATOR\x10\x04\x12\x14\n\x10ROLE_COORDINATOR\x10\x05\x12\x11\n\rROLE_OBSERVER\x10\x06\x12\x0f\n\x0bROLE_SERVER\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._loaded_options = None
   _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=2280
-  _globals['_ROLE']._serialized_end=2438
+  _globals['_ROLE']._serialized_start=2364
+  _globals['_ROLE']._serialized_end=2522
   _globals['_TASK']._serialized_start=88
   _globals['_TASK']._serialized_end=122
   _globals['_PROOF']._serialized_start=124
@@ -51,31 +51,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAMESOCKETS']._serialized_start=1055
   _globals['_FRAMESOCKETS']._serialized_end=1179
   _globals['_HEARTBEATREQUEST']._serialized_start=1182
-  _globals['_HEARTBEATREQUEST']._serialized_end=1408
-  _globals['_STEPPACE']._serialized_start=1410
-  _globals['_STEPPACE']._serialized_end=1456
-  _globals['_AWAITEDANSWER']._serialized_start=1458
-  _globals['_AWAITEDANSWER']._serialized_end=1548
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1550
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1590
-  _globals['_ATTENDSESSIONREQUEST']._serialized_start=1592
-  _globals['_ATTENDSESSIONREQUEST']._serialized_end=1634
-  _globals['_ATTENDSESSIONRESPONSE']._serialized_start=1636
-  _globals['_ATTENDSESSIONRESPONSE']._serialized_end=1659
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1661
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1702
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1704
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1726
-  _globals['_REQUESTKEY']._serialized_start=1729
-  _globals['_REQUESTKEY']._serialized_end=1920
-  _globals['_CLOSUREKEY']._serialized_start=1922
-  _globals['_CLOSUREKEY']._serialized_end=2006
-  _globals['_CLOSUREIDENTITY']._serialized_start=2008
-  _globals['_CLOSUREIDENTITY']._serialized_end=2056
-  _globals['_WORKERREPORT']._serialized_start=2058
-  _globals['_WORKERREPORT']._serialized_end=2121
-  _globals['_WORKERSTATE']._serialized_start=2124
-  _globals['_WORKERSTATE']._serialized_end=2277
-  _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._serialized_start=2227
-  _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._serialized_end=2277
+  _globals['_HEARTBEATREQUEST']._serialized_end=1453
+  _globals['_SCALAR']._serialized_start=1455
+  _globals['_SCALAR']._serialized_end=1492
+  _globals['_STEPPACE']._serialized_start=1494
+  _globals['_STEPPACE']._serialized_end=1540
+  _globals['_AWAITEDANSWER']._serialized_start=1542
+  _globals['_AWAITEDANSWER']._serialized_end=1632
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1634
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1674
+  _globals['_ATTENDSESSIONREQUEST']._serialized_start=1676
+  _globals['_ATTENDSESSIONREQUEST']._serialized_end=1718
+  _globals['_ATTENDSESSIONRESPONSE']._serialized_start=1720
+  _globals['_ATTENDSESSIONRESPONSE']._serialized_end=1743
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1745
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1786
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1788
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1810
+  _globals['_REQUESTKEY']._serialized_start=1813
+  _globals['_REQUESTKEY']._serialized_end=2004
+  _globals['_CLOSUREKEY']._serialized_start=2006
+  _globals['_CLOSUREKEY']._serialized_end=2090
+  _globals['_CLOSUREIDENTITY']._serialized_start=2092
+  _globals['_CLOSUREIDENTITY']._serialized_end=2140
+  _globals['_WORKERREPORT']._serialized_start=2142
+  _globals['_WORKERREPORT']._serialized_end=2205
+  _globals['_WORKERSTATE']._serialized_start=2208
+  _globals['_WORKERSTATE']._serialized_end=2361
+  _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._serialized_start=2311
+  _globals['_WORKERSTATE_CONTRIBUTEDENTRY']._serialized_end=2361
 # @@protoc_insertion_point(module_scope)

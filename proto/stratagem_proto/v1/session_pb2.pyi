@@ -395,6 +395,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     AWAITED_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
+    SCALARS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in RequestKey."""
     finished: builtins.int
@@ -420,6 +421,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def pace(self) -> global___StepPace:
         """How fast the program takes its steps; absent before it has taken several."""
 
+    @property
+    def scalars(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Scalar]:
+        """The numbers that the program has logged last, one of each name; at most 32."""
+
     def __init__(
         self,
         *,
@@ -430,11 +435,34 @@ class HeartbeatRequest(google.protobuf.message.Message):
         awaited: collections.abc.Iterable[global___AwaitedAnswer] | None = ...,
         waits: collections.abc.Iterable[stratagem_proto.v1.waits_pb2.Waiter] | None = ...,
         pace: global___StepPace | None = ...,
+        scalars: collections.abc.Iterable[global___Scalar] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pace", b"pace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "doing", b"doing", "finished", b"finished", "pace", b"pace", "report", b"report", "session_id", b"session_id", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["awaited", b"awaited", "doing", b"doing", "finished", b"finished", "pace", b"pace", "report", b"report", "scalars", b"scalars", "session_id", b"session_id", "waits", b"waits"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
+
+@typing.final
+class Scalar(google.protobuf.message.Message):
+    """A number that a program tells of its training."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What it is, for instance "loss"; at most 100 characters."""
+    value: builtins.float
+    """Its value; it may be infinite, or no number."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        value: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "value", b"value"]) -> None: ...
+
+global___Scalar = Scalar
 
 @typing.final
 class StepPace(google.protobuf.message.Message):

@@ -161,6 +161,7 @@ class SessionStatus(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: builtins.int
     SENT_BYTES_FIELD_NUMBER: builtins.int
+    SCALARS_FIELD_NUMBER: builtins.int
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float
@@ -199,6 +200,10 @@ class SessionStatus(google.protobuf.message.Message):
     def pace(self) -> stratagem_proto.v1.session_pb2.StepPace:
         """As in HeartbeatRequest, of the last heartbeat."""
 
+    @property
+    def scalars(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.session_pb2.Scalar]:
+        """As in HeartbeatRequest, of the last heartbeat."""
+
     def __init__(
         self,
         *,
@@ -214,9 +219,10 @@ class SessionStatus(google.protobuf.message.Message):
         digest: builtins.str = ...,
         received_bytes: builtins.int = ...,
         sent_bytes: builtins.int = ...,
+        scalars: collections.abc.Iterable[stratagem_proto.v1.session_pb2.Scalar] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "pace", b"pace", "released_seconds", b"released_seconds", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "digest", b"digest", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "received_bytes", b"received_bytes", "released_seconds", b"released_seconds", "role", b"role", "sent_bytes", b"sent_bytes", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_released_seconds", b"_released_seconds", "awaited", b"awaited", "digest", b"digest", "doing", b"doing", "idle_seconds", b"idle_seconds", "pace", b"pace", "received_bytes", b"received_bytes", "released_seconds", b"released_seconds", "role", b"role", "scalars", b"scalars", "sent_bytes", b"sent_bytes", "silent_seconds", b"silent_seconds", "task", b"task", "waits", b"waits"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_released_seconds", b"_released_seconds"]) -> typing.Literal["released_seconds"] | None: ...
 
 global___SessionStatus = SessionStatus

@@ -14,9 +14,14 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     SessionLostError,
 )
-from stratagem_proto.protocol import PING_SECONDS, check_name
+from stratagem_proto.protocol import (
+    MOST_SCALARS,
+    PING_SECONDS,
+    SCALAR_NAME_CHARACTERS,
+    check_name,
+)
 from stratagem_proto.serving.access import name_of
-from stratagem_proto.v1.session_pb2 import HeartbeatRequest
+from stratagem_proto.v1.session_pb2 import HeartbeatRequest, Scalar
 from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.fence import Fence, superseded
 from stratagem_psserver.exactly_once.session import Session
@@ -180,6 +185,7 @@ class SessionLedger:
         session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
         session.awaited = heartbeat.awaited[:_MOST_AWAITED]
         session.waits = heartbeat.waits[:_MOST_AWAITED]
+        session.scalars = [*map(_shortened, heartbeat.scalars[:MOST_SCALARS])]
         session.pace = heartbeat.pace if heartbeat.HasField("pace") else session.pace
         return session
 
@@ -315,3 +321,7 @@ def _lost(session_id: bytes, ended: bool) -> str:
         "attach again, or restore a checkpoint"
     )
     return f"session {session_id.hex()[:8]} is not known: {reason}"
+
+
+def _shortened(scalar: Scalar) -> Scalar:
+    return Scalar(name=scalar.name[:SCALAR_NAME_CHARACTERS], value=scalar.value)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 from stratagem_proto.protocol import PING_SECONDS
-from stratagem_proto.v1.session_pb2 import AwaitedAnswer, Role, StepPace, Task
+from stratagem_proto.v1.session_pb2 import AwaitedAnswer, Role, Scalar, StepPace, Task
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_psserver.exactly_once.numbering import Numbering
 
@@ -46,6 +46,7 @@ class Session:
         awaited: The answers that it waited for by then.
         waits: What it waited for of other tasks by then.
         pace: How fast it took its steps by then; None before it said so.
+        scalars: What its program had logged by then.
         numbering: Which of its requests were applied.
         received: Bytes of tensors that it has sent.
         sent: Bytes of tensors in answers to it.
@@ -65,6 +66,7 @@ class Session:
     awaited: Sequence[AwaitedAnswer] = ()
     waits: Sequence[Waiter] = ()
     pace: StepPace | None = None
+    scalars: Sequence[Scalar] = ()
     numbering: Numbering = field(default_factory=Numbering)
     received: int = 0
     sent: int = 0

@@ -58,6 +58,7 @@ class ParameterServerFacts:
             pace=session.pace,
             received_bytes=session.received,
             sent_bytes=session.sent,
+            scalars=session.scalars,
         )
         released = self._state.waits.released(session.label)
         if released is not None:

@@ -202,6 +202,7 @@ def heartbeat(
         awaited=awaited,
         waits=waits,
         pace=steps.pace.told(),
+        scalars=steps.scalars.told(),
     )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 
