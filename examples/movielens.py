@@ -132,6 +132,7 @@ def train(
         for _ in range(EPOCHS):
             for batch in torch.randperm(len(mine)).split(BATCH):
                 losses.append(strategy.run(step, args=tuple(mine[batch].T)))
+                strategy.log({"loss": losses[-1]})  # for `stratagem dashboard`
                 schedule.step()
                 progress.update()
             if checkpoints and worker == 0:

@@ -168,10 +168,16 @@ def client_rows(answers: Iterable[ServerAnswer]) -> Iterator[ClientRow]:
         task, role = session.task, Role.Name(session.role).removeprefix("ROLE_")
         label = f"{task.job}:{task.index}" if task.job else "program"
         found.setdefault((label, role.lower()), []).append(session)
-    for key, sessions in sorted(found.items()):
+    for key, sessions in sorted(found.items(), key=lambda each: _numbered(*each[0])):
         silence = min(session.silent_seconds for session in sessions)
         paces = [span(each.pace.own_seconds) for each in sessions if each.HasField("pace")]
         yield ClientRow(*key, f"{span(silence)} ago", str(len(sessions)), paces[0] if paces else "")
+
+
+def _numbered(label: str, role: str) -> tuple[str, int, str]:
+    """Return the order of clients, worker:10 after worker:9."""
+    job, _, index = label.partition(":")
+    return job, int(index or 0), role
 
 
 def wait_rows(answers: Iterable[ServerAnswer]) -> Iterator[WaitRow]:

@@ -12,6 +12,7 @@ const FIGURES = [
   ["held", "in variables"], ["servers", "servers"], ["clients", "clients"],
 ];
 const LATE = 3; // intervals without a look
+const FEW = 5; // findings, beyond which the others are shown on demand
 
 const curves = new Curves();
 const picture = new Picture();
@@ -50,6 +51,7 @@ new Variables();
 let interval = 2;
 let shown = -1;
 let timer = null;
+let showsAll = false;
 
 async function poll() {
   clearTimeout(timer);
@@ -110,19 +112,29 @@ function verdict(findings) {
   const words = stalls
     ? `${stalls === 1 ? "One thing holds" : `${stalls} things hold`} the cluster up`
     : findings.length
-      ? `${findings.length === 1 ? "One thing is" : `${findings.length} things are`} not as it should be`
+      ? findings.length === 1
+        ? "One thing is not as it should be"
+        : `${findings.length} things are not as they should be`
       : "Nothing is wrong, as far as servers can tell";
   const state = stalls ? "stalled" : findings.length ? "flawed" : "sound";
   mark(byId("verdict"), "data-state", state);
   say(byId("verdict"), words);
   say(byId("heard"), words);
   say(document.querySelector("title"), `${stalls ? "▲ " : findings.length ? "• " : ""}Stratagem`);
+  listed(findings);
+}
+
+function listed(findings) {
   const list = byId("findings");
+  const few = showsAll ? findings.length : FEW;
+  byId("more-findings").hidden = findings.length <= few;
+  say(byId("more-findings"), `Show all ${findings.length}`);
   while (list.children.length > findings.length) list.lastChild.remove();
   findings.forEach(({ what, remedy, stalls: isStall }, index) => {
     const item = list.children[index] ?? list.appendChild(
       element("li", {}, element("p", { class: "what" }), element("p", { class: "remedy" })));
     mark(item, "data-state", isStall ? "stalled" : "flawed");
+    item.hidden = index >= few;
     say(item.children[0], what);
     say(item.children[1], `What to do: ${remedy}`);
   });
@@ -177,5 +189,12 @@ function theme() {
 }
 
 theme();
+byId("more-findings").addEventListener("click", () => {
+  showsAll = true;
+  for (const item of byId("findings").children) item.hidden = false;
+  byId("more-findings").hidden = true;
+  byId("findings").children[FEW].setAttribute("tabindex", "-1");
+  byId("findings").children[FEW].focus();
+});
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
 poll();

@@ -24,9 +24,13 @@ function filled(made, attributes, children) {
   return made;
 }
 
+// Characters that turn the direction of what follows, which could make a name look like another.
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
 /** Sets a text, and touches the page only if it is another one. */
 export function say(where, text) {
-  if (where.textContent !== text) where.textContent = text;
+  const shown = text.replace(TURNING, "\ufffd");
+  if (where.textContent !== shown) where.textContent = shown;
 }
 
 /** Sets an attribute likewise; "" removes it. */

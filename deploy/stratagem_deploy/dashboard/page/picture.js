@@ -9,7 +9,7 @@ const TIERS = {
   server: { least: 168, most: 260, height: 70, gap: 96 },
 };
 const FEW = 8; // more nodes than these are drawn smaller
-const SMALL = { least: 90, most: 150, height: 46, gap: 10 };
+const SMALL = { least: 80, most: 150, height: 44, gap: 8 };
 const BETWEEN = 132; // between tiers
 const ABOVE = 34; // for waits, which pass above
 const LABEL = 80; // links closer to each other have their figures in the table only
