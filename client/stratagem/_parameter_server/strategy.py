@@ -302,6 +302,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
 
         Raises:
             InvalidArgumentError: A name is empty or too long, or there are too many names.
+            InvalidTypeError: A value is no number.
         """
         self.extended._cluster.log(scalars)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.protocol import MOST_SCALARS, SCALAR_NAME_CHARACTERS
 from stratagem_proto.v1.session_pb2 import Scalar
 
@@ -24,8 +24,9 @@ class Scalars:
 
         Raises:
             InvalidArgumentError: A name is empty or too long, or there are too many names.
+            InvalidTypeError: A value is no number.
         """
-        values = {_checked(name): float(value) for name, value in scalars.items()}
+        values = {_checked(name): _number(name, value) for name, value in scalars.items()}
         with self._changing:
             together = self._values | values
             if len(together) > MOST_SCALARS:
@@ -48,3 +49,13 @@ def _checked(name: str) -> str:
             f"{name[:40]!r} has {len(name)}"
         )
     return name
+
+
+def _number(name: str, value: float | torch.Tensor) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"{name!r} is logged as {value!r:.100}, which is no number; log a number, or a tensor "
+            "of one element"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from stratagem._ps_client.scalars import Scalars
 from stratagem_deploy.dashboard.measures import measures
 from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.places import ServerPlace
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster
@@ -59,3 +60,11 @@ def test_the_number_of_names_is_bounded() -> None:
     with pytest.raises(InvalidArgumentError, match="at most 32"):
         scalars.log({"one more": 1.0})
     assert len(scalars.told()) == 32
+
+
+@pytest.mark.parametrize("value", ["much", None, torch.ones(2), {}])
+def test_what_is_no_number_is_refused_by_its_name(value: Any) -> None:
+    scalars = Scalars()
+    with pytest.raises(InvalidTypeError, match=r"'loss' is logged as .* which is no number"):
+        scalars.log({"loss": value})
+    assert not scalars.told()
