@@ -89,6 +89,7 @@ def test_of_many_calls_without_a_message_the_oldest_gives_its_place_to_another()
             eventually(lambda number=number: len(server._entrance.members) == number)  # type: ignore[misc]
         # Who sends what he asks with is answered.
         assert client.everything() == before
+        calls.append(silent(client, "Assign", ended))
         assert calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (
             f"more than {MOST} calls of this kind wait for their first message"
