@@ -74,10 +74,11 @@ frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Transformers and 
 	$(BIN)/pytest --timeout=400 tests/client/frameworks tests/examples/test_accelerate_digits.py \
 	    tests/examples/test_lightning_digits.py tests/examples/test_transformers_sentiment.py
 
-# Without cfn-lint and others that the server of S3 does not need.
+# Without cfn-lint and others that the server of S3 does not need. Asked for both at once, pip tries
+# older and older versions of s3fs until there is one whose fsspec is missing.
 stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
-	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[s3]" \
-	    "moto[s3]" flask flask-cors
+	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[s3]"
+	$(PIP) install --constraint constraints.txt --no-warn-conflicts "moto[s3]" flask flask-cors
 	$(BIN)/pytest tests/proto/stores tests/psserver/checkpoints/test_stores.py \
 	    tests/client/checkpoints/test_stores.py tests/deploy/checkpoints/test_stores.py \
 	    tests/cluster/test_store_kills.py
