@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
 from stratagem import config
 from stratagem_proto.configuration.commands import command
-from stratagem_proto.configuration.insecure import VARIABLE as INSECURE
+from stratagem_proto.configuration.insecure import be_insecure
 from stratagem_proto.serving import command_line
 from stratagem_worker.options import WorkerOptions
 from stratagem_worker.server import WorkerServer
@@ -30,7 +28,7 @@ def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
     config.set_logical_cpus(options.logical_cpus)
     if options.insecure:
         # For the workers of a strategy without servers, which functions make.
-        os.environ[INSECURE] = "true"
+        be_insecure()
     server = WorkerServer(options.settings())
     command_line.serve(server, options, as_json)
 

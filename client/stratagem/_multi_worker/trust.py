@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem._multi_worker.place import WorkerPlace
-from stratagem_proto.configuration.insecure import VARIABLE, insecure_from_environment
+from stratagem_proto.configuration.insecure import VARIABLE, is_insecure
 from stratagem_proto.errors import FailedPreconditionError
 
 
@@ -13,7 +13,7 @@ def require_trust(place: WorkerPlace) -> None:
     Raises:
         FailedPreconditionError: Nobody has said so.
     """
-    if place.is_on_one_machine or insecure_from_environment():
+    if place.is_on_one_machine or is_insecure():
         return
     raise FailedPreconditionError(
         f"{place.name} would meet workers of other machines at {place.meeting_point}, by the store "

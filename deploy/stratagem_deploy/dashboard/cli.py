@@ -6,10 +6,7 @@ Exit codes: 0 after Ctrl-C or SIGTERM, and 2 when there was nobody to ask, or no
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,18 +63,20 @@ def dashboard(  # noqa: PLR0913  # one parameter for each option
     served.
     """
     from stratagem_deploy.dashboard.watcher import Watched, Watcher
+    from stratagem_proto.serving.command_line import asked_to_stop
 
     found = found_cluster(servers, cluster, run)
     look = look_at(found, token_file, timeout)
     closely = look_at(found, token_file, timeout, with_variables=True)
     watcher = Watcher(Watched(look, closely, found.heading, interval, patience))
-    page, ended = _page(watcher, bind, tls, insecure), _told_by_signals()
-    watcher.start()
-    if as_json:
-        typer.echo(json.dumps({"url": page.url, "address": page.address}))
-    else:
-        typer.echo(f"The dashboard is at {page.url}")
-    ended.wait()
+    page = _page(watcher, bind, tls, insecure)
+    with asked_to_stop() as (asked, _):
+        watcher.start()
+        if as_json:
+            typer.echo(json.dumps({"url": page.url, "address": page.address}))
+        else:
+            typer.echo(f"The dashboard is at {page.url}")
+        asked.recv(1)
     page.stop()
 
 
@@ -89,15 +88,3 @@ def _page(watcher: Watcher, bind: str, tls: Path | None, insecure: bool) -> Page
     except (StratagemError, ImportError, OSError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(NOBODY) from error
-
-
-def _told_by_signals() -> threading.Event:
-    """Return what is set when the command is to end."""
-    ended = threading.Event()
-
-    def end(_signum: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, end)
-    return ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import median
@@ -52,10 +52,10 @@ def steps_by_worker(
     answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]
 ) -> Mapping[str, float]:
     """Return how many steps each worker takes by the second, under all its optimizers."""
-    found = Counter[str]()
+    found = defaultdict[str, float](float)
     for one in progress_of(of_clients(answers), of_clients(earlier)):
         if not one.clock.gone:
-            found[one.worker] += one.by_the_second or 0.0  # type: ignore[assignment]
+            found[one.worker] += one.by_the_second or 0.0
     return found
 
 

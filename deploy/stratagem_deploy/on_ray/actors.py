@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import cloudpickle
@@ -11,7 +10,7 @@ from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.processes.addresses import ReservedAddress
-from stratagem_proto.configuration.insecure import VARIABLE as INSECURE
+from stratagem_proto.configuration.insecure import be_insecure
 from stratagem_proto.errors import InvalidTypeError, UnavailableError
 from stratagem_psserver import process
 
@@ -25,7 +24,7 @@ class _TaskActor:
         self._directory = directory
         self._host = str(load().util.get_node_ip_address())
         # As documented, nothing that tasks send is encrypted.
-        os.environ[INSECURE] = "true"
+        be_insecure()
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the process writes.

@@ -52,7 +52,7 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     spans = exported_spans(options.label) if options.traces else nullcontext()
     # What runs in this process calls others, too, as the functions of a worker server do.
     shown = presenting(options.tls) if options.tls else nullcontext()
-    with spans, shown, _asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):
+    with spans, shown, asked_to_stop() as (asked, ask), server, watched(notice, ask, LOG.warning):
         if ready_file is not None:
             _announce(server, ready_file)
         asked.recv(1)
@@ -76,7 +76,7 @@ def _warn_of_readers(path: Path | None) -> None:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[tuple[socket.socket, Callable[[], object]]]:
+def asked_to_stop() -> Iterator[tuple[socket.socket, Callable[[], object]]]:
     """Return a socket that can be read once the process is to stop, and what asks for that.
 
     SIGTERM and SIGINT do so, too.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,24 @@ def test_a_number_that_the_code_finds_elsewhere_may_change_between_steps() -> No
         assert same_bytes(model.state_dict(), reference.state_dict())
 
 
+@contextmanager
+def refused(
+    what: str,
+    kind: type[stratagem.StratagemError] = stratagem.InvalidArgumentError,
+    has_bias: bool = True,
+    shards: int = 0,
+) -> Iterator[tuple[nn.Module, pytest.ExceptionInfo[stratagem.StratagemError]]]:
+    """A model on servers, with which the block does what is refused, and the refusal."""
+    with (
+        running(num_servers=max(1, shards)) as cluster,
+        cluster.strategy(**in_shards(shards)) as strategy,
+    ):
+        with strategy.scope():
+            model = linear(has_bias)
+        with pytest.raises(kind, match=what) as caught:
+            yield model, caught
+
+
 REFUSED = (
     (own.Branching, "a branch"),
     (own.BranchingOnCount, "a branch depends on"),
@@ -207,12 +226,9 @@ REFUSED = (
 
 @pytest.mark.parametrize(("kind", "what"), REFUSED)
 def test_what_servers_cannot_do_is_refused_with_its_line(kind: Any, what: str) -> None:
-    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
-        with strategy.scope():
-            model = linear()
-        with pytest.raises(stratagem.UpdateFunctionError, match=what) as caught:
-            DistributedOptimizer(kind(model.parameters()))
-        assert "own_optimizers.py:" in caught.value.message
+    with refused(what, stratagem.UpdateFunctionError) as (model, caught):
+        DistributedOptimizer(kind(model.parameters()))
+    assert "own_optimizers.py:" in caught.value.message
 
 
 NOT_SEPARATE = (
@@ -225,13 +241,9 @@ NOT_SEPARATE = (
 
 @pytest.mark.parametrize(("kind", "what"), NOT_SEPARATE)
 def test_what_depends_on_other_parameters_is_refused(kind: Any, what: str) -> None:
-    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
-        with strategy.scope():
-            model = linear()
-        groups = [{"params": [one], "lr": 0.1} for one in model.parameters()]
-        with pytest.raises(stratagem.UpdateFunctionError, match=what) as caught:
-            DistributedOptimizer(kind(groups))
-        assert "own_optimizers.py:" in caught.value.message
+    with refused(what, stratagem.UpdateFunctionError) as (model, caught):
+        DistributedOptimizer(kind([{"params": [one], "lr": 0.1} for one in model.parameters()]))
+    assert "own_optimizers.py:" in caught.value.message
 
 
 def test_a_group_that_is_added_may_not_change_how_others_are_stepped() -> None:
@@ -253,27 +265,18 @@ def test_a_group_that_is_added_may_not_change_how_others_are_stepped() -> None:
 
 @pytest.mark.parametrize("make", OF_WHOLE_VARIABLES)
 def test_an_optimizer_that_needs_whole_variables_is_refused_for_parts(make: Any) -> None:
-    with running(num_servers=2) as cluster, cluster.strategy(**in_shards(2)) as strategy:
-        with strategy.scope():
-            model = linear(has_bias=False)
-        with pytest.raises(stratagem.InvalidArgumentError, match=r"'weight', which is in several"):
-            DistributedOptimizer(make(model.parameters()))
+    with refused("'weight', which is in several", has_bias=False, shards=2) as (model, _):
+        DistributedOptimizer(make(model.parameters()))
 
 
 def test_lbfgs_is_refused_with_its_reason() -> None:
-    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
-        with strategy.scope():
-            model = linear()
-        with pytest.raises(stratagem.InvalidArgumentError, match="LBFGS computes the loss several"):
-            DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
+    with refused("LBFGS computes the loss several") as (model, _):
+        DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
 
 
 def test_an_optimizer_of_the_users_cannot_overlap() -> None:
-    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
-        with strategy.scope():
-            model = linear()
-        with pytest.raises(stratagem.InvalidArgumentError, match="overlap=True needs"):
-            DistributedOptimizer(own.Lion(model.parameters()), overlap=True)
+    with refused("overlap=True needs") as (model, _):
+        DistributedOptimizer(own.Lion(model.parameters()), overlap=True)
 
 
 def test_tables_cannot_be_stepped_by_an_optimizer_of_the_users() -> None:
