@@ -38,7 +38,6 @@ from tests.psserver.consistency.waiters import (
 )
 from tests.psserver.process import serving
 from tests.psserver.wire import SERVICE, RawClient, encoded, sgd, update_header
-from tests.waiting import eventually
 
 Waiter = Iterator[bytes]
 
@@ -263,8 +262,8 @@ def test_a_thousand_waiters_cost_no_thread_and_delay_nobody(tmp_path: Path) -> N
         first.heartbeat()
         assert health_seconds(server) < 0.1
         assert min(p50_of_small_updates(second) for _ in range(5)) < 2 * alone
-        # gRPC's own pool breathes by a thread now and then.
-        eventually(lambda: server.thread_count() <= threads)
+        # gRPC's own pool grows by a thread now and then, and may keep it.
+        assert server.thread_count() < threads + WAITERS // 100
         for client in (first, second):
             stage(client, [1.0, 2.0])
         for client in (first, second):
