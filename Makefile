@@ -23,6 +23,8 @@ DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
 WHEELS ?= build/wheels
 HASHED = $(BIN)/python deploy/docker/hashed.py $(WHEELS) --constraint constraints.txt
+# Processes of `make test`.
+TESTERS ?= $(shell expr 2 '*' "$$(getconf _NPROCESSORS_ONLN)")
 # Runs of `make simulate`.
 SEEDS ?= 1000
 # Seconds of `make fuzz`, and what it fuzzes.
@@ -44,10 +46,11 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
+# With as many processes as cores, half of the time all of them wait for servers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
-	$(BIN)/pytest --numprocesses auto --dist loadfile \
+	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile \
 	    -m "not cluster and not chaos and not compose and not dashboard and not netns and not ray"
-	$(BIN)/pytest --numprocesses auto --dist loadfile --logged-servers --quiet \
+	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --logged-servers --quiet \
 	    -m "not cluster" tests/psserver
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.

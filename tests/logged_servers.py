@@ -3,16 +3,19 @@
 Every parameter server of this process then keeps a log, but for those that keep images, and for
 those with an arbiter: replicas, and tasks that move. When it ends, another one is made of the log
 alone, and has to be in the same state. Tests that are marked `unlogged` are left out: they change
-what a server is past its requests.
+what a server is past its requests. So are those that make no server in this process.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +34,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run tests with servers that keep a log, and repeat each log afterwards",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose server would have no log."""
+    if config.getoption("--logged-servers"):
+        without = [item for item in items if not _may_serve(item)]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if _may_serve(item)]
+
+
+def _may_serve(item: Any) -> bool:
+    return "server" in item.fixturenames or _reaches_servers(item.module.__name__)
+
+
+@cache
+def _reaches_servers(name: str) -> bool:
+    """Whether a module has what makes servers, or has what is of a module of tests that does."""
+    if name == ParameterServer.__module__ or name.startswith("stratagem."):
+        return True
+    if not name.startswith("tests."):
+        return False
+    return any(map(_reaches_servers, _modules_of(sys.modules[name]) - {name}))
+
+
+def _modules_of(module: ModuleType) -> set[str]:
+    """The names of the modules that what a module has is of."""
+    values = vars(module).values()
+    return {
+        value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+        for value in values
+    }
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.psserver.process import ServerProcess
 from tests.psserver.wire import RawClient, sgd
 
 WAITERS = 1_000
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 def worker(address: str, index: int, token: str = TOKEN) -> RawClient:
