@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.stores.server import s3_server
 from stratagem import config
+from stratagem_proto import server_log
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
@@ -51,6 +52,7 @@ def own_log() -> Iterator[None]:
     """Servers log to nothing that a test before has set up, and that may be closed."""
     log = logging.getLogger("stratagem_server")
     before, level = log.handlers[:], log.level
+    server_log.OF_STRANGERS.refill()
     yield
     log.handlers[:] = before
     log.setLevel(level)

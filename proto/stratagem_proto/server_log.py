@@ -2,6 +2,9 @@
 
 A program that runs a server in its own process sees no lines of the log unless it adds a handler to
 the logger "stratagem_server"; the command line adds one.
+
+Lines with `stranger=True` are about somebody who has not shown to be of the cluster. Strangers do
+not fill a disk: past a budget their lines are left out, and the next one says how many.
 """
 
 from __future__ import annotations
@@ -9,16 +12,36 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 
 import structlog
 
+from stratagem_proto.line_budget import LineBudget
+
 _PLAIN = logging.getLogger("stratagem_server")
 _PLAIN.addHandler(logging.NullHandler())
+
+OF_STRANGERS = LineBudget(burst=100, per_second=5.0)
+"""The lines about strangers, of all servers of a process."""
+
+
+def _spare_of_strangers(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if event.pop("stranger", False):
+        left_out = OF_STRANGERS.take(time.monotonic())
+        if left_out is None:
+            raise structlog.DropEvent
+        if left_out:
+            event["left_out"] = left_out
+    return event
+
 
 LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     _PLAIN,
     processors=[
         structlog.stdlib.filter_by_level,
+        _spare_of_strangers,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.stdlib.ProcessorFormatter.wrap_for_formatter,

@@ -37,6 +37,7 @@ from tests.roles import handshake
 from tests.waiting import eventually
 
 CHECKPOINTS = "stratagem_proto.v1.CheckpointService"
+MANY = 500
 FORGED = '"}\n2026-11-26T12:00:00Z [info     ] carried out  caller=/job:chief/task:0\r\x1b[2K\u2028'
 
 
@@ -182,6 +183,26 @@ def test_the_log_believes_nothing_that_a_stranger_says_of_itself(
     (line,) = lines(log)
     assert (line["event"], line["rpc"]) == ("refused", "OpenSession")
     assert not {"caller", "role"} & line.keys()
+
+
+def test_strangers_do_not_fill_the_log(log: io.StringIO, server: ParameterServer) -> None:
+    with RawClient(server.address, "", Task(job="chief"), ROLE_CHIEF) as stranger:
+        for _ in range(MANY):
+            with pytest.raises(PermissionDeniedError, match="without the credential"):
+                stranger.heartbeat()
+    refused = lines(log)
+    assert all(line["event"] == "refused" for line in refused)
+    assert 100 <= len(refused) < MANY
+    # As after a second, for whoever comes next.
+    server_log.OF_STRANGERS._seen -= 1.0
+    with chief(server) as client:
+        client.open()
+        client.create(a=torch.ones(2))
+    assert lines(log)[-1]["event"] == "carried out"
+    with RawClient(server.address, "") as stranger, pytest.raises(UnauthenticatedError):
+        stranger.open()
+    left_out = sum(line.get("left_out", 0) for line in lines(log))
+    assert len([line for line in lines(log) if line["event"] == "refused"]) + left_out == MANY + 1
 
 
 def test_a_change_that_its_caller_breaks_off_is_told_of(

@@ -247,7 +247,8 @@ class Rpc:
         if isinstance(error, StratagemError):
             error.task = error.task or self._boundary.task
             why = _shortened(error.message, _MESSAGE_BYTES)
-            log.info("refused", error=type(error).__name__, why=why)
+            stranger = proven is None
+            log.info("refused", error=type(error).__name__, why=why, stranger=stranger)
         else:
             log.error("failed", exc_info=error)
         return _fitting(to_record(error))

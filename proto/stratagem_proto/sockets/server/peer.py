@@ -203,7 +203,8 @@ class Peer:
 
     def refuse(self, why: str) -> None:
         """Close the connection because the other end violates the protocol."""
-        LOG.warning("a socket was closed", who=self._who, why=why)
+        stranger = not self._greeting.is_over
+        LOG.warning("a socket was closed", who=self._who, why=why, stranger=stranger)
         self.close()
 
     def close(self) -> None:
