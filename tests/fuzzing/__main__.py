@@ -1,7 +1,8 @@
 """`python -m tests.fuzzing TARGET`: has a decoder look at bytes that no peer would send.
 
-Inputs that take another way through the code are kept, and are where the next run begins. One that
-is a fault is written to a file; `--failure` shows the fault again.
+Inputs that take another way through the code are kept, and are where the next run begins;
+`tests.fuzzing.merging` brings them to those in `tests/fuzzing/corpora`. One that is a fault is
+written to a file; `--failure` shows the fault again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Annotated, Any
 import atheris
 import typer
 
+from tests.fuzzing.merging import OURS
+
 _FOLDER = Path("runs/fuzzing")
-_OURS = ["stratagem_proto", "stratagem_psserver"]
 _LONGEST = 4096
 _LIMITS = ["-rss_limit_mb=4096", "-malloc_limit_mb=512", "-timeout=20", f"-max_len={_LONGEST}"]
 
@@ -29,7 +31,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where faults go, and inputs to keep.")] = _FOLDER,
 ) -> None:
     """Fuzz until the time is over, or an input is a fault: then the exit code is not 0."""
-    with atheris.instrument_imports(include=_OURS, enable_loader_override=False):
+    with atheris.instrument_imports(include=OURS, enable_loader_override=False):
         targets = importlib.import_module("tests.fuzzing.catalogue").TARGETS
         planted = importlib.import_module("tests.fuzzing.planted").PLANTED
     if target not in targets:

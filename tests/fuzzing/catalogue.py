@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 
 from tests.fuzzing import files, outcomes, programs, requests, wire
+from tests.fuzzing.corpora import corpus_of
 from tests.fuzzing.target import Target
 
-_EACH: Mapping[str, Target] = {
+
+def _with_corpus(name: str, target: Target) -> Target:
+    return replace(target, begin_with=lambda: chain(target.begin_with(), corpus_of(name)))
+
+
+_DECODERS: Mapping[str, Target] = {
     **wire.TARGETS,
     **programs.TARGETS,
     **requests.TARGETS,
     **outcomes.TARGETS,
     **files.TARGETS,
 }
+_EACH = {name: _with_corpus(name, target) for name, target in _DECODERS.items()}
 _LISTED = [*_EACH.values()]
 
 

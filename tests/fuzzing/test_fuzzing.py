@@ -12,7 +12,7 @@ import pytest
 from tests.fuzzing.planted import PLANTED
 
 TREE = Path(__file__).parents[2]
-SECONDS = 30
+SECONDS = 60
 
 pytestmark = [
     pytest.mark.cluster,
