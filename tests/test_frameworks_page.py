@@ -27,6 +27,6 @@ def test_a_few_lines_of_the_example_are_all_that_changes(example: str, differenc
         )
 
 
-def test_each_framework_has_its_lines() -> None:
-    adapters = (ROOT / "client/stratagem/frameworks").glob("[a-z]*.py")
-    assert len(SECTIONS) == len([*adapters])
+def test_each_framework_with_a_loop_has_its_lines() -> None:
+    adapters = {each.stem for each in (ROOT / "client/stratagem/frameworks").glob("[a-z]*.py")}
+    assert len(SECTIONS) == len(adapters - {"torchmetrics"})

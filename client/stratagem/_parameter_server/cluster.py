@@ -13,13 +13,12 @@ import torch
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.scope import entered
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.cut import snapshot_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._parameter_server.pushing.step_tracker import encoded_consistency, report_of
+from stratagem._parameter_server.worker_rows import Gathering, WorkerRows
 from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
@@ -33,47 +32,31 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class BufferMeans:
-    """Gives the floating buffers of all workers their mean when they meet.
-
-    Each worker writes its own to its row of a variable, and takes the mean of all rows once
-    everybody has come. There are two such variables by turns: until all have come the next time,
-    nobody writes to what others may still read.
-    """
+    """Gives the floating buffers of all workers their mean when they meet."""
 
     def __init__(self, membership: Membership, buffers: Named) -> None:
-        self._membership = membership
         self._buffers = buffers
-        self._turn = 0
-        self._rows: dict[tuple[int, int], Any] = {}
+        self._rows = WorkerRows(membership, "stratagem/buffers")
 
     def offer(self) -> None:
         """Write this worker's buffers; in the strategy's scope, before all meet."""
         own = self._own()
         if own:
-            flat = torch.cat([each.reshape(-1).cpu().double() for each in own])
-            row = torch.tensor([self._membership.number])
-            self._variable(len(flat)).scatter_update(IndexedSlices(flat[None], row))
+            self._rows.offer(torch.cat([each.reshape(-1).cpu().double() for each in own]))
 
     def accept(self) -> None:
         """Replace this worker's buffers by the mean; after all have met."""
         own = self._own()
-        if own:
-            sizes = [each.numel() for each in own]
-            mean = self._variable(sum(sizes)).read_value().mean(0)
-            for each, part in zip(own, mean.split(sizes), strict=True):
-                each.copy_(part.reshape(each.shape))
-        self._turn += 1
+        if not own:
+            self._rows.skip()
+            return
+        sizes = [each.numel() for each in own]
+        mean = self._rows.take(sum(sizes), torch.double).mean(0)
+        for each, part in zip(own, mean.split(sizes), strict=True):
+            each.copy_(part.reshape(each.shape))
 
     def _own(self) -> list[torch.Tensor]:
         return [each.detach() for _, each in self._buffers if each.is_floating_point()]
-
-    def _variable(self, length: int) -> Any:
-        key = length, self._turn % 2
-        if key not in self._rows:
-            empty = torch.zeros(self._membership.num_workers, length).double()
-            name = f"stratagem/buffers_{key[1]}"
-            self._rows[key] = Variable(empty, trainable=False, name=name)
-        return self._rows[key]
 
 
 class TrainingCluster:
@@ -86,6 +69,9 @@ class TrainingCluster:
         loaded: What this program has loaded and the servers may not have yet.
         checkpoints: The strategy's checkpoints.
         buffer_means: Averages buffers where workers meet; None if they are not.
+
+    Attributes:
+        gathering: Brings tensors of all workers together.
     """
 
     def __init__(
@@ -103,6 +89,7 @@ class TrainingCluster:
         self._loaded = loaded
         self._checkpoints = checkpoints
         self._buffer_means = buffer_means
+        self.gathering = Gathering(membership, lambda: entered(container_strategy()))
 
     # Meeting.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem import ClusterSpec, FailedPreconditionError, ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.frameworks import part
+from stratagem.frameworks._workers import gathered
 from tests.client.clusters import running
 
 
@@ -46,6 +48,7 @@ def test_without_a_cluster_everything_is_read() -> None:
         ("accelerate", "accelerate"),
         ("transformers", "transformers"),
         ("lightning", "lightning.pytorch.strategies"),
+        ("torchmetrics", "torchmetrics"),
     ],
 )
 def test_without_a_framework_it_says_what_to_install(
@@ -55,3 +58,51 @@ def test_without_a_framework_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, f"stratagem.frameworks.{adapter}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'stratagem\[{adapter}\]'"):
         import_module(f"stratagem.frameworks.{adapter}")
+
+
+def test_each_worker_gets_what_all_have_gathered() -> None:
+    own = [
+        [torch.tensor(2.5, dtype=torch.float64), torch.tensor([], dtype=torch.int64)],
+        [torch.arange(3000).reshape(3, 1000), torch.tensor([True, False])],
+        [torch.ones(2, dtype=torch.bfloat16), torch.zeros(0, 4)],
+    ]
+
+    def gather(strategy: ParameterServerStrategy, worker: int) -> list[list[torch.Tensor]]:
+        return [gathered(strategy, each) for each in own[worker]]
+
+    with running(2, num_workers=3) as cluster:
+        for found in cluster.run(gather):
+            for turn, tensors in enumerate(found):
+                for worker, tensor in enumerate(tensors):
+                    wanted = own[worker][turn]
+                    assert tensor.dtype == wanted.dtype
+                    assert torch.equal(tensor, wanted)
+
+
+def test_what_is_gathered_later_is_never_what_was_gathered_before() -> None:
+    def gather(strategy: ParameterServerStrategy, worker: int) -> list[list[int]]:
+        found = [gathered(strategy, torch.tensor([turn, worker])) for turn in range(20)]
+        return [[int(each[0]) for each in tensors] for tensors in found]
+
+    with running(1, num_workers=2) as cluster:
+        for found in cluster.run(gather):
+            assert found == [[turn, turn] for turn in range(20)]
+
+
+def test_a_worker_that_is_started_again_does_not_gather_what_others_have_now() -> None:
+    def gather(strategy: ParameterServerStrategy) -> None:
+        for _ in range(3):
+            gathered(strategy, torch.tensor(0))
+
+    with running(1, num_workers=2) as cluster, cluster.strategy(0) as first:
+        with cluster.strategy(1) as second, ThreadPoolExecutor(2) as threads:
+            list(threads.map(gather, (first, second)))
+        with (
+            cluster.strategy(1) as again,
+            pytest.raises(FailedPreconditionError, match="started again"),
+        ):
+            gathered(again, torch.tensor(1))
+
+
+def test_alone_a_worker_gathers_its_own() -> None:
+    assert gathered(ParameterServerStrategy(), torch.tensor(3)) == [torch.tensor(3)]
