@@ -18,6 +18,7 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
+from stratagem._hosting.modules.other_steps import refuse_other_steps
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.loaded_values import (
@@ -154,7 +155,10 @@ class RemoteHosting(Hosting):
     ) -> HostedParameter:
         if isinstance(variable, TableVariable):
             return self._tables.host(variable, adoption)
-        return self.parameters.add(adoption.parameter, variable, adoption.owners)
+        hosted = self.parameters.add(adoption.parameter, variable, adoption.owners)
+        if self._membership.num_trainers > 1 and self.elsewhere is None:
+            refuse_other_steps(hosted)
+        return hosted
 
     def host_buffers(self, roots: Sequence[nn.Module]) -> None:
         self.checkpoints.buffers_hosted()

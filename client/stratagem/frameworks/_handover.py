@@ -14,6 +14,7 @@ from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._strategies.strategy import get_strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 
@@ -60,7 +61,9 @@ def distributed(
             replicas in this process; or as of `DistributedOptimizer`.
         FailedPreconditionError: The optimizer has state already.
     """
-    guard = _Guard(strategy, _hosting(strategy))
+    guard = _Guard(strategy, hosting := _hosting(strategy))
+    if get_strategy() is strategy:
+        hosting.adopter.adopt()  # what the open scope has so far
     _require_all_hosted(strategy, optimizer)
     if not isinstance(optimizer, DistributedOptimizer):
         optimizer = DistributedOptimizer(optimizer, **settings)

@@ -226,3 +226,68 @@ def test_several_replicas_and_other_strategies_are_refused(cluster: Cluster) -> 
     alone: Any = stratagem.OneDeviceStrategy("CPU:0")
     with pytest.raises(InvalidTypeError, match="ParameterServerStrategy"):
         adopt(alone, nn.Linear(1, 1))
+
+
+def test_what_is_built_and_trained_in_one_scope_ends_with_the_bytes_of_plain_torch(
+    cluster: Cluster,
+) -> None:
+    plain = networks()[0]
+    local = grouped(plain)
+    fit(plain, local, warming_up(local))
+    with cluster.strategy() as strategy:
+        with strategy.scope():
+            ours = networks()[0]
+            optimizer = distributed(strategy, grouped(ours))
+            fit(ours, optimizer, warming_up(optimizer))
+        assert in_bytes([ours]) == in_bytes([plain])
+
+
+def by_operation(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    with torch.no_grad():
+        parameter.sub_(parameter.grad)
+
+
+def by_data(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data.sub_(parameter.grad)
+
+
+def by_replacing_data(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data = parameter.data - parameter.grad
+
+
+@pytest.mark.parametrize("write", [by_operation, by_data, by_replacing_data])
+@pytest.mark.parametrize("how", ["adopted", "in a scope"])
+def test_several_workers_refuse_optimizers_that_are_none_of_torchs(
+    how: str, write: Callable[[torch.Tensor], None]
+) -> None:
+    def train(strategy: ParameterServerStrategy, worker: int) -> None:
+        if how == "adopted":
+            adopt(strategy, network := nn.Linear(2, 1))
+        else:
+            with strategy.scope():
+                network = nn.Linear(2, 1)
+        network.weight.data.fill_(0.5)
+        network(torch.ones(1, 2)).sum().backward()
+        network(torch.ones(1, 2)).sum().backward()
+        for parameter in network.parameters():
+            write(parameter)
+        with pytest.raises(FailedPreconditionError, match=r"'(weight|bias)'.*none of torch's"):
+            network(torch.ones(1, 2)).sum().backward()
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(train)
+
+
+def test_a_lone_worker_may_write_what_it_likes(cluster: Cluster) -> None:
+    with cluster.strategy() as strategy:
+        adopt(strategy, network := nn.Linear(2, 1))
+        for _ in range(3):
+            network(torch.ones(1, 2)).sum().backward()
+            for parameter in network.parameters():
+                by_operation(parameter)
+        written = in_bytes([network])
+        strategy.refresh()
+        assert in_bytes([network]) == written

@@ -13,6 +13,7 @@ from stratagem._core.contexts.context import current_replica_id, has_strategy
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
+from stratagem._hosting.modules.other_steps import leave_to_optimizer
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._strategies.strategy import default_strategy, get_strategy
 from stratagem_proto.errors import ContextError, InvalidArgumentError
@@ -109,6 +110,7 @@ class TrainedTensors:
     def _hosting_of(self, tensor: torch.Tensor) -> Hosting | None:
         hosted = hosted_parameter(tensor)
         if hosted is not None:
+            leave_to_optimizer(hosted)
             return _hosting_behind(hosted.variable)
         for hosting in living_hostings:
             if hosting.adopter.reserves(tensor):
