@@ -69,9 +69,6 @@ class TrainingCluster:
         loaded: What this program has loaded and the servers may not have yet.
         checkpoints: The strategy's checkpoints.
         buffer_means: Averages buffers where workers meet; None if they are not.
-
-    Attributes:
-        gathering: Brings tensors of all workers together.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class TrainingCluster:
         self._loaded = loaded
         self._checkpoints = checkpoints
         self._buffer_means = buffer_means
-        self.gathering = Gathering(membership, lambda: entered(container_strategy()))
+        self._gathering = Gathering(membership, lambda: entered(container_strategy()))
 
     # Meeting.
 
@@ -123,6 +120,10 @@ class TrainingCluster:
         with self._store.reporting():
             # One server is enough to meet at.
             self._store.ask_first(request)
+
+    def gather(self, tensor: torch.Tensor, meet: Callable[[], None]) -> list[torch.Tensor]:
+        """Return the tensors of all workers; see `Gathering.gather`."""
+        return self._gathering.gather(tensor, meet)
 
     # Consistency.
 
@@ -209,6 +210,10 @@ class OneProcess:
 
     def barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""
+
+    def gather(self, tensor: torch.Tensor, meet: Callable[[], None]) -> list[torch.Tensor]:
+        """Return the tensor of this process alone."""
+        return [tensor]
 
     def set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
         """There are no other workers."""

@@ -45,4 +45,4 @@ def gathered(strategy: ParameterServerStrategy, tensor: torch.Tensor) -> list[to
     if input_of(strategy).num_input_pipelines == 1:
         return [tensor]
     meet = partial(strategy.barrier, "gather")
-    return strategy.extended._cluster.gathering.gather(tensor, meet)
+    return strategy.extended._cluster.gather(tensor, meet)

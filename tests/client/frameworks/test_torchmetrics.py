@@ -145,7 +145,7 @@ def test_different_metrics_are_refused_in_all_workers() -> None:
 
 
 def test_lists_that_stay_apart_are_refused_where_their_lengths_differ() -> None:
-    class Apart(torchmetrics.Metric):  # type: ignore[misc,name-defined] # its types are not read
+    class Apart(torchmetrics.Metric):  # type: ignore[misc] # its types are not read
         def __init__(self) -> None:
             super().__init__()
             self.add_state("seen", default=[], dist_reduce_fx=None)
@@ -173,7 +173,7 @@ def test_lists_that_stay_apart_are_refused_where_their_lengths_differ() -> None:
 
 
 def test_what_brings_its_state_together_itself_is_refused() -> None:
-    class Own(torchmetrics.SumMetric):  # type: ignore[misc,name-defined] # its types are not read
+    class Own(torchmetrics.SumMetric):  # type: ignore[misc] # its types are not read
         def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
             """By torch.distributed."""
 

@@ -1,0 +1,1 @@
+"""Programs that others have written, trained plainly and on parameter servers."""
