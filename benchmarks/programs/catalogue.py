@@ -40,14 +40,11 @@ class Program:
 
 PROGRAMS: Sequence[Program] = (
     Program("deepctr_movielens", "deepctr-torch", "DeepFM: who likes which film"),
-    Program("lightning_transformer", "lightning", "a Transformer: the next letter"),
     Program("poutyne_digits", "poutyne", "two layers: digits"),
-    Program("pykeen_nations", "pykeen", "DistMult: facts about nations"),
     Program("ignite_digits", "pytorch-ignite", "two layers: digits"),
     Program(
         "metric_learning_digits", "pytorch-metric-learning", "two layers: which digits are alike"
     ),
     Program("tabnet_digits", "pytorch-tabnet", "TabNet: digits"),
     Program("skorch_digits", "skorch", "two layers with dropout: digits"),
-    Program("stable_baselines3_cartpole", "stable-baselines3", "PPO: balancing a pole"),
 )
