@@ -15,6 +15,7 @@ import typer
 
 from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
+from stratagem_deploy.completion import CompletedGroup
 from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
@@ -29,6 +30,7 @@ _THEIRS = {
 }
 
 app = typer.Typer(
+    cls=CompletedGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Parameter servers and workers for PyTorch.",

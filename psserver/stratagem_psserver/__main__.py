@@ -4,7 +4,9 @@ from stratagem_psserver import process
 
 process.tune()
 
-from stratagem_psserver.cli import main  # noqa: E402  # it imports torch
+# What the program loads late, and imports torch: forks of a process that has it start at once.
+import stratagem_psserver.server  # noqa: E402, F401
+from stratagem_psserver.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

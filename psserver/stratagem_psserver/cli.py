@@ -7,8 +7,6 @@ import typer
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.serving import command_line
 from stratagem_psserver.options import ServerOptions
-from stratagem_psserver.process import exempt_loaded_objects
-from stratagem_psserver.server import ParameterServer
 
 app = typer.Typer(add_completion=False)
 
@@ -24,6 +22,10 @@ def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
     Exit code: 0 after SIGTERM or Ctrl-C, and 2 if the server could not start because of a setting,
     an address or a checkpoint.
     """
+    # These load PyTorch, for which --help and a shell that completes options do not wait.
+    from stratagem_psserver.process import exempt_loaded_objects
+    from stratagem_psserver.server import ParameterServer
+
     server = ParameterServer(options.settings())
     exempt_loaded_objects()
     command_line.serve(server, options, as_json)

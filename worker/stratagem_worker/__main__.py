@@ -1,5 +1,7 @@
 """`python -m stratagem_worker`."""
 
+# What the program loads late, and imports torch: forks of a process that has it start at once.
+import stratagem_worker.server  # noqa: F401
 from stratagem_worker.cli import main
 
 if __name__ == "__main__":

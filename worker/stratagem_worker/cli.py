@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from stratagem import config
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.insecure import be_insecure
 from stratagem_proto.serving import command_line
 from stratagem_worker.options import WorkerOptions
-from stratagem_worker.server import WorkerServer
 
 app = typer.Typer(add_completion=False)
 
@@ -25,6 +23,10 @@ def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
     Exit code: 0 after SIGTERM or Ctrl-C, and 2 if the worker could not start because of a setting
     or an address.
     """
+    # These load PyTorch, for which --help and a shell that completes options do not wait.
+    from stratagem import config
+    from stratagem_worker.server import WorkerServer
+
     config.set_logical_cpus(options.logical_cpus)
     if options.insecure:
         # For the workers of a strategy without servers, which functions make.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from stratagem_proto.serving.options import Job, ServingOptions
-from stratagem_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from stratagem_worker.settings import WorkerSettings
 
 
 class WorkerOptions(ServingOptions):
@@ -37,6 +39,9 @@ class WorkerOptions(ServingOptions):
 
     def settings(self) -> WorkerSettings:
         """Return the settings of a server."""
+        # It loads PyTorch, for which --help does not wait.
+        from stratagem_worker.settings import WorkerSettings
+
         given = self.serving()
         del given["logical_cpus"]
         given["importable_only"] = tuple(filter(None, self.importable_only.split(",")))

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from stratagem_deploy.certificates.subjects import completed_subjects
 from stratagem_proto.certificates.presented import not_installed
 from stratagem_proto.errors import StratagemError
 
@@ -79,6 +80,7 @@ def issue(
             help="Who is certified: JOB:N, as in ps:0; JOB:N=ROLE where the role does not follow "
             "from the job, as in worker:0=chief; or observer, for commands that look.",
             metavar="TASK",
+            autocompletion=completed_subjects,
         ),
     ],
     authority: AuthorityFolder = _AUTHORITY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stratagem_proto.certificates.identity import ROLES
@@ -58,3 +59,14 @@ def subject(text: str) -> Subject:
             f"{text}=ROLE with one of {', '.join(ROLES)}"
         )
     return Subject(role or _ROLES_OF_JOBS[job], job, int(task))
+
+
+def completed_subjects(incomplete: str) -> Iterator[str]:
+    """Yield what a shell may complete to somebody who can be certified.
+
+    Args:
+        incomplete: The word so far. Bash ends words at ":" and "=", so there a role is one word.
+    """
+    yield from (f"{job}:0" for job in _ROLES_OF_JOBS)
+    task, equals, _ = incomplete.rpartition("=")
+    yield from (f"{task}{equals}{role}" for role in ROLES)

@@ -96,7 +96,7 @@ class RunCommandOptions(ProcessSettings):
     verbose: bool = Field(
         False,
         description="Show how to watch the servers, and everything that they log.",
-        json_schema_extra={"short": "-v"},
+        json_schema_extra={"short": ["-v"]},
     )
 
 

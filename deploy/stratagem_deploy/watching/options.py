@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from stratagem_proto.configuration import token_file as secrets
+
+
+def _runs() -> Iterator[tuple[str, str]]:
+    """The runs on this machine, for shells to complete: the process and the script of each."""
+    from stratagem_deploy.processes.run_records import records
+
+    for record in records():
+        yield str(record.pid), record.script
+
 
 Servers: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's.")
@@ -20,7 +30,12 @@ TokenFile: TypeAlias = Annotated[
 ]
 Run: TypeAlias = Annotated[
     int | None,
-    typer.Option("--run", metavar="PID", help="Process of the `stratagem run` to ask about."),
+    typer.Option(
+        "--run",
+        metavar="PID",
+        help="Process of the `stratagem run` to ask about.",
+        autocompletion=_runs,
+    ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Timeout: TypeAlias = Annotated[

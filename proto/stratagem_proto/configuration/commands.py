@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
@@ -64,16 +64,28 @@ def _options(model: type[ProcessSettings]) -> Iterator[inspect.Parameter]:
 def _option(name: str, field: FieldInfo) -> Any:
     of = type_of(field)
     flags = [f"{flag(name)}/--no-{flag(name)[2:]}" if of is bool else flag(name)]
-    if isinstance(extra := field.json_schema_extra, dict):
-        flags.append(str(extra["short"]))
+    flags += _extra(field, "short")
+    values = _values(field)
     # Options are strings here; the model parses them, so that errors name their source.
     option = typer.Option(
         *flags,
         help=f"{field.description} [{variable(name)}]",
         show_default=default_of(field) or False,
         metavar=_METAVARS.get(of),
+        autocompletion=(lambda: values) if values else None,
     )
     return Annotated[bool | None if of is bool else str | None, option]
+
+
+def _values(field: FieldInfo) -> list[str]:
+    """Return all values of a setting that has few, for shells to complete."""
+    is_listed = get_origin(field.annotation) is Literal
+    return list(get_args(field.annotation)) if is_listed else _extra(field, "values")
+
+
+def _extra(field: FieldInfo, key: str) -> list[str]:
+    extra = field.json_schema_extra
+    return extra.get(key, []) if isinstance(extra, dict) else []
 
 
 def type_of(field: FieldInfo) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,9 @@ from stratagem_proto.secret_files import is_readable_by_others
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.descriptors import raise_limit
 from stratagem_proto.serving.options import ServingOptions
-from stratagem_proto.serving.server import RpcServer
+
+if TYPE_CHECKING:
+    from stratagem_proto.serving.server import RpcServer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write the log as JSON on a terminal, too.")]
 

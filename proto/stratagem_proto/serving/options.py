@@ -12,7 +12,7 @@ from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.configuration.token_file import read_token
 from stratagem_proto.protocol import check_name
 from stratagem_proto.serving.addresses import LAST_PORT, check_address
-from stratagem_proto.wire.transport import AUTO, check_transport
+from stratagem_proto.wire.transport import AUTO, TRANSPORTS, check_transport
 
 
 def _checked(check: Callable[[str], None]) -> AfterValidator:
@@ -69,6 +69,7 @@ class ServingOptions(ProcessSettings):
         description="auto: a Unix socket and shared memory for processes of this host, "
         "a data port for others, else gRPC; unix: no shared memory and no data port; "
         "tcp: the data port for all; grpc: only gRPC.",
+        json_schema_extra={"values": [*TRANSPORTS]},
     )
     data_port: int = Field(
         0,

@@ -20,6 +20,8 @@ _MEANINGS = {
     TCP: "TCP sockets",
     GRPC: "gRPC alone",
 }
+TRANSPORTS = tuple(_MEANINGS)
+"""What the setting may be."""
 
 
 def check_transport(transport: str) -> None:
