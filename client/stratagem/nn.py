@@ -109,7 +109,7 @@ class DynamicEmbedding(nn.Module):
         _require_positive({"embedding_dim": embedding_dim, "max_bytes": max_bytes})
         _require_positive(limits)
         self.embedding_dim = embedding_dim
-        self.limits = KeyLimits(admit_after, max_idle, max_bytes)
+        self.limits: KeyLimits = KeyLimits(admit_after, max_idle, max_bytes)
         recorder = current_recorder()
         if recorder is None:
             raise ContextError(
@@ -118,7 +118,7 @@ class DynamicEmbedding(nn.Module):
             )
         with recorder.taking_all():
             empty = torch.empty(NOMINAL_ROWS, embedding_dim, dtype=dtype)
-        self.weight = nn.Parameter(empty)
+        self.weight: nn.Parameter = nn.Parameter(empty)
         nn.init.normal_(self.weight)
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:

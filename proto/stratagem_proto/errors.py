@@ -190,7 +190,7 @@ class ResourceExhaustedError(StratagemError, MemoryError):
             waiting does not help, or the server suggests nothing.
     """
 
-    retry_seconds = 0.0
+    retry_seconds: float = 0.0
 
 
 class AbortedError(StratagemError, RuntimeError):

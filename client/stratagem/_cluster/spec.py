@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ClusterDef, JobDef
@@ -107,7 +107,7 @@ class ClusterSpec:
         except (InvalidTypeError, InvalidArgumentError):
             return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment] # it also equals unhashable dicts
+    __hash__: ClassVar[None]  # type: ignore[assignment] # it also equals unhashable dicts
 
     def __repr__(self) -> str:
         tasks = self.as_dict()

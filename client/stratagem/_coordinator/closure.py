@@ -81,14 +81,14 @@ class Result(WorkerValue):
         self.closure = closure
         self.owner: weakref.ref[object] | None = None
         self.payload: bytes | None = None
-        self.sender = ""
+        self.sender: str = ""
         self.error: BaseException | None = None
-        self.aborted = False
-        self.ended = Latch()
+        self.aborted: bool = False
+        self.ended: Latch = Latch()
         self.users = 0
         self.keeper: Keeper | None = None
-        self.direct = True
-        self.copying = False
+        self.direct: bool = True
+        self.copying: bool = False
 
     @property
     def wanted(self) -> bool:

@@ -19,7 +19,7 @@ class Limiter:
 
     def __init__(self, limits: GradientLimits) -> None:
         self.limits = limits
-        self.rejected_steps = 0
+        self.rejected_steps: int = 0
 
     def require_none(self, what: str) -> None:
         """Refuse what excludes limits if there are any."""

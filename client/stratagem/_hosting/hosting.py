@@ -129,10 +129,10 @@ class Hosting(ABC):
         devices: Sequence[torch.device],
         elsewhere: MadeElsewhere | None = None,
     ) -> None:
-        self.devices = tuple(devices)
-        self.parameters = ParameterRegistry(self.devices)
-        self.buffers = BufferRegistry(self.devices)
-        self.adopter = ModuleAdopter(
+        self.devices: tuple[torch.device, ...] = tuple(devices)
+        self.parameters: ParameterRegistry = ParameterRegistry(self.devices)
+        self.buffers: BufferRegistry = BufferRegistry(self.devices)
+        self.adopter: ModuleAdopter = ModuleAdopter(
             extended._names,
             self.parameters,
             self._host_across_replicas,

@@ -32,7 +32,7 @@ class LocalHosting(Hosting):
         elsewhere: MadeElsewhere | None = None,
     ) -> None:
         super().__init__(extended, devices, elsewhere)
-        self.optimizers = LocalOptimizers()
+        self.optimizers: LocalOptimizers = LocalOptimizers()
         self._checkpoints = LocalCheckpoints(self)
 
     # Modules.

@@ -131,7 +131,7 @@ class ReplicaGroup(ABC):
     sync_on_read: type[SyncOnReadVariable] = SyncOnReadVariable
 
     def __init__(self, devices: Sequence[str], cross_device_ops: CrossDeviceOps) -> None:
-        self.devices = tuple(devices)
+        self.devices: tuple[str, ...] = tuple(devices)
         self.cross_device_ops = cross_device_ops
 
     @abstractmethod

@@ -84,9 +84,9 @@ class ServerGroup:
         """
         self._description = addresses, identity, deadlines, visible, locate
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
-        self.steps = StepCount()
+        self.steps: StepCount = StepCount()
         self.snapshot = b""
-        self.changes = 0
+        self.changes: int = 0
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         made: list[Connection] = []
         # This must not keep the group alive, which closes its connections at its end.

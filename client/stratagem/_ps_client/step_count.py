@@ -36,7 +36,8 @@ class StepCount:
     """
 
     def __init__(self) -> None:
-        self.pace, self.scalars = StepPace(), Scalars()
+        self.pace: StepPace = StepPace()
+        self.scalars: Scalars = Scalars()
         self._lock = threading.Lock()
         self._inside = 0
         self._current = 0

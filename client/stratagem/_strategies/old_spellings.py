@@ -217,21 +217,27 @@ def _moved(old: str, new: str) -> property:
 class MovedToExtended:
     """The part of `Strategy` that is part of `StrategyExtended` now. Spec: NAM-2."""
 
-    batch_reduce = _moved("batch_reduce", "batch_reduce_to")
-    between_graph = _moved("between_graph", "experimental_between_graph")
-    broadcast = _moved("broadcast", "broadcast_to")
-    call_for_each_replica = _moved("call_for_each_replica", "call_for_each_replica")
-    colocate_vars_with = _moved("colocate_vars_with", "colocate_vars_with")
-    non_slot_devices = _moved("non_slot_devices", "non_slot_devices")
-    parameter_devices = _moved("parameter_devices", "parameter_devices")
-    read_var = _moved("read_var", "read_var")
-    require_static_shapes = _moved("require_static_shapes", "experimental_require_static_shapes")
-    run_steps_on_dataset = _moved("run_steps_on_dataset", "experimental_run_steps_on_iterator")
-    should_checkpoint = _moved("should_checkpoint", "should_checkpoint")
-    should_init = _moved("should_init", "experimental_should_init")
-    should_save_summary = _moved("should_save_summary", "should_save_summary")
-    update = _moved("update", "update")
-    update_non_slot = _moved("update_non_slot", "update_non_slot")
-    value_container = _moved("value_container", "value_container")
-    variable_created_in_scope = _moved("variable_created_in_scope", "variable_created_in_scope")
-    worker_devices = _moved("worker_devices", "worker_devices")
+    batch_reduce: property = _moved("batch_reduce", "batch_reduce_to")
+    between_graph: property = _moved("between_graph", "experimental_between_graph")
+    broadcast: property = _moved("broadcast", "broadcast_to")
+    call_for_each_replica: property = _moved("call_for_each_replica", "call_for_each_replica")
+    colocate_vars_with: property = _moved("colocate_vars_with", "colocate_vars_with")
+    non_slot_devices: property = _moved("non_slot_devices", "non_slot_devices")
+    parameter_devices: property = _moved("parameter_devices", "parameter_devices")
+    read_var: property = _moved("read_var", "read_var")
+    require_static_shapes: property = _moved(
+        "require_static_shapes", "experimental_require_static_shapes"
+    )
+    run_steps_on_dataset: property = _moved(
+        "run_steps_on_dataset", "experimental_run_steps_on_iterator"
+    )
+    should_checkpoint: property = _moved("should_checkpoint", "should_checkpoint")
+    should_init: property = _moved("should_init", "experimental_should_init")
+    should_save_summary: property = _moved("should_save_summary", "should_save_summary")
+    update: property = _moved("update", "update")
+    update_non_slot: property = _moved("update_non_slot", "update_non_slot")
+    value_container: property = _moved("value_container", "value_container")
+    variable_created_in_scope: property = _moved(
+        "variable_created_in_scope", "variable_created_in_scope"
+    )
+    worker_devices: property = _moved("worker_devices", "worker_devices")

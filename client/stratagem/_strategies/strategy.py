@@ -236,7 +236,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
 
 
 # The stack of contexts is below strategies and knows no more than that they are there.
-get_strategy = cast("Callable[[], Strategy]", context.get_strategy)
+get_strategy: Callable[[], Strategy] = cast("Callable[[], Strategy]", context.get_strategy)
 
 
 def default_strategy() -> Strategy:

@@ -32,7 +32,7 @@ class TPUClusterResolver(ClusterResolver):
     Spec: RES-21.
     """
 
-    rpc_layer = _LAYER
+    rpc_layer: str | None = _LAYER
 
     def __init__(
         self,

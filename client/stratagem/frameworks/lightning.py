@@ -50,7 +50,7 @@ class OnServers(SingleDeviceStrategy):  # type: ignore[misc] # its types are not
     def __init__(self, strategy: ParameterServerStrategy, **settings: Any) -> None:
         super().__init__(device=sole_device(strategy), **settings)
         self._servers = strategy
-        self.global_rank = input_of(strategy).input_pipeline_id
+        self.global_rank: int = input_of(strategy).input_pipeline_id
 
     @property
     def is_global_zero(self) -> bool:

@@ -152,8 +152,8 @@ class SharedIterator(PerWorkerIterator):
         self, dataset: SharedDataset, build: Callable[[], Any], opened: OpenedPass
     ) -> None:
         super().__init__(dataset, build)
-        self.pass_number = opened.data.number
-        self.remaining = opened.remaining
+        self.pass_number: int = opened.data.number
+        self.remaining: int = opened.remaining
         self._inherited = deque(opened.inherited)
 
 

@@ -63,7 +63,8 @@ class WorkerValues:
     """
 
     def __init__(self, closure_pickler: ClosurePickler, outcomes: OutcomeForm) -> None:
-        self.closure_pickler, self.outcomes = closure_pickler, outcomes
+        self.closure_pickler: ClosurePickler = closure_pickler
+        self.outcomes: OutcomeForm = outcomes
         # Filled by the garbage collector, in any thread and with any lock held.
         self._gone: deque[int] = deque()
 

@@ -246,7 +246,9 @@ class _AllReduce(torch.autograd.Function):
 
 
 # The stack of contexts is below replicas and knows no more than that they are there.
-get_replica_context = cast("Callable[[], ReplicaContext | None]", context.get_replica_context)
+get_replica_context: Callable[[], ReplicaContext | None] = cast(
+    "Callable[[], ReplicaContext | None]", context.get_replica_context
+)
 
 
 def all_gather(replica: ReplicaContext, value: Any, axis: int) -> Any:

@@ -38,7 +38,9 @@ class IndexedSlices:
             )
         self.values = values
         self.indices = indices
-        self.dense_shape = None if dense_shape is None else torch.Size(dense_shape)
+        self.dense_shape: torch.Size | None = (
+            None if dense_shape is None else torch.Size(dense_shape)
+        )
 
     @classmethod
     def from_sparse(cls, tensor: torch.Tensor) -> IndexedSlices:

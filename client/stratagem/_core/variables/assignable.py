@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem_proto.errors import InvalidTypeError, UnimplementedError
@@ -26,7 +26,10 @@ class Write(Enum):
     SCATTER_UPDATE = "scatter_update"
 
 
-def _augmented(operator: str, remedy: str) -> Callable[[Any, Any], NoReturn]:
+_Refusal: TypeAlias = Callable[[Any, Any], NoReturn]
+
+
+def _augmented(operator: str, remedy: str) -> _Refusal:
     # Without it, Python would bind the name to a tensor and write nothing.
     def refuse(self: Assignable, other: Any) -> NoReturn:
         raise UnimplementedError(
@@ -41,17 +44,17 @@ def _augmented(operator: str, remedy: str) -> Callable[[Any, Any], NoReturn]:
 class Assignable:
     """What can be written, as a whole and by rows."""
 
-    __iadd__ = _augmented("+", "variable.assign_add(value)")
-    __isub__ = _augmented("-", "variable.assign_sub(value)")
-    __imul__ = _augmented("*", "variable.assign(variable * value)")
-    __imatmul__ = _augmented("@", "variable.assign(variable @ value)")
-    __itruediv__ = _augmented("/", "variable.assign(variable / value)")
-    __ifloordiv__ = _augmented("//", "variable.assign(variable // value)")
-    __imod__ = _augmented("%", "variable.assign(variable % value)")
-    __ipow__ = _augmented("**", "variable.assign(variable ** value)")
-    __iand__ = _augmented("&", "variable.assign(variable & value)")
-    __ior__ = _augmented("|", "variable.assign(variable | value)")
-    __ixor__ = _augmented("^", "variable.assign(variable ^ value)")
+    __iadd__: _Refusal = _augmented("+", "variable.assign_add(value)")
+    __isub__: _Refusal = _augmented("-", "variable.assign_sub(value)")
+    __imul__: _Refusal = _augmented("*", "variable.assign(variable * value)")
+    __imatmul__: _Refusal = _augmented("@", "variable.assign(variable @ value)")
+    __itruediv__: _Refusal = _augmented("/", "variable.assign(variable / value)")
+    __ifloordiv__: _Refusal = _augmented("//", "variable.assign(variable // value)")
+    __imod__: _Refusal = _augmented("%", "variable.assign(variable % value)")
+    __ipow__: _Refusal = _augmented("**", "variable.assign(variable ** value)")
+    __iand__: _Refusal = _augmented("&", "variable.assign(variable & value)")
+    __ior__: _Refusal = _augmented("|", "variable.assign(variable | value)")
+    __ixor__: _Refusal = _augmented("^", "variable.assign(variable ^ value)")
 
     @property
     @abstractmethod

@@ -98,7 +98,7 @@ class ModuleAdopter:
         self._host = host
         self._host_buffers = host_buffers
         self._prepare = prepare
-        self.buffers = NamedBuffers(names)
+        self.buffers: NamedBuffers = NamedBuffers(names)
         # By thread: a scope is open in one thread only.
         self._open: dict[int, tuple[ModuleWatch, str]] = {}
         self._lazy: list[Adoption] = []

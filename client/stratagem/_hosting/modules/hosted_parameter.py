@@ -148,7 +148,7 @@ class HostedParameter:
             others = [_leaf(parameter, device) for device in devices[1:]]
         self._owners: list[tuple[ref[nn.Module], str]] = []
         self._replaced: list[Parameter] = []
-        self.leaves = (parameter, *others)
+        self.leaves: tuple[nn.Parameter, ...] = (parameter, *others)
         # Each parameter is looked at three times in a step; few give out their data.
         self._lent: DataViews | None = None
         for leaf in self.leaves:

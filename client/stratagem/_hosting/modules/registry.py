@@ -145,7 +145,7 @@ class ParameterRegistry:
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.devices = tuple(devices)
+        self.devices: tuple[torch.device, ...] = tuple(devices)
         self._entries: list[HostedParameter] = []
 
     def add(

@@ -15,7 +15,7 @@ from stratagem._parameter_server.hosting.synchronous_steps import Contributions,
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
-from stratagem._parameter_server.pushing.push import PullMode, Pulls
+from stratagem._parameter_server.pushing.push import PullMode, Pulls, Pushing
 from stratagem._parameter_server.pushing.step_tracker import StepPermit, StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
@@ -67,14 +67,14 @@ class RemoteStore:
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.step_tracker = step_tracker
-        self.pulls = Pulls(servers, pull_dtype)
+        self.pulls: Pulls = Pulls(servers, pull_dtype)
         exchange = Exchange(servers, step_tracker)
-        self.pushing = pushing_of(pull_mode, exchange, self.pulls)
-        self.contributions = Contributions(servers, step_tracker, peer_seconds)
-        self.programs = Programs()
-        self.routes = GradientRouter()
-        self.reads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
-        self.ends = StepEnds(servers, step_tracker, self.reads, self.pushing)
+        self.pushing: Pushing = pushing_of(pull_mode, exchange, self.pulls)
+        self.contributions: Contributions = Contributions(servers, step_tracker, peer_seconds)
+        self.programs: Programs = Programs()
+        self.routes: GradientRouter = GradientRouter()
+        self.reads: StepReads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
+        self.ends: StepEnds = StepEnds(servers, step_tracker, self.reads, self.pushing)
 
     @property
     def first(self) -> int:

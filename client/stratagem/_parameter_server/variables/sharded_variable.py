@@ -169,7 +169,9 @@ class ShardedVariable(Assignable, Operators):
 
     # Writing: servers are written one beside the other, and others may see a mixture.
 
-    batch_scatter_update = Assignable.scatter_update
+    def batch_scatter_update(self, sparse_delta: IndexedSlices) -> Any:
+        """Replace rows, as `scatter_update` does."""
+        return self.scatter_update(sparse_delta)
 
     def _target(self, function: str) -> Any:
         raise InvalidArgumentError(

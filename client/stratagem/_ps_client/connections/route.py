@@ -83,12 +83,12 @@ class ServerRoute:
             token: The secret by which replicas are asked which one serves.
         """
         self._index, self._task = task, f"/job:ps/task:{task}"
-        self.peer = f"{self._task} at {address}"
-        self.meter = TrafficMeter()
-        self.closed = threading.Event()
+        self.peer: str = f"{self._task} at {address}"
+        self.meter: TrafficMeter = TrafficMeter()
+        self.closed: threading.Event = threading.Event()
         self.awaited: set[AwaitedAttempt] = set()
-        self.reigns = 0
-        self.has_backup = True
+        self.reigns: int = 0
+        self.has_backup: bool = True
         self._directory, self._token = directory, token
         self._epoch, self._instance = 0, b""
         self._failed_at = -_AGAIN_SECONDS
@@ -100,9 +100,11 @@ class ServerRoute:
     def _settle(self, address: str) -> None:
         self.listed = address
         self._replicas = replica_addresses(self._task, address)
-        self.expected = Expected("ps", self._index)
+        self.expected: Expected = Expected("ps", self._index)
         self._search = PrimarySearch(self._replicas, self._token, self.expected)
-        self.transport = ServerTransport(self._replicas[0], self._token, self.expected)
+        self.transport: ServerTransport = ServerTransport(
+            self._replicas[0], self._token, self.expected
+        )
 
     @property
     def address(self) -> str:

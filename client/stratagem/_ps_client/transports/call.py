@@ -70,7 +70,8 @@ class Responses(Iterator[bytes]):
     """
 
     def __init__(self, messages: Iterator[bytes], segment: Segment | None = None) -> None:
-        self._messages, self.segment = messages, segment
+        self._messages = messages
+        self.segment: Segment | None = segment
         self.received: Callable[[int], None] = _uncounted
 
     def __next__(self) -> bytes:

@@ -42,7 +42,8 @@ class ServerTransport:
 
     def __init__(self, address: str, token: str = "", expected: Expected = ANY_SERVER) -> None:
         self.address = address
-        self.is_told = self.is_closed = False
+        self.is_told: bool = False
+        self.is_closed: bool = False
         self._grpc, self._expected = GrpcTransport(address, token, expected), expected
         self._sockets: SocketTransport | None = None
         # Remembered, so that what was tried in vain is not tried again.
