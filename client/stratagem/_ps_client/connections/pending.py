@@ -80,8 +80,8 @@ class Pending(Generic[Result]):
             request, self._route.peer, deadlines.connect, self._may_be_elsewhere
         )
         self._wait: Wait | None = None
-        self.is_awaited = False
-        self.attempt = self._sent(style)
+        self.is_awaited: bool = False
+        self.attempt: Attempt = self._sent(style)
 
     @property
     def _may_be_elsewhere(self) -> bool:
@@ -157,7 +157,8 @@ class Pending(Generic[Result]):
 
     def _sent(self, style: Style) -> Attempt:
         self._transport, self._reigns = self._route.transport, self._route.reigns
-        self._run, self.sent_at = self._owner.run, time.monotonic()
+        self._run = self._owner.run
+        self.sent_at: float = time.monotonic()
         # A server may be silent already where it is sent.
         self._route.awaited.add(self)
         try:
