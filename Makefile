@@ -12,6 +12,7 @@ export RAY_PYTHON ?= .venv-ray/bin/python
 export MXNET_PYTHON ?= .venv-mxnet/bin/python
 ALL_PEERS := $(foreach peer,tensorflow torch_rpc ray mxnet,--peers $(peer))
 
+WORKFLOWS := $(wildcard .github/workflows/*.yml)
 SHELL_SCRIPTS := .ci/run deploy/docker/engine.sh deploy/slurm/train.sbatch \
 	tests/deploy/slurm/srun
 
@@ -38,7 +39,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	frameworks-test stores-test optimizers-test dashboard-test check lint types falsify answers coverage-table bench bench-quick peers wheels images certs format protos clean
+	frameworks-test stores-test optimizers-test dashboard-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -49,7 +50,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 # With as many processes as cores, half of the time all of them wait for servers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile \
-	    -m "not cluster and not chaos and not compose and not dashboard and not netns and not ray"
+	    -m "not cluster and not chaos and not compose and not dashboard and not install and not netns and not ray"
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --logged-servers --quiet \
 	    -m "not cluster" tests/psserver
 
@@ -96,6 +97,12 @@ dashboard-test: $(INSTALLED) ## Look at the dashboard in Chromium, and take pict
 	$(PIP) install --constraint constraints.txt --no-deps axe-playwright-python
 	$(BIN)/pytest -m dashboard --capture=no --timeout=400 tests/deploy/dashboard
 
+# In environments of its own, with each interpreter that is here; for others, and another PyTorch:
+# make install-test PYTHONS="python3.12 /opt/python3.13/bin/python3" TORCH=torch==2.6.0
+install-test: $(INSTALLED) ## Train with an installed wheel, on the interpreters PYTHONS.
+	PYTHONS="$(PYTHONS)" TORCH="$(TORCH)" \
+	    $(BIN)/pytest -m install --capture=no --verbose tests/publishing
+
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"
 	$(BIN)/pytest -m ray tests/deploy/on_ray
@@ -113,9 +120,14 @@ lint: $(INSTALLED) ## Look at code, pages, imports, protos, manifests and script
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python -m tests.deploy.manifests.check
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
 
 types: $(INSTALLED) ## Check types.
 	$(BIN)/mypy
+
+public-types: $(INSTALLED) ## See that what users import has types, by pyright, which needs Node.js.
+	$(PIP) install --constraint constraints.txt pyright
+	$(BIN)/python -m tests.publishing.public_types --least 95
 
 # A test that passes without what it is about would never fail. Half of the time these tests wait
 # for what has been taken away.
@@ -144,6 +156,20 @@ format: $(INSTALLED) ## Format code and pages; fix what the linter can.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/mdformat $(PAGES)
+
+dist: $(INSTALLED) ## Build what is published, in dist.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+# Of an environment with the wheel, what it needs, and nothing else.
+sbom: dist ## List what an installed wheel consists of, in build/sbom.
+	rm -rf build/sbom
+	$(BIN)/python -m venv --without-pip build/sbom/venv
+	$(PIP) install cyclonedx-bom
+	$(PIP) --python build/sbom/venv/bin/python install --constraint constraints.txt dist/*.whl
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/sbom/stratagem.cdx.json build/sbom/venv/bin/python
+	rm -rf build/sbom/venv
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels, with hashes.
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes,tls]"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # What targets of the Makefile ask for.
-_MARKS = ("chaos", "cluster", "compose", "netns", "ray", "spec")
+_MARKS = ("chaos", "cluster", "compose", "install", "netns", "ray", "spec")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
