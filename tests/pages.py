@@ -27,3 +27,9 @@ def prose(page: Path) -> str:
 def code_spans(page: Path) -> list[str]:
     """Return what stands between backticks in the page's prose, each on one line."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def programs(page: Path) -> list[str]:
+    """Return the blocks of Python that begin at the left edge of a page."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
