@@ -39,7 +39,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
-	frameworks-test stores-test optimizers-test dashboard-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
+	frameworks-test stores-test optimizers-test dashboard-test docs docs-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -50,7 +50,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 # With as many processes as cores, half of the time all of them wait for servers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile \
-	    -m "not cluster and not chaos and not compose and not dashboard and not install and not netns and not ray"
+	    -m "not cluster and not chaos and not compose and not dashboard and not install and not netns and not ray and not site"
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --logged-servers --quiet \
 	    -m "not cluster" tests/psserver
 
@@ -102,6 +102,16 @@ dashboard-test: $(INSTALLED) ## Look at the dashboard in Chromium, and take pict
 install-test: $(INSTALLED) ## Train with an installed wheel, on the interpreters PYTHONS.
 	PYTHONS="$(PYTHONS)" TORCH="$(TORCH)" \
 	    $(BIN)/pytest -m install --capture=no --verbose tests/publishing
+
+DOCS_BUILDER = $(PIP) install --constraint constraints.txt --editable ".[docs]"
+
+docs: $(INSTALLED) ## Build the documentation site in build/docs/site.
+	$(DOCS_BUILDER)
+	$(BIN)/python -m docs.site
+
+docs-test: $(INSTALLED) ## Build that site, and see that it is whole.
+	$(DOCS_BUILDER)
+	$(BIN)/pytest -m site tests/site
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"

@@ -25,6 +25,7 @@ FOLDERS = (
     "tests",
     "examples",
     "benchmarks",
+    "docs",
 )
 SOURCES = [
     path

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from tests.pages import ROOT
 
@@ -134,7 +134,7 @@ def ranks(number: int) -> list[dict[str, str]]:
     ]
 
 
-def task(resolver: SimpleClusterResolver, folder: Path) -> dict[str, str]:
+def task(resolver: ClusterResolver, folder: Path) -> dict[str, str]:
     """Return the environment of a task of a cluster."""
     token = folder / "token"
     token.write_text(resolver.cluster_token or "")

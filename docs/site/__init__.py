@@ -1,0 +1,1 @@
+"""The documentation site, built from the pages of this repository: `make docs`."""
