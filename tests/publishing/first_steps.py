@@ -31,7 +31,7 @@ def train(resolver: stratagem.ClusterResolver | None = None) -> float:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            return loss.item()
+            return float(loss.item())
 
         for _ in range(STEPS):
             features = torch.randn(32, 3)

@@ -112,5 +112,6 @@ def test_the_metadata_says_what_the_package_is(metadata: Message) -> None:
     assert metadata["License-File"] == "LICENSE"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    text = str(metadata.get_payload(decode=True), "utf-8")
-    assert text == (ROOT / "README.md").read_text(encoding="utf-8")
+    text = metadata.get_payload(decode=True)
+    assert isinstance(text, bytes)
+    assert text.decode() == (ROOT / "README.md").read_text(encoding="utf-8")

@@ -85,7 +85,8 @@ def _values(field: FieldInfo) -> list[str]:
 
 def _extra(field: FieldInfo, key: str) -> list[str]:
     extra = field.json_schema_extra
-    return extra.get(key, []) if isinstance(extra, dict) else []
+    found = extra.get(key) if isinstance(extra, dict) else None
+    return [str(each) for each in found] if isinstance(found, list) else []
 
 
 def type_of(field: FieldInfo) -> Any:

@@ -267,4 +267,4 @@ class Operators(TensorStandIn):
     def __ne__(self, other: object) -> Any:
         return self._operand() != other
 
-    __hash__: Callable[[Any], int] = object.__hash__
+    __hash__ = object.__hash__
