@@ -20,13 +20,23 @@ OTHERS = (".ci", "tests", "benchmarks", "examples", "docs")
 # A checkpoint's files, images and measurements: the page says what makes them.
 MADE_LATER = {
     "build/docs/site",
+    "build/sbom/stratagem.cdx.json",
     "build/wheels",
     "deploy/compose/certs",
     "deploy/compose/token",
     "runs/benchmarks",
 }
-# Kubernetes's, Typer's, torch's and an imagined module's; the page says whose they are.
-OF_OTHERS = {"ReadWriteMany", "CliRunner", "GradScaler", "TensorBase", "MyModule"}
+# Kubernetes's, Typer's, torch's, torchmetrics' and an imagined module's; the page says whose they
+# are.
+OF_OTHERS = {
+    "ReadWriteMany",
+    "CliRunner",
+    "GradScaler",
+    "TensorBase",
+    "MeanAveragePrecision",
+    "MetricCollection",
+    "MyModule",
+}
 ABOUT_THE_CODE = [
     page for page in PAGES if "architecture" in title(page) or page.name == "CONTRIBUTING.md"
 ]
