@@ -15,7 +15,7 @@ import typer
 
 from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
-from stratagem_deploy.completion import CompletedGroup
+from stratagem_deploy.completion import CompletedGroup, reader
 from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
@@ -69,9 +69,7 @@ app.command()(dashboard.dashboard)
     help="Run a script on local servers and workers; see `stratagem run --help`.",
 )
 def run_script(context: typer.Context) -> None:
-    from stratagem_deploy.running.cli import app as script
-
-    script(args=context.args, prog_name="stratagem run")
+    reader("run")(args=context.args, prog_name="stratagem run")
 
 
 @app.command(
@@ -84,9 +82,7 @@ def serve_variables(context: typer.Context) -> None:
     from stratagem_psserver import process
 
     process.tune()
-    from stratagem_psserver.cli import app as server
-
-    server(args=context.args, prog_name="stratagem ps")
+    reader("ps")(args=context.args, prog_name="stratagem ps")
 
 
 @app.command(
@@ -96,9 +92,7 @@ def serve_variables(context: typer.Context) -> None:
     help="Run one worker server; see `stratagem worker --help`.",
 )
 def serve_functions(context: typer.Context) -> None:
-    from stratagem_worker.cli import app as server
-
-    server(args=context.args, prog_name="stratagem worker")
+    reader("worker")(args=context.args, prog_name="stratagem worker")
 
 
 @app.command(

@@ -1,7 +1,6 @@
-"""What a shell completes that the command itself does not know.
+"""Commands that read their own arguments, so that no other command waits for what they load.
 
-`run`, `ps` and `worker` read their own arguments, so that no other command waits for what they
-load. While a shell completes a line of one of them, its options are looked up where they stand.
+While a shell completes a line of one of them, its options are looked up where they stand.
 """
 
 from __future__ import annotations
@@ -20,6 +19,12 @@ _READERS = {
 }
 
 
+def reader(command: str) -> typer.Typer:
+    """Return what reads the arguments of a command, and load it."""
+    app: typer.Typer = import_module(_READERS[command]).app
+    return app
+
+
 class CompletedGroup(TyperGroup):
     """A group of commands, some of which have their options elsewhere."""
 
@@ -31,5 +36,5 @@ class CompletedGroup(TyperGroup):
         """
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.resilient_parsing and name in _READERS:
-            command = typer.main.get_command(import_module(_READERS[name]).app)
+            command = typer.main.get_command(reader(name))
         return name, command, rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
 import stratagem
@@ -128,18 +129,7 @@ KINDS = (STRATEGIES, OPTIMIZERS, VARIABLES, INPUT, CLUSTERS, ERRORS)
 """All kinds of names that are no modules."""
 
 FOLDERS = (
-    "cluster_resolver",
-    "compression",
-    "config",
-    "consistency",
-    "contrib",
-    "coordinator",
-    "experimental",
-    "frameworks",
-    "nn",
-    "opentelemetry",
-    "partitioners",
-    "tensorboard",
+    *(name for name in stratagem.__all__ if isinstance(getattr(stratagem, name), ModuleType)),
     "stratagem_deploy",
 )
 """The public modules of `stratagem`, and what starts clusters."""

@@ -1,4 +1,4 @@
-"""How many lines of a log people may cause whom nobody knows.
+"""A bound on the lines that strangers cause in a log.
 
 This module is pure: time is an argument, in seconds of a monotonic clock.
 """

@@ -7,7 +7,6 @@ written to a file; `--failure` shows the fault again.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import atheris
 import typer
 
-from tests.fuzzing.merging import OURS
+from tests.fuzzing.instrumented import instrumented
 
 _FOLDER = Path("runs/fuzzing")
 _LONGEST = 4096
@@ -31,9 +30,8 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where faults go, and inputs to keep.")] = _FOLDER,
 ) -> None:
     """Fuzz until the time is over, or an input is a fault: then the exit code is not 0."""
-    with atheris.instrument_imports(include=OURS, enable_loader_override=False):
-        targets = importlib.import_module("tests.fuzzing.catalogue").TARGETS
-        planted = importlib.import_module("tests.fuzzing.planted").PLANTED
+    targets = instrumented("catalogue").TARGETS
+    planted = instrumented("planted").PLANTED
     if target not in targets:
         raise SystemExit("\n".join(targets))
     with ExitStack() as stack:

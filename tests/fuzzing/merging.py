@@ -6,21 +6,19 @@ decoder which none there runs, the smallest ones that do.
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import atheris
 
 from tests.fuzzing.corpora import CORPORA
+from tests.fuzzing.instrumented import instrumented
 
-OURS = ["stratagem_proto", "stratagem_psserver"]
 _PROGRAM = f"{sys.executable} -m tests.fuzzing.merging"
 
 
 def main(target: str, *arguments: str) -> None:
     """Merge a folder into a corpus; libFuzzer starts this again with arguments of its own."""
-    with atheris.instrument_imports(include=OURS, enable_loader_override=False):
-        targets = importlib.import_module("tests.fuzzing.catalogue").TARGETS
+    targets = instrumented("catalogue").TARGETS
     kept = CORPORA / target
     kept.mkdir(parents=True, exist_ok=True)
     if len(arguments) == 1:

@@ -51,10 +51,11 @@ def installed_in(folder: Path) -> Path:
 
 
 def share(report: Mapping[str, Any]) -> float:
-    """Return the percentage of names with types, and print those without."""
+    """Return the percentage of names with types, and print those without, and why."""
     for symbol in report["symbols"]:
-        if symbol["isExported"] and not symbol["isTypeKnown"]:
-            said = "; ".join(each["message"] for each in symbol["diagnostics"])
+        said = "; ".join(each["message"] for each in symbol["diagnostics"])
+        # Of a name that is partly known because of another one, pyright says nothing.
+        if said and not symbol["isTypeKnown"]:
             print(f"{symbol['name']}: {said}")
     return float(100 * report["completenessScore"])
 

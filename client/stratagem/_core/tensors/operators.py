@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -267,4 +267,10 @@ class Operators(TensorStandIn):
     def __ne__(self, other: object) -> Any:
         return self._operand() != other
 
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        # Variables are keys in each step; a method of Python would be called for each of them.
+        __hash__ = object.__hash__
