@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import cProfile
+import os
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -22,6 +24,26 @@ from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE
+
+# A collection that frees a local of threads, at each allocation.
+_COLLECTING = """
+import gc
+import threading
+
+from stratagem_worker.functions.interruption import _imports
+
+
+class Cycle:
+    def __init__(self):
+        self.me, self.local = self, threading.local()
+        self.local.value = 1
+
+
+gc.set_threshold(1)
+for _ in range(5000):
+    Cycle()
+    assert not _imports(threading.get_ident())
+"""
 
 
 def spin() -> str:
@@ -219,6 +241,11 @@ def test_threads_of_a_function_are_not_held_off() -> None:
             entered.set()
 
     assert struck_when(entered, body) == "given up"
+
+
+def test_garbage_that_is_collected_meanwhile_locks_nobody_up() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", _COLLECTING], env=environment, check=True, timeout=100)
 
 
 def test_a_function_that_starts_threads_waits_for_none_that_never_begins() -> None:

@@ -13,6 +13,7 @@ from importlib import _bootstrap
 from typing import Generic, TypeVar
 
 from stratagem._core.interruption import Guard, guarded_by
+from stratagem_proto.whereabouts import current_frames
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -117,7 +118,7 @@ def _raise_unless_importing(thread: int) -> bool:
 
 
 def _imports(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     while frame is not None and frame.f_code is not _IMPORT:
         frame = frame.f_back
     return frame is not None
