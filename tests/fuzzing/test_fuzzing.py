@@ -22,7 +22,7 @@ pytestmark = [
 
 def fuzzed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.fuzzing", *arguments, "--folder", str(folder)]
-    return subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=280)
 
 
 def test_decoders_refuse_what_they_cannot_decode_by_an_error_of_ours(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_decoders_refuse_what_they_cannot_decode_by_an_error_of_ours(tmp_path: P
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     target, _ = PLANTED[fault]
-    found = fuzzed(tmp_path, target, "--seconds", "60", "--plant", fault)
+    found = fuzzed(tmp_path, target, "--seconds", "200", "--plant", fault)
     assert found.returncode != 0, found.stderr[-4000:]
     assert [*tmp_path.glob(f"{target}-*")]
 

@@ -15,6 +15,9 @@ from stratagem_psserver.settings import ServerSettings
 from tests.logged_servers import described
 from tests.waiting import eventually
 
+_FAILOVER_SECONDS = 3.0
+"""A busy machine stops a process for longer than a second now and then."""
+
 
 class Pair:
     """Two replicas, which keep their files in a folder.
@@ -27,7 +30,7 @@ class Pair:
     def __init__(self, folder: Path, **others: Any) -> None:
         self._folder = folder
         arbiter = f"file:{folder / 'arbiter'}"
-        self._others = {"failover_seconds": 1.0, "arbiter": arbiter, **others}
+        self._others = {"failover_seconds": _FAILOVER_SECONDS, "arbiter": arbiter, **others}
         if others.get("durability") == "log":
             self._others["durability_folder"] = str(folder)
         self.servers: dict[int, ParameterServer] = {}

@@ -43,6 +43,9 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
 
+_PATIENT = {"failover_seconds": 15.0}
+"""Settings of replicas that keep each other while a comparison looks at both."""
+
 
 def compared(primary: ParameterServer) -> int:
     """The position at which a primary has found its backup equal, after it has looked."""
@@ -78,7 +81,7 @@ def grown(both: Pair) -> tuple[ParameterServer, ParameterServer]:
 
 @pytest.mark.parametrize("durability", ["none", "log"])
 def test_equal_replicas_have_equal_digests(tmp_path: Path, durability: str) -> None:
-    with pair(tmp_path, durability=durability) as both:
+    with pair(tmp_path, durability=durability, **_PATIENT) as both:
         primary, backup = grown(both)
         assert compared(primary) > 0
         assert state_of_backup(backup) == state_of_primary(primary)
@@ -87,7 +90,7 @@ def test_equal_replicas_have_equal_digests(tmp_path: Path, durability: str) -> N
 def test_a_backup_that_differs_in_one_bit_gets_another_image(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pair(tmp_path) as both:
+    with pair(tmp_path, **_PATIENT) as both:
         primary, backup = grown(both)
         state_of_backup(backup)
         variable = standby_of(backup).state.store.find("w")
