@@ -11,6 +11,7 @@ from typing import Any
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
+from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
@@ -32,6 +33,7 @@ class CheckpointedStrategy(Strategy):
         wait: bool = True,
         keep: int = 1,
         extra: Mapping[str, Any] | None = None,
+        incremental: bool = False,
     ) -> Future[None]:
         """Save the variables of all servers, as they are at one moment, to a folder.
 
@@ -55,6 +57,10 @@ class CheckpointedStrategy(Strategy):
             keep: How many checkpoints the folder keeps, this one included.
             extra: What else to keep, as JSON can express it, for instance the number of an epoch;
                 the `Restoration` of `restore` has it.
+            incremental: Whether servers write only the rows that differ from the latest checkpoint
+                in the folder, and refer to it for the others. It stays for as long as one is kept
+                that refers to it, whatever `keep` says. Each ninth checkpoint has all rows, and so
+                has one for which the latest cannot be read. Earlier saves are waited for.
 
         Returns:
             Done when it is written, or has the error.
@@ -75,12 +81,13 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-3, CKP-4, SHV-30, SHV-31.
         """
         if isinstance(self.extended, LocalExtended):
-            _require_no_folder(keep, extra)
+            _require_no_folder(keep, extra, incremental)
             return super().save(path, wait)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
-            written = self.extended._cluster.save(path, keep, extra or {})
+            series = Series(keep, incremental)
+            written = self.extended._cluster.save(path, series, extra or {})
         if wait:
             written.result()
         return written
@@ -181,8 +188,8 @@ class CheckpointedStrategy(Strategy):
         return self.extended._cluster.snapshot()
 
 
-def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:
-    if keep != 1 or extra is not None:
+def _require_no_folder(keep: int, extra: Mapping[str, Any] | None, incremental: bool) -> None:
+    if keep != 1 or extra is not None or incremental:
         raise InvalidArgumentError(
-            "without a cluster a checkpoint is one file; leave keep and extra out"
+            "without a cluster a checkpoint is one file; leave keep, extra and incremental out"
         )

@@ -15,6 +15,7 @@ from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.cut import snapshot_of
+from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._parameter_server.pushing.step_tracker import encoded_consistency, report_of
@@ -153,11 +154,11 @@ class TrainingCluster:
         self._checkpoints.states.register(name, stateful)
 
     def save(
-        self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
+        self, root: str | os.PathLike[str], series: Series, extra: Mapping[str, Any]
     ) -> Future[None]:
         """Save all servers at one moment; see `ParameterServerStrategy.save`."""
         self._refresh()
-        return self._checkpoints.save(root, keep, extra)
+        return self._checkpoints.save(root, series, extra)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Restore all servers; see `ParameterServerStrategy.restore`."""

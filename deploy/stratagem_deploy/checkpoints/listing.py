@@ -30,6 +30,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "files": {name: file.nbytes for name, file in index.files.items()},
         "variables": [_facts(whole) for whole in wholes],
         "nbytes": sum(entry.nbytes for entry in index.tensors.values()),
+        "bases": [] if index.base is None else list(index.base.names),
         "extra": dict(index.extra),
     }
 
@@ -57,4 +58,6 @@ def table(listed: Mapping[str, Any]) -> None:
     console = Console()
     console.print(shown)
     count, files = len(listed["variables"]), len(listed["files"])
+    if listed["bases"]:
+        console.print(f"read beside {', '.join(listed['bases'])}")
     console.print(f"{count} tensors, {listed['nbytes']} bytes, in {files} files")

@@ -14,8 +14,9 @@ from stratagem_deploy.checkpoints.tables import divided, stored_part
 from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.companions import KEYS
 from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import TensorFile
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
-from stratagem_proto.checkpoint.index import Index, TensorFile
+from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole

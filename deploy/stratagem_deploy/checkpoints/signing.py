@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from stratagem_proto.checkpoint.blocks import FileEntry, WriteOptions, write_file
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint
+from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.stores.places import Place
 from stratagem_proto.stores.store import Folder
 
@@ -28,7 +29,14 @@ def sign(checkpoint: Checkpoint, root: Place, key: str) -> Place:
 
     Raises:
         DataLossError: The checkpoint is damaged.
+        FailedPreconditionError: It is incremental.
     """
+    if checkpoint.base is not None:
+        raise FailedPreconditionError(
+            f"{str(checkpoint.folder)!r} has only what differs from "
+            f"{str(checkpoint.base.folder)!r}, so that its signature would say nothing of the "
+            "rest; give the key to `stratagem checkpoint reshard`, which writes all of it"
+        )
     new = NewCheckpoint(root)
     try:
         files = {name: _copied(checkpoint, name, new.folder) for name in checkpoint.index.files}

@@ -63,4 +63,4 @@ def stored_part(
     for variable, whole in zip(store.variables(), (table, *slots), strict=True):
         variable.version = max(piece.entry.version for piece in whole.pieces)
     snapshot = Snapshot(store)
-    return snapshot.contents, snapshot.values()
+    return snapshot.contents, snapshot.taken()

@@ -13,7 +13,7 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype
 
 if TYPE_CHECKING:
-    from stratagem_proto.checkpoint.index import TensorEntry
+    from stratagem_proto.checkpoint.entries import TensorEntry
 
 KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
 """The endings of the names of a table's companion tensors; see `StoredRows`."""

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED, is_companion
-from stratagem_proto.checkpoint.index import Index, TensorEntry
+from stratagem_proto.checkpoint.entries import TensorEntry
+from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.tables import TablePart, table_of
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
 from stratagem_proto.errors import DataLossError, UnimplementedError

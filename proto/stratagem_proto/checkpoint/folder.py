@@ -6,7 +6,8 @@ run/
 └── checkpoint-7/
     ├── index.json          the table of contents, written last
     ├── part-0.safetensors  the tensors of a server, one file for each
-    └── local.safetensors   the tensors of the chief
+    ├── local.safetensors   the tensors of the chief
+    └── bases               of an incremental one: the checkpoints that have what it lacks
 ```
 
 A store of objects has no `latest`: that is the one with the highest number that has an index.
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -24,15 +26,20 @@ from stratagem_proto.checkpoint.blocks import (
     BLOCK_BYTES,
     CheckedFile,
 )
-from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Index, TensorEntry, unsigned
+from stratagem_proto.checkpoint.entries import TensorEntry, are_alike
+from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned
+from stratagem_proto.checkpoint.overlay import Overlay
 from stratagem_proto.checkpoint.parts import read_plain
 from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, NotFoundError
 from stratagem_proto.stores.kinds import store_of
-from stratagem_proto.stores.names import INDEX
-from stratagem_proto.stores.places import AnyPlace, Place, place_of
+from stratagem_proto.stores.names import BASES, INDEX
+from stratagem_proto.stores.places import AnyPlace, Place, absolute_place, place_of
 from stratagem_proto.stores.store import Folder
 from stratagem_proto.wire.tensors import allocate, as_bytes
+
+# A reader that goes from one array of a table to the next, and back, finds each again.
+_MOST_OVERLAYS = 16
 
 LOCAL_PART = "local.safetensors"
 
@@ -49,10 +56,13 @@ class Checkpoint:
     Attributes:
         opened: The folder with its files, which is open.
         index: Its table of contents.
+        base: The checkpoint that has the rows which this one lacks, if it lacks any.
     """
 
     opened: Folder
     index: Index
+    base: Checkpoint | None = None
+    _overlays: dict[str, Overlay] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def folder(self) -> Place:
@@ -70,7 +80,22 @@ class Checkpoint:
             DataLossError: The bytes are missing or damaged.
         """
         with _naming(entry):
-            self.file(entry.file).read(entry.begin + start, target)
+            if entry.changed is None:
+                self.file(entry.file).read(entry.begin + start, target)
+            else:
+                self._overlay(entry).read(start, target)
+
+    def _overlay(self, entry: TensorEntry) -> Overlay:
+        overlay = self._overlays.get(entry.name)
+        if overlay is None:
+            assert self.base is not None
+            below = self.base.index.tensors[entry.name]
+            read = partial(self.base.read, below)
+            overlay = Overlay(self.file(entry.file), entry, below, read)
+            if len(self._overlays) >= _MOST_OVERLAYS:
+                self._overlays.clear()
+            self._overlays[entry.name] = overlay
+        return overlay
 
     def require_there(self, entry: TensorEntry) -> None:
         """Check that a file of the right size has a tensor, before memory is taken for the tensor.
@@ -81,6 +106,9 @@ class Checkpoint:
         if entry.nbytes > BLOCK_BYTES:
             with _naming(entry):
                 self.file(entry.file).require_size()
+        if entry.changed is not None:
+            assert self.base is not None
+            self.base.require_there(self.base.index.tensors[entry.name])
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """Read a stored tensor; it raises like `read`."""
@@ -91,9 +119,11 @@ class Checkpoint:
         return value
 
     def verify(self) -> None:
-        """Read and check all files; it raises like `read`."""
+        """Read and check all files, those of the base included; it raises like `read`."""
         for name in self.index.files:
             self.file(name).verify()
+        if self.base is not None:
+            self.base.verify()
 
 
 @contextmanager
@@ -130,12 +160,12 @@ def open_checkpoint(path: AnyPlace, policy: CheckpointPolicy = ANY) -> Checkpoin
     if file:
         return _only_file(folder, file)
     if folder.has(INDEX):
-        return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy.key)
+        return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy)
     try:
         latest, data = folder.latest(MOST_INDEX_BYTES)
     except FileNotFoundError as error:
         raise _no_checkpoint(place) from error
-    return _read(latest, data, policy.key)
+    return _read(latest, data, policy)
 
 
 def _no_checkpoint(path: Place) -> NotFoundError:
@@ -149,8 +179,40 @@ def _only_file(folder: Folder, name: str) -> Checkpoint:
     return Checkpoint(folder, Index({name: file}, {entry.name: entry for entry in entries}))
 
 
-def _read(folder: Folder, data: bytes, key: str) -> Checkpoint:
-    return Checkpoint(folder, Index.from_bytes(data, str(folder.path / INDEX), key))
+def _read(folder: Folder, data: bytes, policy: CheckpointPolicy) -> Checkpoint:
+    index = Index.from_bytes(data, str(folder.path / INDEX), policy.key)
+    base = None if index.base is None else _opened_base(folder.path, index, index.base, policy)
+    return Checkpoint(folder, index, base)
+
+
+def _opened_base(path: Place, index: Index, base: Base, policy: CheckpointPolicy) -> Checkpoint:
+    place = absolute_place(path).parent / base.names[0]
+    try:
+        found = open_checkpoint(place, policy)
+    except NotFoundError as error:
+        raise DataLossError(
+            f"{str(path)!r} has only what differs from {str(place)!r}, which is not there; restore "
+            "another checkpoint. Whoever copies one of them has to copy both"
+        ) from error
+    # Each has fewer bases than the one before, so that this comes to an end.
+    bases = () if found.index.base is None else found.index.base.names
+    is_it = (found.index.identity, bases) == (base.identity, base.names[1:])
+    if not (is_it and _has_all(found.index, index)):
+        raise DataLossError(
+            f"{str(path)!r} has only what differs from a checkpoint that {str(place)!r} no longer "
+            "is; restore another one"
+        )
+    return found
+
+
+def _has_all(base: Index, index: Index) -> bool:
+    """Return whether a base has the rows that a checkpoint lacks."""
+    lacking = [entry for entry in index.tensors.values() if entry.changed is not None]
+    below = [base.tensors.get(entry.name) for entry in lacking]
+    return all(
+        one is not None and are_alike(one.tensor, entry.tensor)
+        for one, entry in zip(below, lacking, strict=True)
+    )
 
 
 class NewCheckpoint:
@@ -176,12 +238,16 @@ class NewCheckpoint:
 
         Args:
             index: The table of contents of the files, which are all written.
-            keep: The number of checkpoints to keep, this one included.
+            keep: The number of checkpoints to keep, this one included. What these are read beside
+                is kept as well.
             key: The key to sign it with; "" for none.
 
         Returns:
             The folder of the checkpoint.
         """
+        if index.base is not None:
+            names = "".join(f"{name}\n" for name in index.base.names)
+            self.folder.write(BASES, [memoryview(names.encode())])
         return self._new.commit(index.to_bytes(key), keep)
 
     def abandon(self) -> None:

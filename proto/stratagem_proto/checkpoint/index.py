@@ -1,6 +1,7 @@
 """The table of contents of a checkpoint.
 
-Its format is a number: 2 if the checkpoint has tables with stored rows, else 1. A release reads all
+Its format is a number: 3 if the checkpoint is read beside a base, else 2 if it has tables with
+stored rows, else 1. A release reads all
 formats up to its own, and writes the lowest that suffices. So an earlier release can read every
 checkpoint without newer features.
 """
@@ -20,7 +21,12 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.blocks import FileEntry
-from stratagem_proto.checkpoint.soundness import refused_if_unsound, require_sound
+from stratagem_proto.checkpoint.entries import TensorEntry, TensorFile
+from stratagem_proto.checkpoint.soundness import (
+    refused_if_unsound,
+    require_sound,
+    require_sound_base,
+)
 from stratagem_proto.configuration.checkpoint_key import VARIABLE
 from stratagem_proto.errors import (
     DataLossError,
@@ -29,13 +35,11 @@ from stratagem_proto.errors import (
     PermissionDeniedError,
 )
 from stratagem_proto.proofs import signature_of_checkpoint
-from stratagem_proto.v1.checkpoint_pb2 import StoredRows
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_proto.wire.tensors import nbytes_of
 
-_WITHOUT_TABLES, _WITH_TABLES = 1, 2
-FORMAT = _WITH_TABLES
+_WITHOUT_TABLES, _WITH_TABLES, _WITH_BASE = 1, 2, 3
+FORMAT = _WITH_BASE
 
 MOST_INDEX_BYTES = 256 << 20
 """The most bytes of an index; that of a checkpoint of 1 TB has about 12 MB, signed 60."""
@@ -44,57 +48,17 @@ _SIGNATURE = "signature"
 
 
 @dataclass(frozen=True)
-class TensorEntry:
-    """The place of a tensor in a checkpoint.
+class Base:
+    """The earlier checkpoint beside which another one is read.
 
     Attributes:
-        spec: The server's description of the variable.
-        file: The name of the file.
-        begin: The position of the first byte in the file.
-        version: The version of the variable.
-        rows: The stored rows, if the variable is a table or a slot of one.
+        identity: Its identity.
+        names: The name of its folder, and of those of the checkpoints that it is itself read
+            beside, the nearest first. All are in one folder.
     """
 
-    spec: VariableSpec
-    file: str
-    begin: int
-    version: int = 1
-    rows: StoredRows | None = None
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def tensor(self) -> TensorSpec:
-        """The description of the stored tensor."""
-        return stored_tensor(self.spec, self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes_of(self.tensor)
-
-
-def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
-    """Return the description of the tensor that is stored for a variable: all rows or some."""
-    if rows is None:
-        return spec.tensor
-    return TensorSpec(dtype=spec.tensor.dtype, shape=(rows.count, *spec.tensor.shape[1:]))
-
-
-@dataclass(frozen=True)
-class TensorFile:
-    """A written file of tensors.
-
-    Attributes:
-        name: The name of the file.
-        file: Its size and checksums.
-        tensors: The tensors in it.
-    """
-
-    name: str
-    file: FileEntry
-    tensors: Sequence[TensorEntry]
+    identity: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -109,6 +73,7 @@ class Index:
         identity: A random name, by which copies of the checkpoint are recognised.
         workers: The "count" of workers, and their "states" by task and by the name that the program
             has given each state.
+        base: The checkpoint that has the rows which this one lacks, if it lacks any.
     """
 
     files: Mapping[str, FileEntry]
@@ -117,6 +82,7 @@ class Index:
     extra: Mapping[str, Any] = field(default_factory=dict)
     identity: str = ""
     workers: Mapping[str, Any] = field(default_factory=dict)
+    base: Base | None = None
 
     @classmethod
     def of_parts(
@@ -125,8 +91,9 @@ class Index:
         servers: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         workers: Mapping[str, Any] | None = None,
+        base: Base | None = None,
     ) -> Index:
-        """Return the index of files that were written.
+        """Return the index of files that were written, perhaps beside a base.
 
         Raises:
             InvalidArgumentError: Two files have a tensor of the same name.
@@ -142,7 +109,8 @@ class Index:
                 )
         files = {part.name: part.file for part in parts}
         identity = secrets.token_hex(16)
-        return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
+        needed = base if any(entry.changed is not None for entry in tensors.values()) else None
+        return cls(files, tensors, servers or {}, extra or {}, identity, workers or {}, needed)
 
     def to_bytes(self, key: str = "") -> bytes:
         """Return the index as the bytes of a file, with a checksum that covers all of them.
@@ -164,6 +132,7 @@ class Index:
             "servers": dict(self.servers),
             "extra": dict(self.extra),
             "workers": dict(self.workers),
+            **_base_to_json(self.base),
         }
         text = _canonical(content)
         document = {"content": content, "crc32": zlib.crc32(text)}
@@ -179,6 +148,8 @@ class Index:
 
     @property
     def _format(self) -> int:
+        if self.base is not None:
+            return _WITH_BASE
         has_tables = any(entry.rows is not None for entry in self.tensors.values())
         return _WITH_TABLES if has_tables else _WITHOUT_TABLES
 
@@ -204,7 +175,9 @@ class Index:
             _require_known_format(content, where)
             files = {name: _file_from_json(one) for name, one in content["files"].items()}
             tensors = _tensors_from_json(content["tensors"], where)
+            base = _base_from_json(content.get("base"))
             require_sound(files, tensors, where)
+            require_sound_base(() if base is None else base.names, tensors, where)
             return cls(
                 files,
                 {entry.name: entry for entry in tensors},
@@ -212,6 +185,7 @@ class Index:
                 dict(content["extra"]),
                 str(content["identity"]),
                 dict(content.get("workers", {})),
+                base,
             )
 
 
@@ -308,7 +282,21 @@ def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
     }
     if entry.rows is not None:
         item["rows"] = _message_to_json(entry.rows)
+    if entry.changed is not None:
+        item["changed"] = _message_to_json(entry.changed)
     return item
+
+
+def _base_to_json(base: Base | None) -> dict[str, Any]:
+    if base is None:
+        return {}
+    return {"base": {"identity": base.identity, "names": list(base.names)}}
+
+
+def _base_from_json(item: Mapping[str, Any] | None) -> Base | None:
+    if item is None:
+        return None
+    return Base(str(item["identity"]), tuple(map(str, item["names"])))
 
 
 def _message_to_json(message: Message) -> dict[str, Any]:
@@ -318,4 +306,5 @@ def _message_to_json(message: Message) -> dict[str, Any]:
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:
     spec = ParseDict(item["spec"], VariableSpec())
     rows = ParseDict(item["rows"], StoredRows()) if "rows" in item else None
-    return TensorEntry(spec, item["file"], item["begin"], item["version"], rows)
+    changed = ParseDict(item["changed"], ChangedRows()) if "changed" in item else None
+    return TensorEntry(spec, item["file"], item["begin"], item["version"], rows, changed)

@@ -17,15 +17,20 @@ from stratagem_proto.checkpoint.blocks import (
     WriteOptions,
     write_file,
 )
-from stratagem_proto.checkpoint.index import TensorEntry, TensorFile, stored_tensor
+from stratagem_proto.checkpoint.entries import (
+    TensorEntry,
+    TensorFile,
+    some_rows,
+    stored_tensor,
+)
 from stratagem_proto.checkpoint.soundness import require_sound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.stores.places import Place
 from stratagem_proto.stores.store import Folder, size_of
-from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_proto.wire.tensors import as_bytes, decode_dtype, encode_dtype, nbytes_of
+from stratagem_proto.wire.tensors import as_bytes, decode_dtype, encode_dtype, nbytes_of, spec_of
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -59,17 +64,32 @@ class Content:
     Attributes:
         spec: The variable.
         version: The version of the variable.
-        rows: The rows to write, if the variable is a table or a slot of one.
+        rows: The rows of it, if the variable is a table or a slot of one.
+        changed: The numbers of the rows to write, as int64, ascending, if the others are those of a
+            base; None to write all.
     """
 
     spec: VariableSpec
     version: int = 1
     rows: StoredRows | None = None
+    changed: torch.Tensor | None = None
 
     @property
     def tensor(self) -> TensorSpec:
-        """The description of the tensor in the file."""
+        """The description of the whole tensor."""
         return stored_tensor(self.spec, self.rows)
+
+    @property
+    def written(self) -> Sequence[tuple[str, TensorSpec]]:
+        """The names and the descriptions of the tensors in the file; the values are the last one.
+
+        No variable's name has brackets, so that nobody takes some rows for all of them.
+        """
+        name = self.spec.name
+        if self.changed is None:
+            return [(name, self.tensor)]
+        rows = some_rows(self.tensor, len(self.changed))
+        return [(f"{name}[changed]", spec_of(self.changed)), (f"{name}[rows]", rows)]
 
 
 def write_part(
@@ -87,7 +107,7 @@ def write_part(
         name: The name of the file, which must not exist yet.
         contents: The descriptions of the tensors.
         values: The values in the same order, each whole or in runs of its rows. They are taken one
-            by one.
+            by one. Of one with `changed`, these numbers come first, then the rows.
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
         options: How it is written.
@@ -98,11 +118,16 @@ def write_part(
     """
     header, begins = _header(contents, {} if has_index else _notes(contents))
     file = write_file(folder, name, _runs(header, values), options)
-    tensors = [
-        TensorEntry(content.spec, name, begin, content.version, content.rows)
-        for content, begin in zip(contents, begins, strict=True)
-    ]
+    tensors = [_entry(name, *each) for each in zip(contents, begins, strict=True)]
     return TensorFile(name, file, tensors)
+
+
+def _entry(file: str, content: Content, begins: Sequence[int]) -> TensorEntry:
+    changed = None
+    if content.changed is not None:
+        changed = ChangedRows(count=len(content.changed), begin=begins[0])
+    spec, version = content.spec, content.version
+    return TensorEntry(spec, file, begins[-1], version, content.rows, changed)
 
 
 def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
@@ -126,23 +151,25 @@ def _notes(contents: Sequence[Content]) -> dict[str, str]:
     return {_NOTES: json.dumps(tables)} if tables else {}
 
 
-def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[bytes, list[int]]:
-    """Return the header of a file, and the position of each tensor in the file."""
+def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[bytes, list[list[int]]]:
+    """Return the header of a file, and the positions of the tensors of each content in the file."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     offset, offsets = 0, []
     for content in contents:
-        end = offset + nbytes_of(content.tensor)
-        described[content.spec.name] = {
-            "dtype": dtype_name(content.spec),
-            "shape": list(content.tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offsets.append(offset)
-        offset = end
+        offsets.append(list[int]())
+        for name, tensor in content.written:
+            end = offset + nbytes_of(tensor)
+            described[name] = {
+                "dtype": _dtype_name(name, tensor),
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offsets[-1].append(offset)
+            offset = end
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    return header, [len(header) + start for start in offsets]
+    return header, [[len(header) + start for start in starts] for starts in offsets]
 
 
 def dtype_name(spec: VariableSpec) -> str:
@@ -151,12 +178,16 @@ def dtype_name(spec: VariableSpec) -> str:
     Raises:
         InvalidArgumentError: It has none.
     """
-    dtype = decode_dtype(spec.tensor.dtype)
+    return _dtype_name(spec.name, spec.tensor)
+
+
+def _dtype_name(name: str, tensor: TensorSpec) -> str:
+    dtype = decode_dtype(tensor.dtype)
     if dtype not in DTYPE_NAMES:
         raise InvalidArgumentError(
             f"checkpoints cannot contain values of {dtype}, the dtype of variable "
-            f"{spec.name!r}; create it outside of the strategy's scope",
-            variable=spec.name,
+            f"{name!r}; create it outside of the strategy's scope",
+            variable=name,
         )
     return DTYPE_NAMES[dtype]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -14,11 +14,15 @@ from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, DIGEST_BYTES, FileEnt
 from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.open_folders import is_plain_name
+from stratagem_proto.stores.names import is_checkpoint
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT64, TensorSpec
 from stratagem_proto.wire.tensors import nbytes_of
 
 if TYPE_CHECKING:
-    from stratagem_proto.checkpoint.index import TensorEntry
+    from stratagem_proto.checkpoint.entries import TensorEntry
+
+MOST_BASES = 64
+"""How many checkpoints there may be that have what one lacks."""
 
 _MOST = 1 << 63
 # The highest bits of a version identify a run of the server; see `stratagem_proto.versions`.
@@ -55,6 +59,24 @@ def require_sound(
     wrong = next(_wrongs(files, tensors), None)
     if wrong is not None:
         raise _unsound(where, wrong)
+
+
+def require_sound_base(names: Sequence[str], tensors: Collection[TensorEntry], where: str) -> None:
+    """Check what a table of contents says of the checkpoints that have what this one lacks.
+
+    Args:
+        names: The names of these checkpoints.
+        tensors: The tensors of this one.
+        where: Whose contents they are, for messages.
+
+    Raises:
+        DataLossError: It cannot be.
+    """
+    lacking = [entry.name for entry in tensors if entry.changed is not None]
+    if bool(lacking) != bool(names):
+        raise _unsound(where, f"{len(lacking)} tensors lack rows, and it names {len(names)} bases")
+    if len({*names}) < len(names) or len(names) > MOST_BASES or not all(map(is_checkpoint, names)):
+        raise _unsound(where, "what it names as its bases are none")
 
 
 def _unsound(where: str, why: str) -> DataLossError:
@@ -111,7 +133,8 @@ def _of_tensor(entry: TensorEntry, files: Mapping[str, FileEntry]) -> Iterator[s
 def _of_sizes(entry: TensorEntry, file_bytes: int) -> Iterator[str]:
     spec, name = entry.spec, entry.name
     try:
-        end = entry.begin + entry.nbytes
+        end = max(begin + nbytes for begin, nbytes in entry.extents)
+        nbytes_of(entry.tensor)
         nbytes_of(spec.tensor)
         nbytes_of(TensorSpec(dtype=spec.tensor.dtype, shape=spec.partition.full_shape))
     except (InvalidArgumentError, ValueError) as error:
@@ -170,15 +193,16 @@ def _is_vector(entry: TensorEntry, size: int) -> bool:
 
 
 def _overlaps(tensors: Collection[TensorEntry]) -> Iterator[str]:
-    by_file: dict[str, list[TensorEntry]] = defaultdict(list)
+    by_file: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for entry in tensors:
-        if entry.nbytes:
-            by_file[entry.file].append(entry)
-    for entries in by_file.values():
-        entries.sort(key=lambda entry: entry.begin)
-        for one, following in pairwise(entries):
-            if one.begin + one.nbytes > following.begin:
-                yield f"tensors {one.name!r} and {following.name!r} overlap in {one.file!r}"
+        for begin, nbytes in entry.extents:
+            if nbytes:
+                by_file[entry.file].append((begin, begin + nbytes, entry.name))
+    for file, extents in by_file.items():
+        extents.sort()
+        for (_, end, name), (begin, _, following) in pairwise(extents):
+            if end > begin:
+                yield f"tensors {name!r} and {following!r} overlap in {file!r}"
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from stratagem_proto.checkpoint.companions import KEYS, TOUCHED
+from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.checkpoint.whole import Piece, Whole
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.programs.initial_values import InitialValues

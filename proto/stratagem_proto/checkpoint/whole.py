@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.errors import RowIndexError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec

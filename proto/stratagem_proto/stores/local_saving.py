@@ -10,7 +10,7 @@ from pathlib import Path
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.stores.files import replace_file, sync_folder, write_new
 from stratagem_proto.stores.local import LocalFolder
-from stratagem_proto.stores.names import INDEX, LATEST, number_of
+from stratagem_proto.stores.names import BASES, INDEX, LATEST, kept_of, number_of
 
 
 class NewLocalFolder:
@@ -52,14 +52,22 @@ class NewLocalFolder:
         """As `NewFolder.abandon`."""
         shutil.rmtree(self._path, ignore_errors=True)
 
+    def _bases(self, name: str) -> list[str]:
+        try:
+            return (self._root / name / BASES).read_text().split()
+        except FileNotFoundError:
+            return []
+
     def _prune(self, keep: int) -> None:
         own = number_of(self._name)
         older = [p for p in self._root.iterdir() if 0 < number_of(p.name) < own]
         older.sort(key=lambda path: number_of(path.name), reverse=True)
-        whole = [path for path in older if not path.name.startswith(".")]
-        for path in whole[keep - 1 :]:
-            # Renamed first, so that a partly removed one is not taken for a checkpoint.
-            os.rename(path, self._root / f".{path.name}.partial")
+        whole = [path.name for path in older if not path.name.startswith(".")]
+        kept = kept_of([self._name, *whole], keep, self._bases)
+        for name in whole:
+            if name not in kept:
+                # Renamed first, so that a partly removed one is not taken for a checkpoint.
+                os.rename(self._root / name, self._root / f".{name}.partial")
         for path in self._root.glob(".*.partial"):
             # A later checkpoint may be being written.
             if number_of(path.name) < own:

@@ -19,7 +19,7 @@ from stratagem_proto.errors import (
     StoreError,
     StratagemError,
 )
-from stratagem_proto.stores.names import BEGUN, INDEX, number_of_objects
+from stratagem_proto.stores.names import BASES, BEGUN, INDEX, kept_of, number_of_objects
 from stratagem_proto.stores.object_calls import LOG
 from stratagem_proto.stores.objects import ObjectFolder
 from stratagem_proto.stores.places import StoreUrl
@@ -30,6 +30,8 @@ _NAME_BYTES = 4
 _SEAL_SECONDS = 86400.0
 
 _ATTEMPTS = 3
+
+_MOST_BASES_BYTES = 1 << 16
 
 
 class NewObjectFolder:
@@ -117,15 +119,23 @@ class NewObjectFolder:
             else:
                 _remove(self.folder, ())
 
+    def _bases(self, name: str) -> list[str]:
+        folder = self._root.folder(name)
+        if not folder.has(BASES):
+            return []
+        return folder.read(BASES, _MOST_BASES_BYTES).decode().split()
+
     def _prune(self, keep: int) -> None:
         names = self._root.checkpoints()
         older = names[names.index(self._name) + 1 :]
         folders = [self._root.folder(name) for name in older]
         whole = [folder for folder in folders if folder.is_whole()]
-        for folder in whole[keep - 1 :]:
-            # First, so that a partly removed one is not taken for a checkpoint.
-            folder.remove(INDEX)
-            _remove(folder, ())
+        kept = kept_of([self._name, *(folder.path.name for folder in whole)], keep, self._bases)
+        for folder in whole:
+            if folder.path.name not in kept:
+                # First, so that a partly removed one is not taken for a checkpoint.
+                folder.remove(INDEX)
+                _remove(folder, ())
         own = number_of_objects(self._name)
         for folder in folders:
             # Another attempt with the same number may be being written.

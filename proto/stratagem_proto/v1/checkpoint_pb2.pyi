@@ -173,20 +173,27 @@ class BeginSaveRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     FOLDER_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in RequestKey."""
     cut: builtins.bytes
     """As in HoldStepsRequest."""
     folder: builtins.str
     """Absolute path of a folder that exists. The server adds one new file to it."""
+    base: builtins.str
+    """Absolute path of an earlier checkpoint, beside which the new one will be read: of what that one
+    has, the server writes only the rows that differ. Empty to write all. A server that cannot read
+    it writes all, too.
+    """
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         cut: builtins.bytes = ...,
         folder: builtins.str = ...,
+        base: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cut", b"cut", "folder", b"folder", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "cut", b"cut", "folder", b"folder", "session_id", b"session_id"]) -> None: ...
 
 global___BeginSaveRequest = BeginSaveRequest
 
@@ -358,6 +365,7 @@ class SavedTensor(google.protobuf.message.Message):
     BEGIN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
+    CHANGED_FIELD_NUMBER: builtins.int
     begin: builtins.int
     """First byte of the value in the file."""
     version: builtins.int
@@ -375,6 +383,12 @@ class SavedTensor(google.protobuf.message.Message):
         variables, which are stored whole.
         """
 
+    @property
+    def changed(self) -> global___ChangedRows:
+        """Present if the file has only the rows that differ from those of the base; `begin` is then the
+        first byte of these.
+        """
+
     def __init__(
         self,
         *,
@@ -382,11 +396,36 @@ class SavedTensor(google.protobuf.message.Message):
         begin: builtins.int = ...,
         version: builtins.int = ...,
         rows: global___StoredRows | None = ...,
+        changed: global___ChangedRows | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rows", b"rows", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begin", b"begin", "rows", b"rows", "spec", b"spec", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["changed", b"changed", "rows", b"rows", "spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "changed", b"changed", "rows", b"rows", "spec", b"spec", "version", b"version"]) -> None: ...
 
 global___SavedTensor = SavedTensor
+
+@typing.final
+class ChangedRows(google.protobuf.message.Message):
+    """The rows of a tensor that differ from the rows with the same numbers of the base. A tensor
+    without dimensions has one row.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    BEGIN_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """How many rows differ. Rows beyond those of the base are among them."""
+    begin: builtins.int
+    """First byte in the file of their numbers, which are int64 and ascend."""
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        begin: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "count", b"count"]) -> None: ...
+
+global___ChangedRows = ChangedRows
 
 @typing.final
 class StoredRows(google.protobuf.message.Message):

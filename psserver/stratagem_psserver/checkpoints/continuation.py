@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem_proto.checkpoint.companions import is_companion
 from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import (

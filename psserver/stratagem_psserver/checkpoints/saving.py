@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.folder import part_name
-from stratagem_proto.checkpoint.index import TensorFile
-from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.checkpoint.entries import TensorFile
+from stratagem_proto.checkpoint.folder import open_checkpoint, part_name
+from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -18,9 +19,11 @@ from stratagem_proto.errors import (
     PermissionDeniedError,
     StratagemError,
 )
+from stratagem_proto.server_log import LOG
 from stratagem_proto.stores.places import Place, shared_place
 from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
+from stratagem_psserver.checkpoints.comparing import compared
 from stratagem_psserver.checkpoints.continuation import dump
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
@@ -65,8 +68,13 @@ class Saves:
         self._last: _Written | None = None
         self._tasks: dict[bytes, asyncio.Task[Saved]] = {}
 
-    def begin(self, cut: bytes, folder: str) -> None:
+    def begin(self, cut: bytes, folder: str, base: str = "") -> None:
         """Take a snapshot of all variables and begin to write it; a repetition does nothing.
+
+        Args:
+            cut: Which moment it is.
+            folder: The path of the folder of the checkpoint.
+            base: The path of the checkpoint beside which it will be read; "" for none.
 
         Raises:
             InvalidArgumentError: The path of the folder is not absolute.
@@ -78,9 +86,10 @@ class Saves:
             return
         self._require_few()
         opened = self._opened(shared_place(folder))
+        beside = shared_place(base) if base else None
         snapshot = self._state.snapshots.take(self._state.store)
         facts = dump(self._state)
-        self._tasks[cut] = asyncio.ensure_future(self._write(opened, snapshot, facts))
+        self._tasks[cut] = asyncio.ensure_future(self._write(opened, beside, snapshot, facts))
 
     def _opened(self, path: Place) -> Folder:
         settings = self._state.settings
@@ -108,9 +117,11 @@ class Saves:
                 "variables; save again when one is written"
             )
 
-    async def _write(self, folder: Folder, snapshot: Snapshot, facts: str) -> Saved:
+    async def _write(
+        self, folder: Folder, base: Place | None, snapshot: Snapshot, facts: str
+    ) -> Saved:
         settings, path = self._state.settings, folder.path
-        write = partial(_write_part, folder, settings, snapshot)
+        write = partial(_write_part, folder, settings, snapshot, base)
         began = self._state.clock()
         try:
             # Not in the threads of `Compute`, which it would block.
@@ -173,8 +184,23 @@ class Saves:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def _write_part(folder: Folder, settings: ServerSettings, snapshot: Snapshot) -> TensorFile:
+def _write_part(
+    folder: Folder, settings: ServerSettings, snapshot: Snapshot, base: Place | None
+) -> TensorFile:
     folder.require_there()
     options = WriteOptions(has_digests=bool(settings.checkpoint_key))
-    name, values = part_name(settings.task), snapshot.values()
-    return write_part(folder, name, snapshot.contents, values, options=options)
+    name, contents = part_name(settings.task), _contents(settings, snapshot, base)
+    return write_part(folder, name, contents, snapshot.taken(contents), options=options)
+
+
+def _contents(
+    settings: ServerSettings, snapshot: Snapshot, base: Place | None
+) -> Sequence[Content]:
+    """Return what is written of a snapshot: what a base lacks, or all."""
+    if base is None:
+        return snapshot.contents
+    try:
+        return compared(snapshot, open_checkpoint(base, settings.checkpoints))
+    except (StratagemError, OSError) as error:
+        LOG.warning("saves all rows", task=settings.label, base=str(base), why=str(error))
+        return snapshot.contents

@@ -84,7 +84,7 @@ def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> No
     new = NewCheckpoint(root, syncs)
     try:
         name, snapshot = part_name(task), moment.snapshot
-        values, options = snapshot.values(), WriteOptions(syncs)
+        values, options = snapshot.taken(), WriteOptions(syncs)
         part = write_part(new.folder, name, snapshot.contents, values, options=options)
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:

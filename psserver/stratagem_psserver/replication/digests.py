@@ -44,7 +44,7 @@ def _digest_of_variables(snapshot: Snapshot) -> bytes:
     for content in snapshot.contents:
         digest.update(content.spec.SerializeToString(deterministic=True))
         digest.update(content.version.to_bytes(8, "little"))
-    for run in snapshot.values():
+    for run in snapshot.taken():
         digest.update(as_bytes(run))
     return digest.digest()
 

@@ -60,7 +60,7 @@ class CheckpointRpcs:
     async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveResponse:
         session = self._state.session(request.session_id)
         if not self._saves.knows(request.cut):
-            begin = partial(self._saves.begin, request.cut, request.folder)
+            begin = partial(self._saves.begin, request.cut, request.folder, request.base)
             await self._run_at_cut(session.label, request.cut, begin)
         return pb.BeginSaveResponse()
 
@@ -186,7 +186,13 @@ def _encoded_part(saved: Saved) -> pb.SavedPart:
         blocks=part.file.blocks,
         digests=part.file.digests,
         tensors=[
-            pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version, rows=each.rows)
+            pb.SavedTensor(
+                spec=each.spec,
+                begin=each.begin,
+                version=each.version,
+                rows=each.rows,
+                changed=each.changed,
+            )
             for each in part.tensors
         ],
         state=facts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -15,7 +15,15 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.tables.table_snapshot import TableSnapshot
+from stratagem_psserver.variables.snapshot_values import (
+    ArrayValue,
+    SightsValue,
+    SnapshotValue,
+    WholeValue,
+)
 from stratagem_psserver.variables.store import Variable, VariableStore
+
+_ROWS_AT_ONCE = 1 << 14
 
 
 class SnapshotArray(NamedTuple):
@@ -36,7 +44,8 @@ class Snapshot:
 
     def __init__(self, store: VariableStore) -> None:
         self.contents: list[Content] = []
-        self._runs: list[Iterator[torch.Tensor]] = []
+        # What is not read yet, as `contents`.
+        self.values: list[SnapshotValue] = []
         self._tables: dict[Table, TableSnapshot] = {}
         # By the names of tables and their slots.
         self._arrays: dict[str, SnapshotArray] = {}
@@ -47,12 +56,12 @@ class Snapshot:
             if variable.arena is not None:
                 self._add_table(variable, variable.arena)
             else:
-                self._add(_content(variable), iter([variable.value]))
+                self._add(_content(variable), WholeValue(variable.value))
                 self._shared.add(variable.name)
 
-    def _add(self, content: Content, runs: Iterator[torch.Tensor]) -> None:
+    def _add(self, content: Content, value: SnapshotValue) -> None:
         self.contents.append(content)
-        self._runs.append(runs)
+        self.values.append(value)
 
     def _add_table(self, variable: Variable, arena: Arena) -> None:
         table = arena.table
@@ -63,22 +72,21 @@ class Snapshot:
         # The arrays of a table begin with the keys and the times.
         number = 2 + table.arenas.index(arena)
         self._arrays[variable.name] = SnapshotArray(rows, number)
-        runs = rows.runs(number)
         if arena is table.value:
             stored.history.CopyFrom(table.history())
-        self._add(_content(variable, stored), runs)
+        self._add(_content(variable, stored), ArrayValue(rows, number))
         if arena is table.value:
             self._add_companions(variable, rows)
 
     def _add_companions(self, variable: Variable, rows: TableSnapshot) -> None:
         name = variable.name
-        self._add(Content(companion(name, KEYS, rows.count)), rows.runs(0))
+        self._add(Content(companion(name, KEYS, rows.count)), ArrayValue(rows, 0))
         if not variable.spec.table.HasField("dynamic"):
             return
-        self._add(Content(companion(name, TOUCHED, rows.count)), rows.runs(1))
+        self._add(Content(companion(name, TOUCHED, rows.count)), ArrayValue(rows, 1))
         seen = len(rows.admission)
         for number, what in enumerate((SEEN, SIGHTS)):
-            self._add(Content(companion(name, what, seen)), _sights(rows, number))
+            self._add(Content(companion(name, what, seen)), SightsValue(rows.admission, number))
 
     def array(self, variable: Variable) -> SnapshotArray:
         """Return the array of a table or of a slot of one."""
@@ -101,26 +109,34 @@ class Snapshot:
         """Bytes of memory that are kept only for this snapshot or for several snapshots."""
         return self._kept_nbytes + sum(rows.nbytes for rows in self._tables.values())
 
-    def values(self) -> Iterator[torch.Tensor]:
-        """Yield the values once, in runs and in the order of `contents`; on any thread."""
-        self._runs.reverse()
-        for content in self.contents:
-            yield from self._runs.pop()
+    def taken(self, contents: Sequence[Content] | None = None) -> Iterator[torch.Tensor]:
+        """Yield the values once, in runs and in their order; on any thread.
+
+        Args:
+            contents: As `self.contents`, perhaps with some rows alone, whose numbers come before
+                them; all rows of all by default.
+        """
+        self.values.reverse()
+        for content in self.contents if contents is None else contents:
+            value = self.values.pop()
+            yield from value.runs() if content.changed is None else _some(value, content.changed)
             self._shared.discard(content.spec.name)
 
     def close(self) -> None:
         """Release all values that were not read."""
         for table, rows in self._tables.items():
             table.close_snapshot(rows)
-        self._runs.clear()
+        self.values.clear()
         self._tables.clear()
         self._arrays.clear()
         self._shared.clear()
         self._kept_nbytes = 0
 
 
-def _sights(rows: TableSnapshot, number: int) -> Iterator[torch.Tensor]:
-    yield rows.admission.sights()[number]
+def _some(value: SnapshotValue, numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield numbers
+    for some in numbers.split(_ROWS_AT_ONCE):
+        yield value.rows(some)
 
 
 def _content(variable: Variable, rows: StoredRows | None = None) -> Content:

@@ -172,7 +172,7 @@ def test_a_snapshot_keeps_its_values_while_pushes_are_repeated() -> None:
         before = [variable.value.clone() for variable in store.variables()]
         one.push_often()
         assert one.is_planned
-        assert all(map(torch.equal, snapshot.values(), before))
+        assert all(map(torch.equal, snapshot.taken(), before))
         assert not torch.equal(store.get("table").value, before[0])
         snapshots.close(snapshot)
 

@@ -182,7 +182,7 @@ def test_a_snapshot_keeps_its_values_while_steps_are_repeated() -> None:
         before = [variable.value.clone() for variable in store.variables()]
         one.step(times=4)
         assert one.is_planned
-        kept = list(snapshot.values())
+        kept = list(snapshot.taken())
         assert all(map(torch.equal, kept, before))
         assert not torch.equal(store.get("w").value, before[0])
         snapshots.close(snapshot)

@@ -62,7 +62,7 @@ def test_a_snapshot_has_what_there_was_while_rows_change_and_go(
     variable = store.get("t")
     expected = present(variable)
     snapshot = Snapshot(store)
-    runs = snapshot.values()
+    runs = snapshot.taken()
     found: dict[str, list[object]] = {}
     for content in snapshot.contents:
         rows = found.setdefault(content.spec.name, [])
@@ -108,5 +108,5 @@ def test_states_that_come_and_go_leave_a_snapshot_as_it_is() -> None:
     arena = Arena(table, slot)
     table.attach([arena])
     table.detach(arena)
-    found = [run.tolist() for run in snapshot.values()]
+    found = [run.tolist() for run in snapshot.taken()]
     assert found == list(expected.values())

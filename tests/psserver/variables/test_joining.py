@@ -73,7 +73,7 @@ def test_a_snapshot_keeps_what_it_has_of_them() -> None:
     snapshots.separate(snapshots.shared(variables))
     for variable in variables:
         variable.value.fill_(9.0)
-    assert all(map(torch.equal, snapshot.values(), before))
+    assert all(map(torch.equal, snapshot.taken(), before))
 
 
 def test_memory_counts_until_nobody_has_a_part_of_it() -> None:

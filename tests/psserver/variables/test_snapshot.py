@@ -38,7 +38,7 @@ def test_a_variable_changes_while_its_value_is_taken() -> None:
     store.create(specs, values)
     for _ in range(10):
         snapshot = snapshots.take(store)
-        writer = threading.Thread(target=deque, args=(snapshot.values(), 0))
+        writer = threading.Thread(target=deque, args=(snapshot.taken(), 0))
         variables = snapshots.shared(store.variables())
         writer.start()
         snapshot.note_separated(variables)

@@ -15,7 +15,7 @@ from stratagem._checkpoints.deferred import CheckpointEntry, Restoration
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer
-from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents
+from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -47,17 +47,15 @@ class ClusterCheckpoints:
         self.states = WorkerStates(membership, store)
 
     def save(
-        self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
+        self, root: str | os.PathLike[str], series: Series, extra: Mapping[str, Any]
     ) -> Future[None]:
         """Save what the servers hold, and this task's buffers, if it is the chief."""
-        if keep < 1:
-            raise InvalidArgumentError(f"keep is {keep}; keep at least 1 checkpoint")
         if not self._membership.is_chief:
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
         contents = Contents(local, extra, self._membership.num_trainers)
-        return self._saver.save(root, contents, keep)
+        return self._saver.save(root, contents, series)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Give variables, optimizers and buffers what they have in a checkpoint."""

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
+from stratagem._parameter_server.checkpoints.bases import as_base, latest_base
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
 from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
-from stratagem_proto.checkpoint.index import Index, TensorFile
+from stratagem_proto.checkpoint.entries import TensorFile
+from stratagem_proto.checkpoint.folder import LOCAL_PART, Checkpoint, NewCheckpoint
+from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.stores import last_threads
-from stratagem_proto.stores.places import AnyPlace, shared_place
+from stratagem_proto.stores.places import AnyPlace, absolute_place, shared_place
 from stratagem_proto.stores.store import Folder, size_of
 from stratagem_proto.v1.session_pb2 import WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -60,6 +62,23 @@ class Contents:
             raise InvalidArgumentError(f"extra must be what JSON can express: {error}") from error
 
 
+@dataclass(frozen=True)
+class Series:
+    """The checkpoints that follow one another in a folder.
+
+    Attributes:
+        keep: How many there are to be.
+        incremental: Whether the next one has only the rows that differ from the latest one.
+    """
+
+    keep: int
+    incremental: bool
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise InvalidArgumentError(f"keep is {self.keep}; keep at least 1 checkpoint")
+
+
 class ClusterSaver:
     """Saves checkpoints one after the other, in the order of the calls.
 
@@ -71,10 +90,10 @@ class ClusterSaver:
         self._seconds = seconds
         self._under_way: deque[threading.Thread] = deque()
 
-    def save(self, root: AnyPlace, contents: Contents, keep: int) -> Future[None]:
+    def save(self, root: AnyPlace, contents: Contents, series: Series) -> Future[None]:
         """Save what is there at one moment during the call; return what is done when it is written.
 
-        Waits where several are not written yet.
+        Waits where several are not written yet, and for all of them if the latest is needed.
 
         Raises:
             NotFoundError: There is no such folder, or a server does not see it.
@@ -83,16 +102,20 @@ class ClusterSaver:
         """
         while len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.popleft().join()
-        key = checkpoint_key_from_environment()
+        key, base = checkpoint_key_from_environment(), None
+        if series.incremental:
+            self.wait()
+            base = latest_base(absolute_place(root), key)
         new = NewCheckpoint(shared_place(root))
         try:
-            begin = partial(begin_save, folder=str(new.folder.path))
+            beside = str(base.folder) if base else ""
+            begin = partial(begin_save, folder=str(new.folder.path), base=beside)
             cut = take_cut(self._servers, begin, self._seconds)
         except BaseException:
             new.abandon()
             raise
         written: Future[None] = Future()
-        work = _Work(self._servers, new, cut, contents, keep, key)
+        work = _Work(self._servers, new, cut, contents, series.keep, key, base)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
         last_threads.start(thread)
@@ -115,6 +138,7 @@ class _Work:
     contents: Contents
     keep: int
     key: str
+    base: Checkpoint | None
 
     def run(self, earlier: threading.Thread | None, written: Future[None]) -> None:
         if earlier is not None:
@@ -139,7 +163,8 @@ class _Work:
             "count": self.contents.num_workers,
             "states": _states_of(self.cut.reports, applied),
         }
-        index = Index.of_parts(parts, states, self.contents.extra, workers)
+        base = as_base(self.base) if self.base else None
+        index = Index.of_parts(parts, states, self.contents.extra, workers, base)
         self.new.commit(index, self.keep, self.key)
 
     def _write_local(self) -> Sequence[TensorFile]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.checkpoint.blocks import FileEntry
-from stratagem_proto.checkpoint.index import TensorEntry, TensorFile
+from stratagem_proto.checkpoint.entries import TensorEntry, TensorFile
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 
 
@@ -38,9 +38,12 @@ def release_steps(cut: bytes) -> Request[pb.ReleaseStepsResponse]:
     return Request("ReleaseSteps", message, sole(pb.ReleaseStepsResponse))
 
 
-def begin_save(cut: bytes, folder: str) -> Request[pb.BeginSaveResponse]:
-    """Return the request that marks the variables and begins to write them."""
-    message = pb.BeginSaveRequest(cut=cut, folder=folder)
+def begin_save(cut: bytes, folder: str, base: str) -> Request[pb.BeginSaveResponse]:
+    """Return the request that marks the variables and begins to write them.
+
+    Of what is in `base`, the path of an earlier checkpoint, only the rows that differ are written.
+    """
+    message = pb.BeginSaveRequest(cut=cut, folder=folder, base=base)
     return Request("BeginSave", message, sole(pb.BeginSaveResponse), wait=2.0)
 
 
@@ -67,19 +70,16 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
     if not response.HasField("part"):
         return None
     part = response.part
-    tensors = [
-        TensorEntry(
-            each.spec,
-            part.name,
-            each.begin,
-            each.version,
-            each.rows if each.HasField("rows") else None,
-        )
-        for each in part.tensors
-    ]
+    tensors = [_entry(part.name, each) for each in part.tensors]
     digests = part.digests if part.HasField("digests") else None
     file = FileEntry(part.nbytes, tuple(part.blocks), digests)
     return SavedPart(TensorFile(part.name, file, tensors), part.state)
+
+
+def _entry(file: str, tensor: pb.SavedTensor) -> TensorEntry:
+    rows = tensor.rows if tensor.HasField("rows") else None
+    changed = tensor.changed if tensor.HasField("changed") else None
+    return TensorEntry(tensor.spec, file, tensor.begin, tensor.version, rows, changed)
 
 
 @dataclass(frozen=True)
