@@ -35,7 +35,7 @@ def sign(checkpoint: Checkpoint, root: Place, key: str) -> Place:
         raise FailedPreconditionError(
             f"{str(checkpoint.folder)!r} has only what differs from "
             f"{str(checkpoint.base.folder)!r}, so that its signature would say nothing of the "
-            "rest; give the key to `stratagem checkpoint reshard`, which writes all of it"
+            "rest; write a whole one by `stratagem checkpoint reshard`, and sign that"
         )
     new = NewCheckpoint(root)
     try:

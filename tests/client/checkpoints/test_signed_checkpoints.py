@@ -98,3 +98,20 @@ def test_servers_and_programs_have_a_key_together(
         with pytest.raises(FailedPreconditionError, match=VARIABLE):
             strategy.save(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_an_incremental_checkpoint_refers_to_signed_ones_alone(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    monkeypatch.setenv(VARIABLE, files[0])
+    for count in range(3):
+        with running(2) as cluster, cluster.strategy() as strategy:
+            variable = made(strategy)
+            variable.assign(7.0)
+            strategy.save(tmp_path, incremental=True, keep=9)
+            latest = open_checkpoint(tmp_path, CheckpointPolicy(key=KEYS[0]))
+            assert (latest.base is None) == (not count)
+            variable.assign(8.0)
+            strategy.restore(tmp_path)
+            assert variable.numpy() == 7.0

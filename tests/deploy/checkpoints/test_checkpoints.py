@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import are_equal, load_from, model, save, sharded
 from tests.deploy.checkpoints.commands import answer, call
+from tests.proto.stores.test_incremental_checkpoints import save as save_rows
 
 SERVERS = (1, 2, 3, 5, 8)
 
@@ -117,3 +118,20 @@ def test_a_damaged_checkpoint_is_not_signed(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("the key of this cluster")
     call("sign", folder, "--checkpoint-key-file", tmp_path / "key", code=1)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoint-1", "latest"}
+
+
+def test_an_incremental_checkpoint_is_made_whole(tmp_path: Path) -> None:
+    value = torch.arange(12.0).reshape(6, 2)
+    save_rows(tmp_path / "run", value)
+    save_rows(tmp_path / "run", value + 1, [0, 1, 2, 3, 4, 5])
+    latest = tmp_path / "run" / "checkpoint-2"
+    assert answer("inspect", tmp_path / "run")["bases"] == ["checkpoint-1"]
+    call("verify", tmp_path / "run")
+    (tmp_path / "key").write_text("the key of this cluster")
+    refused = call("sign", latest, "--checkpoint-key-file", tmp_path / "key", code=2)
+    assert "stratagem checkpoint reshard" in refused
+    call("reshard", tmp_path / "run", tmp_path / "whole", "--servers", 2)
+    assert answer("inspect", tmp_path / "whole")["bases"] == []
+    call("diff", tmp_path / "run", tmp_path / "whole")
+    call("sign", tmp_path / "whole", "--checkpoint-key-file", tmp_path / "key")
+    assert torch.equal(load_from(tmp_path / "whole")["v"], value + 1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -181,8 +182,10 @@ def test_an_index_without_a_base_has_all_rows(tmp_path: Path) -> None:
         Index.from_bytes(replace(index, base=None).to_bytes(), "index.json")
 
 
-def test_all_is_the_same_in_a_store_of_objects() -> None:
-    value, url = torch.arange(6.0).reshape(3, 2), "memory://incremental/run"
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_all_is_the_same_in_a_store_of_objects(kind: str, request: pytest.FixtureRequest) -> None:
+    bucket = "memory://incremental" if kind == "memory" else request.getfixturevalue("bucket")
+    value, url = torch.arange(6.0).reshape(3, 2), f"{bucket}/run"
     save(url, value, keep=1)
     for row in (0, 2):
         value = value.clone()
@@ -192,6 +195,7 @@ def test_all_is_the_same_in_a_store_of_objects() -> None:
     assert saved.index.base is not None
     assert len(saved.index.base.names) == 2
     save(url, value, keep=1)
-    (kept,) = {name.split("/")[3] for name in MemoryFileSystem().find("/incremental/run")}
+    system, path = fsspec.url_to_fs(url)
+    (kept,) = {name.removeprefix(f"{path}/").split("/")[0] for name in system.find(path)}
     assert kept.startswith("checkpoint-4-")
     MemoryFileSystem.store.clear()
