@@ -38,7 +38,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate fuzz test-cluster chaos-test compose-test netns-test ray-test \
+.PHONY: help demo test simulate fuzz test-cluster test-long chaos-test compose-test netns-test ray-test \
 	frameworks-test stores-test optimizers-test dashboard-test docs docs-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
 
 help: ## List these targets.
@@ -48,15 +48,18 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
 # With as many processes as cores, half of the time all of them wait for servers.
-test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
+test: $(INSTALLED) ## Run the tests, but for those of `test-cluster` and `test-long`.
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile \
-	    -m "not cluster and not chaos and not compose and not dashboard and not install and not netns and not ray and not site"
+	    -m "not cluster and not long and not chaos and not compose and not dashboard and not install and not netns and not ray and not site"
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --logged-servers --quiet \
-	    -m "not cluster" tests/psserver
+	    -m "not cluster and not long" tests/psserver
 
-test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
+test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or some time.
 # Half of the time these tests wait for processes.
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m cluster
+
+test-long: $(INSTALLED) ## Run the tests that train whole programs, or take minutes.
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m long
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

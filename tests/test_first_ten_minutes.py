@@ -14,7 +14,7 @@ import pytest
 from stratagem_deploy.processes.process import import_path
 from tests.pages import ROOT, programs
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 PAGE = ROOT / "docs" / "first-ten-minutes.md"
 TEXT = PAGE.read_text(encoding="utf-8")

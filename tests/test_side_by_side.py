@@ -21,7 +21,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from tests.pages import ROOT
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 FOLDER = ROOT / "docs" / "how-to"
 NAMES = ("from-ddp", "from-torch-rpc")

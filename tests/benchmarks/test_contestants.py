@@ -73,8 +73,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         scheduling.scheduling([2])[0],
         *durability.durability(),
         # These start processes of their own.
-        pytest.param(startup.startup(), marks=pytest.mark.cluster),
-        pytest.param(sessions.sessions(count=3), marks=pytest.mark.cluster),
+        pytest.param(startup.startup(), marks=pytest.mark.long),
+        pytest.param(sessions.sessions(count=3), marks=pytest.mark.long),
     ],
     ids=lambda contest: contest.name,
 )
@@ -102,13 +102,13 @@ def profiled(name: str, number: int, folder: Path) -> str:
         env=os.environ | import_path(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert printed.returncode == 0, printed.stderr
     return printed.stdout
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
     printed = profiled("step", 2, tmp_path)
     parts = re.findall(r"^\| [a-zA-Z ]+ \| \d+ \| (\d+)% \|$", printed, re.M)
@@ -116,7 +116,7 @@ def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
     assert (tmp_path / "report.md").read_text() == printed.removesuffix("\n")
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_parts_of_a_lookup_add_up_to_all_of_it(tmp_path: Path) -> None:
     printed = profiled("lookup", 5, tmp_path)
     rows = re.findall(r"^\| [a-z, ]+ \| (-?\d*) \| (-?\d+) \|$", printed, re.M)
@@ -126,7 +126,7 @@ def test_parts_of_a_lookup_add_up_to_all_of_it(tmp_path: Path) -> None:
         assert abs(sum(parts) - whole) <= len(parts)
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.parametrize("foreign", ALL)
 def test_peers_answer_in_environments_of_their_own(foreign: Foreign) -> None:
     if why := missing(foreign):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.crashes.__main__ import OURS, found_by
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 
 def test_a_client_finds_what_the_durability_of_its_server_promises() -> None:

@@ -20,7 +20,7 @@ from tests.psserver.process import ServerProcess, serving
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 PATIENCE = 300.0
 

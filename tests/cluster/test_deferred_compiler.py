@@ -12,7 +12,7 @@ from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 
 def loaded() -> bool:

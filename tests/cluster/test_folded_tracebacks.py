@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.processes.process_tree import python
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 MODEL = """
 import torch

@@ -13,7 +13,7 @@ import pytest
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 SCRIPT = """
 import time, torch

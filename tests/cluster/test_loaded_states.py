@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.deploy.processes.process_tree import python
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 SCRIPT = """
 import json, os, sys, torch

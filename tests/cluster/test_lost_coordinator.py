@@ -14,7 +14,7 @@ from stratagem_deploy import LocalCluster
 from tests.cluster import counting
 from tests.deploy.processes.process_tree import python
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 KILLED_AFTER = [7, 1, 5]  # functions
 

@@ -19,7 +19,7 @@ from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 PATIENCE = 300.0
 

@@ -18,7 +18,7 @@ from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 
 class Servers:

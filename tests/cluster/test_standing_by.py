@@ -22,7 +22,7 @@ from tests.deploy.processes.process_tree import descendants, python
 from tests.waiting import eventually
 
 # Starting a process takes long on a busy machine.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Pair:

@@ -12,7 +12,7 @@ from tests.consistency.checker import Checker
 from tests.consistency.remote import READS, trained
 from tests.psserver.process import serving
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 CHECKED_READS = 10_000  # at least, of each mode
 SERVERS, WORKERS = 2, 3

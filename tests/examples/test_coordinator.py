@@ -10,7 +10,7 @@ from stratagem_deploy import LocalCluster
 from tests.demo import CLOSE, FEW_EPOCHS, RMSE_OF_FEW_EPOCHS
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_each_rating_is_trained_on_once_in_each_epoch_and_the_error_is_that_of_one_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

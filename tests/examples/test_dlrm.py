@@ -41,7 +41,7 @@ def test_the_log_is_what_it_says() -> None:
     assert 0.8 < roc_auc_score(batch.clicked, batch.chance) < 0.9
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(300)  # most of it is the start of six processes
 def test_it_learns_with_tables_on_servers_and_its_checkpoint_fits_others(
     tmp_path: Path,

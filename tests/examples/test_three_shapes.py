@@ -39,7 +39,7 @@ def test_with_one_worker_the_same_model_comes_of_each() -> None:
     assert not same_bytes(here.state, untrained)
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_with_two_workers_the_error_is_that_of_one_process() -> None:
     with LocalCluster(ps=2, workers=2, processes=True) as cluster:

@@ -73,7 +73,7 @@ def launched(resolver: ClusterResolver, folder: Path) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_processes_train_to_the_bytes_of_two_replicas(tmp_path: Path) -> None:
     config.set_logical_cpus(2)

@@ -23,7 +23,7 @@ from tests.conftest import TOKEN
 from tests.relays import Relay
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 # Nothing here ends by it.
 LEASE_SECONDS = 3600.0

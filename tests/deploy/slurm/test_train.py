@@ -53,7 +53,7 @@ def sbatch(folder: Path, *arguments: str, tasks: int) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_trains_and_ends_with_its_workers(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(PROGRAM)
