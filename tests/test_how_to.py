@@ -24,7 +24,8 @@ def test_the_programs_of_a_page_run(name: str) -> None:
 
 
 def test_pages_have_programs() -> None:
-    assert {name.split()[0] for name in PROGRAMS} == {"recovering", "sizing", "stalls", "tuning"}
+    pages = {"notebooks", "recovering", "sizing", "stalls", "tuning"}
+    assert {name.split()[0] for name in PROGRAMS} == pages
 
 
 def test_the_first_page_names_every_other() -> None:

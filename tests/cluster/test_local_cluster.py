@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -324,6 +326,57 @@ def test_a_team_runs_one_function_at_a_time(threads: LocalCluster) -> None:
         with pytest.raises(FailedPreconditionError, match="running a function already"):
             threads.run(process_id)
         done.set()
+
+
+def test_a_cluster_lives_from_start_to_close() -> None:
+    cluster = LocalCluster(ps=1, workers=1)
+    assert cluster.start() is cluster
+    address = address_of(cluster, 0)
+    with pytest.raises(FailedPreconditionError, match=r"started before; call close\(\)"):
+        cluster.start()
+    assert listens(address)
+    cluster.close()
+    assert not listens(address)
+    cluster.close()
+    with pytest.raises(FailedPreconditionError, match=r"start\(\) and close\(\)"):
+        cluster.run(process_id)
+    with cluster.start():
+        assert len(cluster.run(process_id)) == 1
+
+
+def test_the_failure_of_one_thread_ends_the_others(threads: LocalCluster) -> None:
+    others: list[threading.Thread] = []
+
+    def fail(resolver: ClusterResolver) -> None:
+        if resolver.task_id == 1:
+            others.append(threading.current_thread())
+            while True:
+                pass
+        eventually(lambda: bool(others))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        threads.run(fail)
+    eventually(lambda: not others[0].is_alive())
+    assert len(threads.run(process_id)) == 2
+
+
+def test_a_failure_does_not_keep_what_its_function_had(threads: LocalCluster) -> None:
+    gone = threading.Event()
+
+    def fail(resolver: ClusterResolver) -> None:
+        held = threading.local()
+        weakref.finalize(held, gone.set)
+        try:
+            raise KeyError
+        except KeyError:
+            raise ZeroDivisionError from None
+
+    with pytest.raises(ZeroDivisionError) as kept:
+        threads.run(fail)
+    gc.collect()
+    assert gone.is_set()
+    assert "in fail" in str(kept.value.__cause__)
 
 
 @pytest.mark.parametrize(("ps", "workers"), [(0, 0), (-1, 2), (1, -1)])

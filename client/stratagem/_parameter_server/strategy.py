@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -39,6 +41,8 @@ from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="ParameterServerStrategy")
+
+_made_here: WeakSet[ParameterServerStrategy] = WeakSet()
 
 
 class ParameterServerStrategy(CheckpointedStrategy):
@@ -183,13 +187,16 @@ class ParameterServerStrategy(CheckpointedStrategy):
         defer_compiler()
         member = member_of(self._resolver)
         servers = servers_of(member, self._resolver, self._settings)
+        elsewhere = self._elsewhere(member)
+        if elsewhere is None:
+            _made_here.add(self)
         return ParameterServerExtended(
             self,
             member,
             store_of(member, servers, self._settings),
             [canonicalize(device, member.name) for device in devices],
             self._settings,
-            self._elsewhere(member),
+            elsewhere,
         )
 
     def _elsewhere(self, member: Membership) -> MadeElsewhere | None:
@@ -352,6 +359,20 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Done by itself at the end of the program or of a `with` block.
         """
         self.extended._close()
+
+    @staticmethod
+    def close_all() -> None:
+        """Close all strategies of this process that are on a cluster.
+
+        A cell of a notebook that begins with it can be run again: the strategy that it made before
+        has lost its name, but lives on in its model. Those of worker servers stay open.
+
+        Raises:
+            Exception: As `close`, once all are closed.
+        """
+        with ExitStack() as closing:
+            for strategy in [*_made_here]:
+                closing.callback(strategy.close)
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Return another strategy, without what was made under this one.

@@ -9,6 +9,7 @@ from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.loaded_values import carry, written_in
+from stratagem._shipping.edited_modules import EditedModules
 from stratagem._shipping.handles import HandleTable, Tracked
 from stratagem._shipping.kinds import KindTable, RemoteObject
 from stratagem._shipping.parcel import Parcel
@@ -28,6 +29,7 @@ class ClosurePickler:
     def __init__(self, strategy: Strategy, kinds: KindTable) -> None:
         self._strategy, self._kinds = strategy, kinds
         self._table = HandleTable()
+        self._edited = EditedModules()
         self._lock = threading.Lock()
 
     def dump(self, value: object, what: str = "the closure") -> Parcel:
@@ -41,6 +43,7 @@ class ClosurePickler:
         """
         self._write_parameters()
         with self._lock:
+            self._edited.look()
             try:
                 return self._parcel(value)
             except Exception as error:

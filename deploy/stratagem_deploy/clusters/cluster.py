@@ -18,7 +18,7 @@ from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class Cluster(ABC):
-    """Base of clusters that a `with` block starts and ends."""
+    """Base of clusters that a `with` block, or `start` and `close`, begin and end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -30,8 +30,7 @@ class Cluster(ABC):
         return f"<{name} {state}: {counts['ps']} ps, {counts['worker']} workers>"
 
     def __enter__(self) -> Self:
-        self._team = Team(self._start(), self._begin_run)
-        return self
+        return self.start() if self._team is None else self
 
     def __exit__(
         self,
@@ -39,8 +38,36 @@ class Cluster(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._team = None
-        self._end()
+        self.close()
+
+    def start(self) -> Self:
+        """Start the cluster without a `with` block, for instance in a cell of a notebook.
+
+            cluster = LocalCluster(ps=2, workers=2).start()
+
+        It runs until `close`, at the longest as long as this process.
+
+        Returns:
+            The cluster itself.
+
+        Raises:
+            FailedPreconditionError: It runs already.
+            UnavailableError: A server ended instead of serving.
+            DeadlineExceededError: A server needed more time than it was given.
+        """
+        if self._team is not None:
+            raise FailedPreconditionError(
+                f"{self!r} was started before; call close() first to start it anew, without what "
+                "its servers hold"
+            )
+        self._team = Team(self._start(), self._begin_run)
+        return self
+
+    def close(self) -> None:
+        """End all tasks; what servers held in memory is gone. Again does nothing."""
+        if self._team is not None:
+            self._team = None
+            self._end()
 
     @abstractmethod
     def _start(self) -> Sequence[Worker]:
@@ -83,7 +110,8 @@ class Cluster(ABC):
         """Call `function(resolver, *arguments)` on every worker, at the same time.
 
         Processes of workers are started for this call and get the function by cloudpickle. When one
-        fails, the others are ended; threads, which cannot be, are left to themselves.
+        fails, or this call is interrupted by Ctrl-C, the others are ended: threads by an exception,
+        which comes once they have returned from what they wait for outside of Stratagem.
 
         Args:
             function: Called once per worker with the resolver of its task.
@@ -122,6 +150,7 @@ class Cluster(ABC):
         if self._team is None:
             name = type(self).__name__
             raise FailedPreconditionError(
-                f"the cluster does not run; use it inside `with {name}(...) as cluster:`"
+                f"the cluster does not run; use it inside `with {name}(...) as cluster:`, or "
+                "between start() and close()"
             )
         return self._team

@@ -14,6 +14,7 @@ from stratagem_deploy.clusters.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError
 
 _GRACE_SECONDS = 2.0
+_GLANCE_SECONDS = 0.05
 
 _Outcomes = SimpleQueue[tuple[int, Outcome]]
 
@@ -52,36 +53,41 @@ class Team:
     def _run(self, calls: Sequence[WorkerCall]) -> list[Any]:
         self._begin()
         outcomes: _Outcomes = SimpleQueue()
+        over = threading.Event()
         results: dict[int, Any] = {}
-        threads = self._begun(calls, outcomes)
+        threads = [
+            threading.Thread(target=_make, args=(index, *made, outcomes, over), daemon=True)
+            for index, made in enumerate(zip(self._workers, calls, strict=True))
+        ]
         try:
+            for thread in threads:
+                thread.start()
             while len(results) < len(calls):
                 index, outcome = outcomes.get()
                 results[index] = outcome.result_of("worker", index)
         finally:
+            # Ctrl-C may have come while threads were being started: they find that it is over.
+            over.set()
             self._finish(threads)
         return [results[index] for index in range(len(calls))]
 
-    def _begun(
-        self, calls: Sequence[WorkerCall], outcomes: _Outcomes
-    ) -> Sequence[threading.Thread]:
-        threads = [
-            threading.Thread(target=_make, args=(index, *made, outcomes), daemon=True)
-            for index, made in enumerate(zip(self._workers, calls, strict=True))
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
-
     def _finish(self, threads: Sequence[threading.Thread]) -> None:
+        """End the calls that are being made, or are just about to be."""
         deadline = time.monotonic() + _GRACE_SECONDS
-        for worker in self._workers:
-            worker.end_call(max(0.0, deadline - time.monotonic()))
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        working = [one for one in zip(self._workers, threads, strict=True) if one[1].is_alive()]
+        while working and time.monotonic() < deadline:
+            for worker, _ in working:
+                worker.end_call(max(0.0, deadline - time.monotonic()))
+            for _, thread in working:
+                thread.join(_GLANCE_SECONDS)
+            working = [one for one in working if one[1].is_alive()]
 
 
-def _make(index: int, worker: Worker, call: WorkerCall, outcomes: _Outcomes) -> None:
+def _make(
+    index: int, worker: Worker, call: WorkerCall, outcomes: _Outcomes, over: threading.Event
+) -> None:
+    if over.is_set():
+        return
     try:
         outcome = worker.make(call)
     except Exception as error:

@@ -6,6 +6,7 @@ import itertools
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from stratagem_deploy.processes.forking.fork_server import prepare, start_forked
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import AbortedError, FailedPreconditionError, UnimplementedError
+from stratagem_worker.functions.interruption import Interruptible
 
 _CALL = "stratagem_deploy.clusters.call"
 
@@ -28,7 +30,7 @@ class Worker(Protocol):
         """Make a call, and return its outcome once it has ended or was ended."""
 
     def end_call(self, grace: float) -> None:
-        """End the call that is being made, if there is one and it can be ended."""
+        """End the call that is being made, if there is one. It may be asked again."""
 
 
 class LocalWorker(Worker, Protocol):
@@ -53,9 +55,13 @@ class ThreadWorker:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._running: Interruptible[str] = Interruptible()
 
     def make(self, call: WorkerCall) -> Outcome:
-        return call.outcome()
+        outcome = self._running.run(self._name, call.outcome, self._given_up)
+        if outcome.error is not None:
+            _let_go(outcome.error)
+        return outcome
 
     def kill(self) -> None:
         raise self._not_a_process("killed")
@@ -67,7 +73,11 @@ class ThreadWorker:
         raise self._not_a_process("restarted")
 
     def end_call(self, grace: float) -> None:
-        """Do nothing: a thread cannot be ended from outside, so it goes on."""
+        """Raise an exception in the thread, which what it is in the midst of may delay."""
+        self._running.interrupt(lambda name: True)
+
+    def _given_up(self) -> Outcome:
+        return Outcome(error=AbortedError(f"the function of {self._name} was given up"))
 
     def _not_a_process(self, what: str) -> UnimplementedError:
         return UnimplementedError(
@@ -161,6 +171,17 @@ class ProcessWorker:
         if self._attempt is None:
             raise no_process(self._name, "LocalCluster")
         return self._attempt
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what the functions that an error went through held; its text is kept elsewhere.
+
+    A notebook keeps the last error, and with it the strategy of the thread, whose variables the
+    next run could not have.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def no_process(name: str, cluster: str) -> FailedPreconditionError:

@@ -129,6 +129,16 @@ def test_a_cell_that_makes_its_strategy_again_is_told_to_close_the_former() -> N
             assert equal(trained(again, 0), expected)
 
 
+def test_all_strategies_of_the_process_can_be_closed_at_once() -> None:
+    with running() as cluster:
+        former = cluster.strategy()
+        expected = trained(former, 2)
+        ParameterServerStrategy.close_all()
+        with cluster.strategy() as again:
+            assert equal(trained(again, 0), expected)
+        ParameterServerStrategy.close_all()  # which are closed already
+
+
 def test_a_strategy_that_lost_its_server_does_not_keep_the_names() -> None:
     """Whoever did not close it meets another server at the same address."""
     settings = ServerSettings(token=TOKEN)

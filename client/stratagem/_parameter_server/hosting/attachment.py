@@ -183,9 +183,10 @@ class EarlierRun:
             if self._is_in_use(variable.place.server, variable.name):
                 raise AlreadyExistsError(
                     f"variable {variable.name!r} on {variable.device_name} is used by "
-                    "another strategy of this process; call close() of that one, for "
-                    "instance where a cell of a notebook makes its strategy again. The "
-                    "new one then goes on with the values that the servers have",
+                    "another strategy of this process; call close() of that one, or "
+                    "ParameterServerStrategy.close_all() where a cell of a notebook makes its "
+                    "strategy again. The new one then goes on with the values that the servers "
+                    "have",
                     variable=variable.name,
                     task=self._task,
                 )
