@@ -6,10 +6,13 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 
+import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.variables import Writing, assign
@@ -73,6 +76,28 @@ def told_in_the_midst_of_a_write() -> tuple[str, list[int]]:
         under_way = connection.start(assign([writing]))
         message = told_in_a_forked_child(lambda: add(connection, "v", torch.ones(3)))
         return message, list(under_way.result())
+
+
+def read_by_forks_between_writes() -> int:
+    """How many examples workers of a `DataLoader` have read in ten passes."""
+    loader = DataLoader(range(16), batch_size=4, num_workers=2, multiprocessing_context="fork")  # type: ignore[arg-type]
+    seen = 0
+    with opened() as connection, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        make(connection, "v", torch.zeros(3))
+        for _ in range(10):
+            for batch in loader:
+                add(connection, "v", torch.ones(3))
+                seen += len(batch)
+    return seen
+
+
+def test_no_worker_of_a_loader_is_aborted_where_the_environment_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+        assert fresh.submit(read_by_forks_between_writes).result(timeout=100) == 160
 
 
 def test_a_forked_child_is_told_to_use_forkserver(forking: Executor) -> None:
