@@ -40,11 +40,15 @@ class Program:
 
 PROGRAMS: Sequence[Program] = (
     Program("deepctr_movielens", "deepctr-torch", "DeepFM: who likes which film"),
+    Program("deepxde_poisson", "deepxde", "three layers: an equation of Poisson"),
     Program("poutyne_digits", "poutyne", "two layers: digits"),
+    Program("accelerated_digits", "pytorch-accelerated", "two layers: digits"),
+    Program("forecasting_series", "pytorch-forecasting", "NHiTS: how series go on"),
     Program("ignite_digits", "pytorch-ignite", "two layers: digits"),
     Program(
         "metric_learning_digits", "pytorch-metric-learning", "two layers: which digits are alike"
     ),
     Program("tabnet_digits", "pytorch-tabnet", "TabNet: digits"),
+    Program("recbole_movielens", "recbole", "BPR: films that a user has seen"),
     Program("skorch_digits", "skorch", "two layers with dropout: digits"),
 )

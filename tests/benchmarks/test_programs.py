@@ -20,7 +20,7 @@ def test_a_few_lines_of_the_page_make_a_program_for_workers(program: object) -> 
     changed = difference.applied(program.text)
     compile(changed, program.name, "exec")
     assert 0 < difference.size <= MOST_LINES
-    assert "ParameterServerStrategy()" in changed
+    assert "= ParameterServerStrategy(" in changed
     assert "stratagem" not in program.text
 
 
