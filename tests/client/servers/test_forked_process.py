@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.variables import Writing, assign
@@ -80,13 +80,14 @@ def told_in_the_midst_of_a_write() -> tuple[str, list[int]]:
 
 def read_by_forks_between_writes() -> int:
     """How many examples workers of a `DataLoader` have read in ten passes."""
-    loader = DataLoader(range(16), batch_size=4, num_workers=2, multiprocessing_context="fork")  # type: ignore[arg-type]
+    examples = TensorDataset(torch.arange(16))
+    loader = DataLoader(examples, batch_size=4, num_workers=2, multiprocessing_context="fork")
     seen = 0
     with opened() as connection, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         make(connection, "v", torch.zeros(3))
         for _ in range(10):
-            for batch in loader:
+            for (batch,) in loader:
                 add(connection, "v", torch.ones(3))
                 seen += len(batch)
     return seen
