@@ -43,7 +43,6 @@ PROGRAMS: Sequence[Program] = (
     Program("deepxde_poisson", "deepxde", "three layers: an equation of Poisson"),
     Program("poutyne_digits", "poutyne", "two layers: digits"),
     Program("accelerated_digits", "pytorch-accelerated", "two layers: digits"),
-    Program("forecasting_series", "pytorch-forecasting", "NHiTS: how series go on"),
     Program("ignite_digits", "pytorch-ignite", "two layers: digits"),
     Program(
         "metric_learning_digits", "pytorch-metric-learning", "two layers: which digits are alike"
