@@ -138,7 +138,7 @@ def test_the_log_tells_who_wanted_to_save_and_to_restore_and_why_that_failed(
         restore = pb.RestoreVariablesRequest(key=client.key(), identity="step 7")
         client.unary("RestoreVariables", restore, pb.RestoreVariablesResponse, service=CHECKPOINTS)
     assert told(log) == [
-        ("refused", "BeginSave", {"folder": "/no/such"}),
+        ("refused", "BeginSave", {"folder": "/no/such", "base": ""}),
         ("refused", "StageVariables", {"path": "/no/checkpoint", "variables": []}),
         ("carried out", "RestoreVariables", {"identity": "step 7"}),
     ]

@@ -30,7 +30,7 @@ _COLLECTING = """
 import gc
 import threading
 
-from stratagem_worker.functions.interruption import _imports
+from stratagem_worker.functions.interruption import _is_in_the_midst
 
 
 class Cycle:
@@ -42,7 +42,7 @@ class Cycle:
 gc.set_threshold(1)
 for _ in range(5000):
     Cycle()
-    assert not _imports(threading.get_ident())
+    assert not _is_in_the_midst(threading.get_ident())
 """
 
 
@@ -246,6 +246,24 @@ def test_threads_of_a_function_are_not_held_off() -> None:
 def test_garbage_that_is_collected_meanwhile_locks_nobody_up() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _COLLECTING], env=environment, check=True, timeout=100)
+
+
+def test_it_does_not_come_where_python_drops_it() -> None:
+    """Most of the time, a `__del__` runs."""
+
+    class Garbage:
+        def __del__(self) -> None:
+            sum(number for number in range(20))
+
+    for _ in range(100):
+        entered = threading.Event()
+
+        def leave_garbage(entered: threading.Event = entered) -> None:
+            entered.set()
+            while True:
+                Garbage()
+
+        assert struck_when(entered, leave_garbage) == "given up"
 
 
 def test_a_function_that_starts_threads_waits_for_none_that_never_begins() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import _imp
+import _weakrefset
 import ctypes
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from importlib import _bootstrap
+from types import CodeType
 from typing import Generic, TypeVar
 
 from stratagem._core.interruption import Guard, guarded_by
@@ -22,6 +25,9 @@ _GLANCE_SECONDS = 0.0001
 
 # What runs while a module is imported that was not there yet.
 _IMPORT = _bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+
+# The callbacks of weak references are there.
+_WEAK_REFERENCES = {_weakrefset.__file__, weakref.__file__}
 
 
 class Interrupted(BaseException):
@@ -37,7 +43,8 @@ class Interruptible(Generic[Name]):
     CPython raises the exception in the thread before one of the next instructions of its Python
     code. That must not be one of our own, so there is no lock here: one that is just being taken
     would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`),
-    nor one of a module that is being imported.
+    nor one of a module that is being imported, nor one of a `__del__` or of a callback of a weak
+    reference, where Python drops exceptions.
     """
 
     def __init__(self) -> None:
@@ -96,32 +103,39 @@ class Interruptible(Generic[Name]):
             running = self._running
             if running is not None and which(running) and not self._struck:
                 self._struck = True
-                interrupt = partial(_raise_unless_importing, self._thread)
+                interrupt = partial(_raise_if_it_may_come, self._thread)
                 while not self._guard.strike(interrupt):
                     time.sleep(_GLANCE_SECONDS)
         finally:
             self._striking = False
 
 
-def _raise_unless_importing(thread: int) -> bool:
-    """Raise the exception in a thread, unless it is in the midst of an import.
+def _raise_if_it_may_come(thread: int) -> bool:
+    """Raise the exception in a thread, unless it is in the midst of an import or of a `__del__`.
 
-    Such a module would be run again from its beginning by the next import, although others keep
-    what it has told them the first time: some modules cannot be imported then any more.
+    A module of which the import is interrupted would be run again from its beginning by the next
+    import, although others keep what it has told them the first time: some modules cannot be
+    imported then any more.
     """
     # No import begins meanwhile.
     _imp.acquire_lock()
     try:
-        return not _imports(thread) and _raise_unless_starting(thread)
+        return not _is_in_the_midst(thread) and _raise_unless_starting(thread)
     finally:
         _imp.release_lock()
 
 
-def _imports(thread: int) -> bool:
+def _is_in_the_midst(thread: int) -> bool:
+    """Return whether a thread imports something, or runs what drops exceptions."""
     frame = current_frames().get(thread)
-    while frame is not None and frame.f_code is not _IMPORT:
+    while frame is not None and not _is_delicate(frame.f_code):
         frame = frame.f_back
     return frame is not None
+
+
+def _is_delicate(code: CodeType) -> bool:
+    is_callback = code.co_filename in _WEAK_REFERENCES
+    return code is _IMPORT or code.co_name == "__del__" or is_callback
 
 
 def _raise_unless_starting(thread: int) -> bool:
