@@ -30,7 +30,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "files": {name: file.nbytes for name, file in index.files.items()},
         "variables": [_facts(whole) for whole in wholes],
         "nbytes": sum(entry.nbytes for entry in index.tensors.values()),
-        "bases": [] if index.base is None else list(index.base.names),
+        "bases": list(index.bases),
         "extra": dict(index.extra),
     }
 

@@ -69,6 +69,11 @@ class Checkpoint:
         """The path of the folder with its files."""
         return self.opened.path
 
+    @property
+    def as_base(self) -> Base:
+        """How the index of a checkpoint that is read beside this one names it."""
+        return Base(self.index.identity, (self.folder.name, *self.index.bases))
+
     def file(self, name: str) -> CheckedFile:
         """Return one of its files."""
         return CheckedFile(self.opened, name, self.index.files[name])
@@ -195,8 +200,7 @@ def _opened_base(path: Place, index: Index, base: Base, policy: CheckpointPolicy
             "another checkpoint. Whoever copies one of them has to copy both"
         ) from error
     # Each has fewer bases than the one before, so that this comes to an end.
-    bases = () if found.index.base is None else found.index.base.names
-    is_it = (found.index.identity, bases) == (base.identity, base.names[1:])
+    is_it = (found.index.identity, found.index.bases) == (base.identity, base.names[1:])
     if not (is_it and _has_all(found.index, index)):
         raise DataLossError(
             f"{str(path)!r} has only what differs from a checkpoint that {str(place)!r} no longer "
@@ -245,8 +249,8 @@ class NewCheckpoint:
         Returns:
             The folder of the checkpoint.
         """
-        if index.base is not None:
-            names = "".join(f"{name}\n" for name in index.base.names)
+        if index.bases:
+            names = "".join(f"{name}\n" for name in index.bases)
             self.folder.write(BASES, [memoryview(names.encode())])
         return self._new.commit(index.to_bytes(key), keep)
 

@@ -84,6 +84,11 @@ class Index:
     workers: Mapping[str, Any] = field(default_factory=dict)
     base: Base | None = None
 
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names of all checkpoints that have what this one lacks, the nearest first."""
+        return () if self.base is None else self.base.names
+
     @classmethod
     def of_parts(
         cls,

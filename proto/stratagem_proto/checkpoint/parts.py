@@ -217,14 +217,7 @@ def read_plain(folder: Folder, name: str) -> tuple[FileEntry, list[TensorEntry]]
             for tensor, one in described.items()
         ]
         ends = [begin, *(entry.begin + entry.nbytes for entry in entries)]
-    except (
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        ParseError,
-        RecursionError,
-    ) as error:
+    except _MISREADINGS as error:
         raise _no_safetensors(path, str(error)) from error
     if max(ends) != size:
         raise _no_safetensors(path, f"{size} bytes instead of {max(ends)}")

@@ -10,7 +10,8 @@ from pathlib import Path
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.stores.files import replace_file, sync_folder, write_new
 from stratagem_proto.stores.local import LocalFolder
-from stratagem_proto.stores.names import BASES, INDEX, LATEST, kept_of, number_of
+from stratagem_proto.stores.names import BASES, INDEX, LATEST, number_of
+from stratagem_proto.stores.retention import kept_of
 
 
 class NewLocalFolder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
 
 INDEX = "index.json"
 LATEST = "latest"
@@ -33,15 +32,3 @@ def number_of_objects(name: str) -> int:
 def is_checkpoint(name: str) -> bool:
     """Return whether a name can be that of a checkpoint in a folder or in a store."""
     return not name.startswith(".") and (number_of_objects(name) > 0)
-
-
-def kept_of(newest: Sequence[str], keep: int, bases: Callable[[str], Collection[str]]) -> set[str]:
-    """Return which checkpoints stay.
-
-    Args:
-        newest: The names of all, the newest first.
-        keep: How many stay whatever they are.
-        bases: Returns the names of those that have what a checkpoint lacks.
-    """
-    kept = set(newest[:keep])
-    return kept.union(*map(bases, kept))

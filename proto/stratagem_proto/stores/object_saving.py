@@ -19,10 +19,11 @@ from stratagem_proto.errors import (
     StoreError,
     StratagemError,
 )
-from stratagem_proto.stores.names import BASES, BEGUN, INDEX, kept_of, number_of_objects
+from stratagem_proto.stores.names import BASES, BEGUN, INDEX, number_of_objects
 from stratagem_proto.stores.object_calls import LOG
 from stratagem_proto.stores.objects import ObjectFolder
 from stratagem_proto.stores.places import StoreUrl
+from stratagem_proto.stores.retention import kept_of
 
 _NAME_BYTES = 4
 

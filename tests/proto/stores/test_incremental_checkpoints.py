@@ -39,16 +39,9 @@ def save(
         numbers = torch.tensor(rows, dtype=torch.int64)
         content = replace(content, changed=numbers)
         values = [numbers, (value if value.dim() else value.reshape(1))[numbers]]
-        base = base_of(open_checkpoint(root))
+        base = open_checkpoint(root).as_base
     part = write_part(new.folder, NAME, [content], values)
     return open_checkpoint(new.commit(Index.of_parts([part], base=base), keep))
-
-
-def base_of(latest: Checkpoint) -> Base:
-    names: tuple[str, ...] = (latest.folder.name,)
-    if latest.index.base is not None:
-        names += latest.index.base.names
-    return Base(latest.index.identity, names)
 
 
 def differing(before: torch.Tensor, after: torch.Tensor) -> list[int]:
@@ -150,7 +143,7 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, rows: list[int]) -> Non
     new, value = NewCheckpoint(tmp_path), torch.ones(4, 2)
     content = Content(model("v", value), changed=torch.tensor(rows))
     part = write_part(new.folder, NAME, [content], [torch.tensor(rows), value[: len(rows)]])
-    new.commit(Index.of_parts([part], base=base_of(open_checkpoint(tmp_path))), keep=9)
+    new.commit(Index.of_parts([part], base=open_checkpoint(tmp_path).as_base), keep=9)
     with pytest.raises(DataLossError, match="does not have the rows"):
         load_from(tmp_path)
 
@@ -192,8 +185,7 @@ def test_all_is_the_same_in_a_store_of_objects(kind: str, request: pytest.Fixtur
         value[row] += 1
         saved = save(url, value, [row], keep=1)
         assert torch.equal(load_from(url)["v"], value)
-    assert saved.index.base is not None
-    assert len(saved.index.base.names) == 2
+    assert len(saved.index.bases) == 2
     save(url, value, keep=1)
     system, path = fsspec.url_to_fs(url)
     (kept,) = {name.removeprefix(f"{path}/").split("/")[0] for name in system.find(path)}

@@ -25,12 +25,12 @@ def stage(client: RawClient, path: Path | str) -> None:
     client.unary("StageVariables", request, pb.StageVariablesResponse, service=_SERVICE)
 
 
-def save_to(client: RawClient, folder: Path | str) -> pb.SavedPart:
-    """Have the server write its part into a folder."""
+def save_to(client: RawClient, folder: Path | str, base: Path | str = "") -> pb.SavedPart:
+    """Have the server write its part into a folder, of a base only what differs."""
     cut, session = os.urandom(16), client.session_id
     hold = pb.HoldStepsRequest(session_id=session, cut=cut)
     client.unary("HoldSteps", hold, pb.HoldStepsResponse, service=_SERVICE)
-    begin = pb.BeginSaveRequest(session_id=session, cut=cut, folder=str(folder))
+    begin = pb.BeginSaveRequest(session_id=session, cut=cut, folder=str(folder), base=str(base))
     client.unary("BeginSave", begin, pb.BeginSaveResponse, service=_SERVICE)
     finish = pb.FinishSaveRequest(session_id=session, cut=cut, wait_seconds=_SECONDS)
     return client.unary("FinishSave", finish, pb.FinishSaveResponse, service=_SERVICE).part

@@ -116,3 +116,14 @@ def test_the_option_takes_a_relative_path(root: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(root.parent)
     monkeypatch.setenv("STRATAGEM_CHECKPOINT_ROOT", "root")
     assert ServerOptions.read({}).settings().checkpoint_root == str(root)
+
+
+def test_nothing_is_compared_with_what_is_elsewhere(client: RawClient, root: Path) -> None:
+    """All is written then; of a checkpoint below the root, only what differs is."""
+    client.assign("w", torch.ones(2))  # as in the checkpoints
+    outside = root.parent / "outside"
+    for number, base in enumerate([root / "run", outside, root / "out"]):
+        folder = root / f"{number}"
+        folder.mkdir()
+        part = save_to(client, folder, base)
+        assert any(one.HasField("changed") for one in part.tensors) == (base == root / "run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.index import Base
 from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import NotFoundError, StratagemError
 from stratagem_proto.stores.names import is_checkpoint
@@ -27,13 +26,5 @@ def latest_base(root: Place, key: str) -> Checkpoint | None:
     except StratagemError as error:
         _LOG.warning("the next checkpoint will have all rows, since %s", error)
         return None
-    bases = () if latest.index.base is None else latest.index.base.names
-    is_one = is_checkpoint(latest.folder.name) and len(bases) < _MOST_BASES
+    is_one = is_checkpoint(latest.folder.name) and len(latest.index.bases) < _MOST_BASES
     return latest if is_one else None
-
-
-def as_base(checkpoint: Checkpoint) -> Base:
-    """Return how an index names a checkpoint beside which its own is read."""
-    base, name = checkpoint.index.base, checkpoint.folder.name
-    names = (name,) if base is None else (name, *base.names)
-    return Base(checkpoint.index.identity, names)

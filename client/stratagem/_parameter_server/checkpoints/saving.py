@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
-from stratagem._parameter_server.checkpoints.bases import as_base, latest_base
+from stratagem._parameter_server.checkpoints.bases import latest_base
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
 from stratagem_proto.checkpoint.blocks import WriteOptions
 from stratagem_proto.checkpoint.entries import TensorFile
-from stratagem_proto.checkpoint.folder import LOCAL_PART, Checkpoint, NewCheckpoint
-from stratagem_proto.checkpoint.index import Index
+from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
+from stratagem_proto.checkpoint.index import Base, Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -115,7 +115,8 @@ class ClusterSaver:
             new.abandon()
             raise
         written: Future[None] = Future()
-        work = _Work(self._servers, new, cut, contents, series.keep, key, base)
+        named = base.as_base if base else None
+        work = _Work(self._servers, new, cut, contents, series.keep, key, named)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
         last_threads.start(thread)
@@ -138,7 +139,7 @@ class _Work:
     contents: Contents
     keep: int
     key: str
-    base: Checkpoint | None
+    base: Base | None
 
     def run(self, earlier: threading.Thread | None, written: Future[None]) -> None:
         if earlier is not None:
@@ -163,8 +164,7 @@ class _Work:
             "count": self.contents.num_workers,
             "states": _states_of(self.cut.reports, applied),
         }
-        base = as_base(self.base) if self.base else None
-        index = Index.of_parts(parts, states, self.contents.extra, workers, base)
+        index = Index.of_parts(parts, states, self.contents.extra, workers, self.base)
         self.new.commit(index, self.keep, self.key)
 
     def _write_local(self) -> Sequence[TensorFile]:
