@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
 from types import FrameType
 
@@ -26,7 +27,7 @@ def whereabouts(thread: int) -> str:
         instance "train.py:83 in step, in torch.autograd.graph._engine_run_backward". "" for a
         thread that has ended.
     """
-    frames = [*_frames(current_frames().get(thread))]
+    frames = stack_of(thread)
     if not frames:
         return ""
     own = next((frame for frame in frames if not _is_library(frame)), None)
@@ -40,26 +41,34 @@ def whereabouts(thread: int) -> str:
 _collector = threading.Lock()
 
 
-def current_frames() -> Mapping[int, FrameType]:
-    """Return the innermost frame of each thread, by its identifier.
+def stack_of(thread: int) -> Sequence[FrameType]:
+    """Return the frames of a thread, the innermost first; none of a thread that has ended."""
+    frames: list[FrameType] = []
+    with _uncollected():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+    return frames
 
-    Python 3.11 holds a lock of its own meanwhile. A garbage collection that begins there, and frees
-    a `threading.local`, waits for that lock for ever and lets no thread go on.
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no garbage collection begin where frames are asked for, each of which takes memory.
+
+    Python 3.11 holds a lock of its own while it lists threads. A collection that begins there, and
+    frees a `threading.local`, waits for that lock for ever and lets no thread go on. And it reads
+    the frames of another thread where they are: if a collection lets that thread go on meanwhile,
+    they are gone, and the process crashes.
     """
     with _collector:
         is_enabled = gc.isenabled()
         gc.disable()
         try:
-            return sys._current_frames()
+            yield
         finally:
             if is_enabled:
                 gc.enable()
-
-
-def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
-    while innermost is not None:
-        yield innermost
-        innermost = innermost.f_back
 
 
 def _line(frame: FrameType) -> str:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from stratagem_proto.whereabouts import whereabouts
 
 # A collection that frees a local of threads, at each allocation.
@@ -30,6 +32,39 @@ for _ in range(5000):
 assert gc.isenabled()
 """
 
+# Each collection in the first thread lets the other one go on, the frames of which come and go.
+_GOING_ON = """
+import gc
+import os
+import sys
+import threading
+import time
+
+from stratagem_proto.whereabouts import stack_of
+
+first = threading.get_ident()
+
+
+def deep(depth):
+    if depth:
+        deep(depth - 1)
+
+
+def work():
+    while True:
+        deep(400)
+
+
+other = threading.Thread(target=work, daemon=True)
+other.start()
+gc.callbacks.append(lambda *_: threading.get_ident() == first and time.sleep(0))
+sys.setswitchinterval(1e-5)
+gc.set_threshold(1)
+for _ in range(2000):
+    assert stack_of(other.ident)[-1].f_code.co_name == "_bootstrap"
+os._exit(0)
+"""
+
 
 def test_the_line_of_the_program_comes_first() -> None:
     assert whereabouts(threading.get_ident()).startswith("test_whereabouts.py:")
@@ -42,6 +77,7 @@ def test_a_thread_that_has_ended_is_nowhere() -> None:
     assert whereabouts(thread.ident or 0) == ""
 
 
-def test_garbage_that_is_collected_meanwhile_locks_nobody_up() -> None:
+@pytest.mark.parametrize("program", [_COLLECTING, _GOING_ON], ids=["locks", "frames"])
+def test_garbage_that_is_collected_meanwhile_does_no_harm(program: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", _COLLECTING], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)

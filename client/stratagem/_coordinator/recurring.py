@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from traceback import StackSummary
 from typing import Protocol
 
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import AlreadyExistsError, CancelledError, InvalidArgumentError
-from stratagem_proto.whereabouts import current_frames
+from stratagem_proto.whereabouts import stack_of
 
 _LOG = logging.getLogger("stratagem")
 
@@ -111,10 +111,10 @@ class Watchdog:
 
 
 def _stacks() -> Iterator[str]:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in current_frames().items():
-        yield f"\nThread {names.get(ident, ident)}:\n"
-        yield from traceback.format_stack(frame)
+    for thread in threading.enumerate():
+        frames = reversed(stack_of(thread.ident or 0))
+        yield f"\nThread {thread.name}:\n"
+        yield from StackSummary.extract((frame, frame.f_lineno) for frame in frames).format()
 
 
 class Members(Protocol):

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Generic, TypeVar
 
 from stratagem._core.interruption import Guard, guarded_by
-from stratagem_proto.whereabouts import current_frames
+from stratagem_proto.whereabouts import stack_of
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -127,10 +127,7 @@ def _raise_if_it_may_come(thread: int) -> bool:
 
 def _is_in_the_midst(thread: int) -> bool:
     """Return whether a thread imports something, or runs what drops exceptions."""
-    frame = current_frames().get(thread)
-    while frame is not None and not _is_delicate(frame.f_code):
-        frame = frame.f_back
-    return frame is not None
+    return any(_is_delicate(frame.f_code) for frame in stack_of(thread))
 
 
 def _is_delicate(code: CodeType) -> bool:
