@@ -11,6 +11,7 @@ import torch
 
 import stratagem
 from stratagem import Variable
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from tests.client.clusters import Cluster
 from tests.cluster.interventions import beside
 from tests.conftest import TOKEN
@@ -29,20 +30,22 @@ class Servers:
         self._token.chmod(0o600)
         self.logs = folder / "logs"
         self.logs.mkdir()
-        self._running = [self._start(task, "127.0.0.1:0") for task in range(2)]
-        self.cluster = Cluster([each.address for each in self._running], num_workers)
+        self._places = stack.enter_context(ReservedAddresses(2)).replicas
+        self._running = [*map(self._start, range(2))]
+        self.cluster = Cluster(self._places, num_workers)
 
-    def _start(self, task: int, address: str) -> ServerProcess:
+    def _start(self, task: int) -> ServerProcess:
         folder = self._folder / f"{task} {len(list(self._folder.iterdir()))}"
         folder.mkdir()
         options = ["--durability", "log", "--durability-folder", self.logs]
-        arguments = ["--token-file", self._token, "--bind", address, "--task", task, *options]
+        place = ["--bind", self._places[task], "--task", task]
+        arguments = ["--token-file", self._token, *place, *options]
         return self._stack.enter_context(serving(folder, *map(str, arguments)))
 
     def restart(self, task: int) -> None:
         self._running[task].popen.send_signal(signal.SIGKILL)
         self._running[task].popen.wait()
-        self._running[task] = self._start(task, self._running[task].address)
+        self._running[task] = self._start(task)
 
 
 def test_a_program_goes_on_with_a_killed_server_and_is_not_warned(

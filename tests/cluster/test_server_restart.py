@@ -13,6 +13,7 @@ import torch
 
 import stratagem
 from stratagem import ParameterServerStrategy, Variable
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from tests.checkpoints import load_from
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
@@ -30,14 +31,15 @@ class Servers:
         self._token = folder / "token"
         self._token.write_text(TOKEN)
         self._token.chmod(0o600)
-        self._running = [self._start(task, "127.0.0.1:0") for task in range(2)]
-        self.cluster = Cluster([each.address for each in self._running], num_workers)
+        self._places = stack.enter_context(ReservedAddresses(2)).replicas
+        self._running = [*map(self._start, range(2))]
+        self.cluster = Cluster(self._places, num_workers)
 
-    def _start(self, task: int, address: str) -> ServerProcess:
+    def _start(self, task: int) -> ServerProcess:
         folder = self._folder / f"{task} {len(list(self._folder.iterdir()))}"
         folder.mkdir()
         options = ["--token-file", self._token, "--restore", self.root]
-        arguments = map(str, [*options, "--bind", address, "--task", task])
+        arguments = map(str, [*options, "--bind", self._places[task], "--task", task])
         return self._stack.enter_context(serving(folder, *arguments))
 
     def kill(self, task: int) -> None:
@@ -46,7 +48,7 @@ class Servers:
 
     def restart(self, task: int) -> None:
         self.kill(task)
-        self._running[task] = self._start(task, self._running[task].address)
+        self._running[task] = self._start(task)
 
 
 def counters(strategy: ParameterServerStrategy) -> list[Variable]:

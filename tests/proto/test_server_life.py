@@ -42,6 +42,7 @@ def test_a_server_that_fails_while_it_starts_hangs_up() -> None:
         local.connect(b"\0" + server.local_name)
     with ParameterServer(ServerSettings(bind=server.address)):
         pass
+    server.stop()  # which has nothing to stop
 
 
 def test_a_name_that_cannot_be_taken_leaves_no_socket() -> None:

@@ -15,6 +15,7 @@ import pytest
 from stratagem._shipping.call import FunctionCall
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.client.coordinator import importable_steps
 from tests.conftest import TOKEN
@@ -128,19 +129,20 @@ def test_a_killed_worker_is_lost_before_its_lease_ends(token_file: Path, tmp_pat
 
 
 def test_a_worker_that_comes_back_is_connected_again(token_file: Path) -> None:
-    with working(token_file) as first:
-        link = link_to(first.address)
-        link.connect()
-        before = link.incarnation
-        first.popen.kill()
-        first.popen.wait()
-        with pytest.raises(WorkerLostError):
-            result(link, 1, os.getpid)
-    with working(token_file, "--bind", first.address) as second:
-        link.connect()
-        assert link.incarnation != before
-        assert result(link, 1, os.getpid) == second.popen.pid
-        link.close()
+    with ReservedAddress() as address:
+        with working(token_file, "--bind", str(address)) as first:
+            link = link_to(first.address)
+            link.connect()
+            before = link.incarnation
+            first.popen.kill()
+            first.popen.wait()
+            with pytest.raises(WorkerLostError):
+                result(link, 1, os.getpid)
+        with working(token_file, "--bind", str(address)) as second:
+            link.connect()
+            assert link.incarnation != before
+            assert result(link, 1, os.getpid) == second.popen.pid
+            link.close()
 
 
 def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(

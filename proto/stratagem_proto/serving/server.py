@@ -71,6 +71,7 @@ class RpcServer(ABC):
         self._log = LOG.bind(task=settings.label)
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
+        self._opened: ExitStack | None = None
 
     @abstractmethod
     def _status_service(self) -> StatusService:
@@ -176,13 +177,15 @@ class RpcServer(ABC):
         self._health.announce_drain()
 
     def stop(self, grace: float | None = None) -> None:
-        """Refuse new calls, let running ones end, and stop; a repetition does nothing.
+        """Refuse new calls, let running ones end, and stop.
+
+        A repetition does nothing, and neither does a call before the server has started.
 
         Args:
             grace: Seconds for running calls; by default `drain_seconds` of the settings.
         """
         with self._stopping:
-            if self._stopped.is_set():
+            if self._opened is None or self._stopped.is_set():
                 return
             self.announce_stop()
             seconds = self._drain_seconds if grace is None else grace

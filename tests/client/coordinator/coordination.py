@@ -9,6 +9,7 @@ from typing import Any
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
@@ -43,13 +44,13 @@ class Coordination:
     def __init__(
         self, num_servers: int, num_workers: int, importable_only: Sequence[str] = ()
     ) -> None:
-        self.servers = [_server(index) for index in range(num_servers)]
-        servers = [server.address for server in self.servers]
+        self._servers, self._places = ReservedAddresses(num_servers), ReservedAddresses(num_workers)
+        servers, workers = self._servers.replicas, self._places.replicas
+        self.servers = [*map(_server, range(num_servers), servers)]
         self._workers = {
-            index: _worker(index, importable_only=importable_only) for index in range(num_workers)
+            index: _worker(index, address, importable_only) for index, address in enumerate(workers)
         }
-        addresses = [worker.address for worker in self._workers.values()]
-        self.cluster = ClusterSpec({"ps": servers, "worker": addresses, "chief": ["chief.test:1"]})
+        self.cluster = ClusterSpec({"ps": servers, "worker": workers, "chief": ["chief.test:1"]})
 
     def new_strategy(
         self, resolver: NewResolver = new_resolver, **settings: Any
@@ -93,6 +94,8 @@ class Coordination:
             worker.stop(grace=0)
         for server in self.servers:
             server.stop(grace=0)
+        for places in (self._servers, self._places):
+            places.close()
 
 
 def _worker(
@@ -111,7 +114,7 @@ def _worker(
     return worker
 
 
-def _server(index: int, bind: str = "127.0.0.1:0") -> ParameterServer:
+def _server(index: int, bind: str) -> ParameterServer:
     server = ParameterServer(ServerSettings(bind=bind, task=index, token=TOKEN))
     server.start()
     return server

@@ -17,6 +17,7 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_proto.errors import CancelledError, InvalidArgumentError, SupersededError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_COORDINATOR, ROLE_WORKER, Role
 from stratagem_proto.wire.channel import Deadlines
@@ -32,7 +33,10 @@ FIRST, SECOND = os.urandom(16), os.urandom(16)
 @pytest.fixture
 def servers() -> Iterator[list[ParameterServer]]:
     with ExitStack() as stack:
-        settings = [ServerSettings(task=task, token=TOKEN) for task in range(2)]
+        places = stack.enter_context(ReservedAddresses(2)).replicas
+        settings = [
+            ServerSettings(each, task=task, token=TOKEN) for task, each in enumerate(places)
+        ]
         yield [stack.enter_context(ParameterServer(each)) for each in settings]
 
 
@@ -178,10 +182,8 @@ def test_a_server_that_was_started_again_learns_who_coordinates(
 ) -> None:
     first = programs.candidate(FIRST)
     first.await_turn()
-    address = servers[1].address
     servers[1].stop(0)
-    other = ServerSettings(task=1, token=TOKEN, bind=address)
-    with ParameterServer(other) as again:
+    with ParameterServer(servers[1].settings) as again:
         eventually(lambda: again._state.succession.incumbent.program == FIRST)
     first.close()
 

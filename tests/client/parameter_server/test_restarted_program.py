@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,6 +16,7 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running
@@ -141,17 +141,13 @@ def test_all_strategies_of_the_process_can_be_closed_at_once() -> None:
 
 def test_a_strategy_that_lost_its_server_does_not_keep_the_names() -> None:
     """Whoever did not close it meets another server at the same address."""
-    settings = ServerSettings(token=TOKEN)
-    with ParameterServer(settings) as lost:
-        address = lost.address
-        former = Cluster([address], num_workers=1).strategy()
-        with former.scope():
-            variable = Variable(1.0, name="v")
-    with (
-        ParameterServer(replace(settings, bind=address)),
-        Cluster([address], num_workers=1).strategy() as strategy,
-        strategy.scope(),
-    ):
-        assert Variable(2.0, name="v").numpy() == 2.0
-    assert variable.name == "v"
-    former.close()
+    with ReservedAddress() as address:
+        settings, cluster = ServerSettings(str(address), token=TOKEN), Cluster([str(address)], 1)
+        with ParameterServer(settings):
+            former = cluster.strategy()
+            with former.scope():
+                variable = Variable(1.0, name="v")
+        with ParameterServer(settings), cluster.strategy() as strategy, strategy.scope():
+            assert Variable(2.0, name="v").numpy() == 2.0
+        assert variable.name == "v"
+        former.close()

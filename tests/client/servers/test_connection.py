@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
 from stratagem._ps_client.step_count import StepCount
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.calls import calls_of
 from stratagem_deploy.watching.places import ServerPlace
@@ -204,13 +207,20 @@ def test_a_server_at_another_ones_address_is_noticed() -> None:
         connection.open()
 
 
+@contextmanager
+def restartable() -> Iterator[ServerSettings]:
+    """Settings with an address that nobody takes while the server is away."""
+    with ReservedAddress() as address:
+        yield ServerSettings(bind=str(address), token=TOKEN)
+
+
 def test_a_restarted_server_is_reported_and_gets_no_request_again() -> None:
-    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+    with restartable() as settings, ParameterServer(settings) as first:
         address = first.address
         with connected(address) as connection:
             make(connection, "v", torch.zeros(3))
             first.stop()
-            with ParameterServer(ServerSettings(bind=address, token=TOKEN)) as second:
+            with ParameterServer(settings) as second:
                 for _ in range(2):
                     with pytest.raises(SessionLostError, match="gone") as caught:
                         add(connection, "v", torch.ones(3))
@@ -220,7 +230,7 @@ def test_a_restarted_server_is_reported_and_gets_no_request_again() -> None:
 
 
 def test_who_knows_of_a_run_that_has_ended_gets_nothing_from_the_next() -> None:
-    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+    with restartable() as settings, ParameterServer(settings) as first:
         with connected(first.address) as creator:
             creator.open()
             run = creator.run
@@ -229,7 +239,7 @@ def test_who_knows_of_a_run_that_has_ended_gets_nothing_from_the_next() -> None:
             make(overlap, "v", torch.zeros(3))
         first.stop()
         with (
-            ParameterServer(ServerSettings(bind=first.address, token=TOKEN)) as second,
+            ParameterServer(settings) as second,
             connected(second.address) as late,
         ):
             late.expect(run)
@@ -239,12 +249,12 @@ def test_who_knows_of_a_run_that_has_ended_gets_nothing_from_the_next() -> None:
 
 
 def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
-    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+    with restartable() as settings, ParameterServer(settings) as first:
         address = first.address
         with connected(address) as connection:
             session = connection.open()
             first.stop()
-            with ParameterServer(ServerSettings(bind=address, token=TOKEN)):
+            with ParameterServer(settings):
                 with pytest.raises(SessionLostError, match="gone"):
                     connection.resume()
                 # What another thread sends again must not reach new variables.

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import torch
 
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_proto.errors import (
     DeadlineExceededError,
     SessionLostError,
@@ -159,17 +160,18 @@ def test_another_server_behind_the_port_is_not_taken_for_it(
 
 
 def test_a_server_that_took_the_place_of_another_is_not_taken_for_it() -> None:
-    with ParameterServer(ServerSettings(token=TOKEN)) as first:
-        port = told_by(first).data_port
-        same = ServerSettings(bind=first.address, token=TOKEN, data_port=port)
-        stack = ExitStack()
-        connection = stack.enter_context(connected(first.address))
-        make(connection, "v", torch.ones(2))
-        assert connection.route.way == TCP
-    with stack, ParameterServer(same) as second:
-        assert told_by(second).data_port == port
-        with pytest.raises(SessionLostError, match="was restarted"):
-            add(connection, "v", torch.ones(2))
+    with ReservedAddresses(2) as places, ExitStack() as stack:
+        address, data_address = places.replicas
+        port = int(data_address.rpartition(":")[2])
+        settings = ServerSettings(address, token=TOKEN, data_port=port)
+        connection = stack.enter_context(connected(address))
+        with ParameterServer(settings):
+            make(connection, "v", torch.ones(2))
+            assert connection.route.way == TCP
+        with ParameterServer(settings) as second:
+            assert told_by(second).data_port == port
+            with pytest.raises(SessionLostError, match="was restarted"):
+                add(connection, "v", torch.ones(2))
 
 
 def test_tasks_of_one_host_that_do_not_see_each_other_use_the_port(

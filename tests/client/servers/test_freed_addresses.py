@@ -9,6 +9,7 @@ import torch
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import UnauthenticatedError, UnavailableError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
@@ -38,16 +39,17 @@ def test_a_session_goes_on_with_no_other_server_at_the_address(
     monkeypatch.setenv("STRATAGEM_TRANSPORT", way)
     authority, folder = certified(tmp_path / "prod"), tmp_path / "state"
     folder.mkdir()
-    settings = ServerSettings(
-        tls=authority.of("ps:0"), durability="log", durability_folder=str(folder)
-    )
-    impostor, server = Impostor(), ParameterServer(settings)
-    server.start()
-    address = server.address
     with (
+        ReservedAddress() as place,
         presenting(authority.of("worker:0=chief")),
-        connected(address, CHIEF, connect=1.0) as connection,
+        connected(str(place), CHIEF, connect=1.0) as connection,
     ):
+        address = str(place)
+        settings = ServerSettings(
+            address, tls=authority.of("ps:0"), durability="log", durability_folder=str(folder)
+        )
+        impostor, server = Impostor(), ParameterServer(settings)
+        server.start()
         make(connection, "v", torch.zeros(3))
         server.stop(grace=0)
         with (
@@ -57,10 +59,7 @@ def test_a_session_goes_on_with_no_other_server_at_the_address(
             add(connection, "v", ONES)
         assert impostor.received == []
         # The server has what it had, and the session goes on with it.
-        again = ServerSettings(
-            bind=address, tls=settings.tls, durability="log", durability_folder=str(folder)
-        )
-        with ParameterServer(again):
+        with ParameterServer(settings):
             eventually(lambda: is_believed(connection))
             assert value_of(connection, "v", ONES).tolist() == [0, 0, 0]
             add(connection, "v", ONES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
@@ -33,20 +35,23 @@ class MovableServers:
 
     Args:
         folder: The folder, which exists.
+        places: Keeps the addresses of the servers.
         others: Further settings of all of them.
     """
 
-    def __init__(self, folder: Path, **others: Any) -> None:
+    def __init__(self, folder: Path, places: ExitStack, **others: Any) -> None:
         arbiter = f"file:{folder / 'arbiter'}"
         self._others = {"arbiter": arbiter, "token": TOKEN, "failover_seconds": 1.0, **others}
         if others.get("durability") == "log":
             self._others["durability_folder"] = str(folder)
+        self._places: Mapping[int, str] = defaultdict(
+            lambda: str(places.enter_context(ReservedAddress()))
+        )
         self.servers: dict[int, ParameterServer] = {}
 
     def start(self, number: int, **others: Any) -> ParameterServer:
-        """Start a server, at the address where it was before if it was there before."""
-        former = self.servers.get(number)
-        bind = {"bind": former.address} if former else {}
+        """Start a server, at an address of its own that it has each time."""
+        bind = {"bind": self._places[number]}
         settings = ServerSettings(**{**self._others, **bind, "task": number, **others})
         server = self.servers[number] = ParameterServer(settings)
         server.start()
@@ -100,14 +105,15 @@ class MovableServers:
 @contextmanager
 def movable(folder: Path, count: int = 2, **others: Any) -> Iterator[MovableServers]:
     """Starts servers, and stops those that are left at the end."""
-    made = MovableServers(folder, **others)
-    try:
-        for number in range(count):
-            made.start(number)
-        yield made
-    finally:
-        for server in made.servers.values():
-            server.stop(grace=0)
+    with ExitStack() as places:
+        made = MovableServers(folder, places, **others)
+        try:
+            for number in range(count):
+                made.start(number)
+            yield made
+        finally:
+            for server in made.servers.values():
+                server.stop(grace=0)
 
 
 @contextmanager

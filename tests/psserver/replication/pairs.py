@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_psserver.replication.standby import Standby
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.logged_servers import described
+from tests.relays import Relay
 from tests.waiting import eventually
 
 _FAILOVER_SECONDS = 3.0
@@ -24,11 +26,15 @@ class Pair:
 
     Args:
         folder: The folder, which exists.
+        places: Where they listen, again and again.
         others: Further settings of both.
+
+    Attributes:
+        servers: The latest of each replica, by its number.
     """
 
-    def __init__(self, folder: Path, **others: Any) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, places: ReservedAddresses, **others: Any) -> None:
+        self._folder, self._places = folder, places
         arbiter = f"file:{folder / 'arbiter'}"
         self._others = {"failover_seconds": _FAILOVER_SECONDS, "arbiter": arbiter, **others}
         if others.get("durability") == "log":
@@ -36,17 +42,20 @@ class Pair:
         self.servers: dict[int, ParameterServer] = {}
 
     def start(self, index: int, **others: Any) -> ParameterServer:
-        """Start a replica, at the address where it was before if no other one is given."""
-        former = self.servers.get(index)
-        bind = {"bind": former.address} if former else {}
+        """Start a replica, at an address of its own that it has each time."""
         settings = ServerSettings(
             replicas=2,
             replica=index,
-            **{**self._others, **bind, **others},
+            bind=self._places.replicas[index],
+            **{**self._others, **others},
         )
         server = self.servers[index] = ParameterServer(settings)
         server.start()
         return server
+
+    def relay(self, index: int) -> Relay:
+        """Return what a replica can be reached by, where this can be held up."""
+        return Relay(int(self._places.replicas[index].rpartition(":")[2]))
 
     def await_backup(self) -> tuple[ParameterServer, ParameterServer]:
         """Wait until there is a backup; return the primary and the backup."""
@@ -71,16 +80,23 @@ _BOTH = {Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP}
 
 
 @contextmanager
-def pair(folder: Path, **others: Any) -> Iterator[Pair]:
-    """Starts two replicas, and stops those that are left at the end."""
-    made = Pair(folder, **others)
-    try:
-        for index in range(2):
-            made.start(index)
-        yield made
-    finally:
-        for server in made.servers.values():
-            server.stop(grace=0)
+def pair(folder: Path, first: Sequence[int] = (0, 1), **others: Any) -> Iterator[Pair]:
+    """Starts replicas, and stops those that are left at the end.
+
+    Args:
+        folder: The folder in which they keep their files.
+        first: The numbers of those that start.
+        others: Further settings of both.
+    """
+    with ReservedAddresses(2) as places:
+        made = Pair(folder, places, **others)
+        try:
+            for index in first:
+                made.start(index)
+            yield made
+        finally:
+            for server in made.servers.values():
+                server.stop(grace=0)
 
 
 async def _crash(server: ParameterServer) -> None:

@@ -14,7 +14,6 @@ from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.held_images import held_images
 from tests.psserver.replication.pairs import (
-    Pair,
     await_primary,
     pair,
     report_of,
@@ -96,24 +95,22 @@ def number_of_beacons(backup: ParameterServer) -> int:
 
 
 def test_a_primary_that_is_lost_meanwhile_is_followed_again(tmp_path: Path) -> None:
-    both = Pair(tmp_path, durability="log")
-    primary = both.start(0)
-    await_primary(primary)
-    with client_of(primary) as client:
-        client.create(w=torch.ones(2 * LARGE))
-        before = client.everything()
-    with held_images() as held:
-        backup = both.start(1)
-        held.await_loading()
-        both.crash(primary)
-        eventually(lambda: follows_nobody(backup))
-    primary = both.start(0)
-    assert both.await_backup() == (primary, backup)
-    with client_of(primary, client) as client:
-        assert client.everything() == before
-    assert state_of_backup(backup) == state_of_primary(primary)
-    for server in both.servers.values():
-        server.stop(grace=0)
+    with pair(tmp_path, first=[0], durability="log") as both:
+        primary = both.servers[0]
+        await_primary(primary)
+        with client_of(primary) as client:
+            client.create(w=torch.ones(2 * LARGE))
+            before = client.everything()
+        with held_images() as held:
+            backup = both.start(1)
+            held.await_loading()
+            both.crash(primary)
+            eventually(lambda: follows_nobody(backup))
+        primary = both.start(0)
+        assert both.await_backup() == (primary, backup)
+        with client_of(primary, client) as client:
+            assert client.everything() == before
+        assert state_of_backup(backup) == state_of_primary(primary)
 
 
 def follows_nobody(backup: ParameterServer) -> bool:

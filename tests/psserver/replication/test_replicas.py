@@ -20,7 +20,6 @@ from stratagem_psserver.replication.introductions import introduction_of
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import (
-    Pair,
     pair,
     report_of,
     standing_of,
@@ -212,19 +211,16 @@ def test_both_replicas_come_back_from_their_disks(tmp_path: Path) -> None:
 def test_what_a_run_has_asked_of_the_arbiter_is_void_once_the_next_one_leads(
     tmp_path: Path,
 ) -> None:
-    made = Pair(tmp_path, durability="log")
-    first = made.start(0)
-    eventually(lambda: standing_of(first) == Standing.STANDING_PRIMARY)
-    before = report_of(first).view
-    made.crash(first)
-    second = made.start(0)
-    try:
+    with pair(tmp_path, first=[0], durability="log") as both:
+        first = both.servers[0]
+        eventually(lambda: standing_of(first) == Standing.STANDING_PRIMARY)
+        before = report_of(first).view
+        both.crash(first)
+        second = both.start(0)
         eventually(lambda: standing_of(second) == Standing.STANDING_PRIMARY)
         after = report_of(second).view
         assert after.primary.instance == before.primary.instance
         assert after.epoch > before.epoch
-    finally:
-        second.stop(grace=0)
 
 
 def test_a_second_process_with_the_number_of_a_replica_does_not_replace_it(tmp_path: Path) -> None:

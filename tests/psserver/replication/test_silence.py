@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.lease import Lease
@@ -49,16 +47,13 @@ def test_it_goes_on_once_all_beacons_have_come_back_late() -> None:
 def relayed(tmp_path: Path) -> Iterator[tuple[Pair, Relay]]:
     """Two replicas, and what the second one reaches the first one by."""
     # So long that a busy machine is not taken for silence.
-    both = Pair(tmp_path, failover_seconds=4.0)
-    with closing(ReservedAddress()) as address, Relay(int(str(address).split(":")[1])) as relay:
-        both.start(0, bind=str(address), advertise=f"127.0.0.1:{relay.port}")
+    with pair(tmp_path, first=[], failover_seconds=4.0) as both, both.relay(0) as relay:
+        both.start(0, advertise=f"127.0.0.1:{relay.port}")
         eventually(lambda: standing_of(both.servers[0]) == Standing.STANDING_PRIMARY)
         both.start(1)
         both.await_backup()
         yield both, relay
         relay.release()
-        for server in both.servers.values():
-            server.stop(grace=0)
 
 
 def test_the_backup_takes_over_and_the_primary_follows_it(relayed: tuple[Pair, Relay]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
 
-_PATIENT = {"failover_seconds": 15.0}
+_PATIENT: Any = {"failover_seconds": 15.0}
 """Settings of replicas that keep each other while a comparison looks at both."""
 
 
