@@ -71,7 +71,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         workers.workers([1]),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
         scheduling.scheduling([2])[0],
-        *durability.durability(),
+        *durability.durability()[:2],
+        *(pytest.param(each, marks=pytest.mark.long) for each in durability.durability()[2:]),
         # These start processes of their own.
         pytest.param(startup.startup(), marks=pytest.mark.long),
         pytest.param(sessions.sessions(count=3), marks=pytest.mark.long),

@@ -51,17 +51,20 @@ def is_found(fault: str, plant: Plant, fits: Callable[[Shape], bool]) -> bool:
         return any(simulate(seed).violations for seed in chain(RARE.get(fault, ()), fitting))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str) -> None:
     # Runs with replicas take several times as long.
     assert is_found(fault, PLANTED[fault], lambda shape: not shape.replicated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS_OF_REPLICAS)
 def test_a_fault_planted_into_replicas_is_found(fault: str) -> None:
     assert is_found(fault, FAULTS_OF_REPLICAS[fault], lambda shape: shape.replicated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS_OF_MOVES)
 def test_a_fault_planted_into_moves_is_found(fault: str) -> None:
     assert is_found(fault, FAULTS_OF_MOVES[fault], lambda shape: shape.moves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         ):
             strategy.servers.add(strangers.addresses[0])
         with (
-            ParameterServer(servers.servers[0].settings) as double,
+            ParameterServer(replace(servers.servers[0].settings, bind="127.0.0.1:0")) as double,
             pytest.raises(AlreadyExistsError, match="has number 0, too"),
         ):
             strategy.servers.add(double.address)
