@@ -56,7 +56,7 @@ test: $(INSTALLED) ## Run the tests, but for those of `test-cluster` and `test-l
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or some time.
 # Half of the time these tests wait for processes.
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m cluster
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m "cluster and not long"
 
 test-long: $(INSTALLED) ## Run the tests that train whole programs, or take minutes.
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m long

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.encryption.__main__ import main
 from stratagem_proto.wire.transport import TCP
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 
 def test_requests_by_the_data_port_are_measured_with_certificates_and_without(

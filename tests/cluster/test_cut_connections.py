@@ -17,7 +17,11 @@ from tests.client.relayed_clusters import RelayedCluster, relayed
 
 pytestmark = pytest.mark.cluster
 
-CONSISTENCIES = [Async(), Bounded(1), Sync(), Sync(3)]
+CONSISTENCIES = [
+    Async(),
+    Sync(3),
+    *(pytest.param(each, marks=pytest.mark.long) for each in (Bounded(1), Sync())),
+]
 LEAST_CUTS = 2_000  # of all cases together
 
 # Cuts of each case. What goes by gRPC takes longest to go on.

@@ -34,7 +34,14 @@ def movable(servers: int, **others: Any) -> LocalCluster:
     )
 
 
-@pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
+@pytest.mark.parametrize(
+    "consistency",
+    [
+        "async",
+        pytest.param("bounded", marks=pytest.mark.long),
+        pytest.param("sync", marks=pytest.mark.long),
+    ],
+)
 def test_four_servers_become_two_then_four_then_one(consistency: str) -> None:
     with movable(4) as cluster:
 

@@ -68,7 +68,12 @@ def finished(folder: Path, body: str, options: list[str], *arguments: str) -> tu
 
 @pytest.mark.parametrize(
     ("consistency", "victim", "how"),
-    [("async", 1, "exit"), ("async", 0, "kill"), ("sync", 1, "kill"), ("sync", 0, "kill")],
+    [
+        ("async", 1, "exit"),
+        ("sync", 0, "kill"),
+        pytest.param("async", 0, "kill", marks=pytest.mark.long),
+        pytest.param("sync", 1, "kill", marks=pytest.mark.long),
+    ],
 )
 def test_training_goes_on_with_a_worker_that_was_started_again(
     tmp_path: Path, consistency: str, victim: int, how: str

@@ -17,7 +17,7 @@ named = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 
 
 @named
-@pytest.mark.cluster
+@pytest.mark.long
 def test_a_notebook_runs(file: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -31,6 +31,7 @@ def test_decoders_refuse_what_they_cannot_decode_by_an_error_of_ours(tmp_path: P
     assert "Done" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     target, _ = PLANTED[fault]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.kernel import Kernel, running
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.long
 
 IMPORTS = """
 %load_ext autoreload
