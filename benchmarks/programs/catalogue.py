@@ -41,6 +41,7 @@ class Program:
 PROGRAMS: Sequence[Program] = (
     Program("deepctr_movielens", "deepctr-torch", "DeepFM: who likes which film"),
     Program("deepxde_poisson", "deepxde", "three layers: an equation of Poisson"),
+    Program("mmengine_movielens", "mmengine", "factors: stars of a user for a film"),
     Program("poutyne_digits", "poutyne", "two layers: digits"),
     Program("accelerated_digits", "pytorch-accelerated", "two layers: digits"),
     Program("ignite_digits", "pytorch-ignite", "two layers: digits"),
