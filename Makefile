@@ -39,7 +39,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate fuzz test-cluster test-long chaos-test compose-test netns-test ray-test \
-	frameworks-test stores-test optimizers-test dashboard-test docs docs-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
+	frameworks-test stores-test optimizers-test trackers-test dashboard-test docs docs-test install-test check lint types public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s  %s\n", $$1, $$2 }' Makefile
@@ -93,6 +93,11 @@ stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
 optimizers-test: $(INSTALLED) ## Train with optimizers of other packages.
 	$(PIP) install --constraint constraints.txt --editable ".[optimizers]"
 	$(BIN)/pytest tests/client/parameter_server/test_third_party_optimizers.py
+
+# In a folder of their own, since they take newer packages than others here.
+trackers-test: $(INSTALLED) ## Log to MLflow and Weights & Biases.
+	$(PIP) install --upgrade --target build/trackers mlflow-skinny wandb
+	PYTHONPATH=build/trackers $(BIN)/pytest tests/test_observing.py -k tracker
 
 # Of the one for Playwright, only the file that looks for what people cannot use.
 dashboard-test: $(INSTALLED) ## Look at the dashboard in Chromium, and take pictures for docs.

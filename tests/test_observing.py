@@ -20,9 +20,11 @@ from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.pages import ROOT, programs
 from tests.psserver.wire import RawClient
 
 PAGE = (Path(__file__).parent.parent / "docs" / "observing.md").read_text()
+PROGRAMS = programs(ROOT / "docs" / "observing.md")
 # What is behind a pipe is another program's.
 SHOWN = [shlex.split(line) for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)]
 SERVERS = ("ps", "worker", "dashboard")
@@ -67,7 +69,19 @@ def test_the_page_shows_each_command() -> None:
 
 
 def test_the_program_of_the_page_runs() -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    program, *_ = PROGRAMS
+    exec(compile(program, "observing.md", "exec"), {"__name__": "__main__"})
+
+
+# MLflow imports what warns.
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+def test_what_is_logged_reaches_a_tracker(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: see `make trackers-test`")
+    monkeypatch.chdir(tmp_path)
+    (program,) = [each for each in PROGRAMS if f"import {package}\n" in each]
     exec(compile(program, "observing.md", "exec"), {"__name__": "__main__"})
 
 

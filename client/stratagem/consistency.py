@@ -200,6 +200,18 @@ def consistency_from(value: object) -> Consistency:
     return KINDS[value]()
 
 
+def mean_staleness(now: Mapping[int, int], before: Mapping[int, int]) -> float | None:
+    """Return how stale updates were on average between two looks, as of `WorkerReport.staleness`.
+
+    None without any, and if servers were started again in between.
+    """
+    fresh = {steps: count - before.get(steps, 0) for steps, count in now.items()}
+    number = sum(fresh.values())
+    if number <= 0 or min(fresh.values()) < 0:
+        return None
+    return sum(steps * count for steps, count in fresh.items()) / number
+
+
 def _require_number(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or value < least:
         raise InvalidArgumentError(f"{name} must be {least} or more, not {value!r}")

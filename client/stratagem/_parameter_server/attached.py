@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import torch
 from torch.nn import Parameter
 
 from stratagem._cluster.membership import Membership
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
+from stratagem._core.scalar_sinks import Sink
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.attached import Attached
@@ -27,7 +29,7 @@ from stratagem._parameter_server.variables.placement import Place, server_named
 from stratagem._parameter_server.variables.shards import Layout, Rows
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
-from stratagem_proto.errors import InternalError
+from stratagem_proto.errors import FailedPreconditionError, InternalError
 from stratagem_proto.v1.variable_pb2 import Aggregation, Synchronization, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
 
@@ -180,6 +182,13 @@ class AttachedStrategy(ParameterServerStrategy):
         extended = self.extended
         assert isinstance(extended, ParameterServerExtended)
         return AttachedObjects(extended)
+
+    def log_to(self, sink: Sink) -> NoReturn:
+        raise FailedPreconditionError(
+            "log_to was called in a function that a coordinator has scheduled, which may run on "
+            "any worker, any number of times; call it in the coordinator's program, and log there "
+            "what functions return"
+        )
 
     def _elsewhere(self, member: Membership) -> MadeElsewhere:
         return MadeElsewhere(member.name)

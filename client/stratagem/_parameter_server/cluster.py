@@ -197,10 +197,6 @@ class TrainingCluster:
         """What was exchanged with the servers."""
         return self._store.servers.traffic
 
-    def log(self, scalars: Mapping[str, float | torch.Tensor]) -> None:
-        """Tell servers numbers of this program with the next heartbeats."""
-        self._store.servers.steps.scalars.log(scalars)
-
     def flush(self) -> None:
         """Wait for the pushes in flight."""
         self._store.pushing.flush()
@@ -239,9 +235,6 @@ class OneProcess:
     def traffic(self) -> Traffic:
         """Nothing is exchanged."""
         return Traffic()
-
-    def log(self, scalars: Mapping[str, float | torch.Tensor]) -> None:
-        """Nobody is told."""
 
     def flush(self) -> None:
         """Nothing is ever in flight."""

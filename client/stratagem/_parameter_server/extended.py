@@ -69,6 +69,8 @@ class ParameterServerExtended(WorkerExtended):
             container_strategy, membership, devices, settings.synchronous, elsewhere is not None
         )
         self._store = store
+        # Heartbeats tell of them.
+        self._scalars = store.servers.steps.scalars
         self._variables = RemoteVariables(self._container_strategy, membership, store, settings)
         self._sharding = ShardedCreation(self._variables.partitioning, self._names)
         # Kept alive, since what was created on a server keeps its name there.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -294,24 +293,6 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Two of them differ by what was sent and received in between.
         """
         return self.extended._cluster.traffic
-
-    def log(self, scalars: Mapping[str, float | torch.Tensor]) -> None:
-        """Show numbers of this program on the page of `stratagem dashboard`, as curves.
-
-            strategy.log({"loss": loss, "rate": schedule.get_last_lr()[0]})
-
-        Servers are told the last value of each name with the next heartbeat, three seconds later at
-        most; those before it are not kept. Without a cluster nobody is told.
-
-        Args:
-            scalars: Numbers, or tensors of one element, by their names: at most 32 different names
-                in a program, of 1 to 100 characters each.
-
-        Raises:
-            InvalidArgumentError: A name is empty or too long, or there are too many names.
-            InvalidTypeError: A value is no number.
-        """
-        self.extended._cluster.log(scalars)
 
     def set_consistency(
         self, consistency: Consistency | str, optimizer: DistributedOptimizer | str | None = None

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from stratagem._ps_client.scalars import Scalars
+from stratagem._core.scalars import Scalars
 from stratagem._ps_client.step_pace import StepPace
 
 

@@ -18,6 +18,7 @@ from stratagem._core.distributed_variables.updating import require_same_everywhe
 from stratagem._core.enums import ReduceOp, destined_reduce_op_from
 from stratagem._core.names import UniqueNames
 from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.scalars import Scalars
 from stratagem._core.values.placement import refused_destinations
 from stratagem._core.values.without_rows import marked, replicas_without_rows, running_without_rows
 from stratagem._core.variables.creators import NextCreator, creator_scope
@@ -52,6 +53,7 @@ class StrategyExtended(StrategyHooks):
     def __init__(self, container_strategy: Strategy | None = None) -> None:
         self._container = extended_arguments.container(container_strategy)
         self._names = UniqueNames()
+        self._scalars = Scalars()
 
     if TYPE_CHECKING:
 

@@ -25,6 +25,7 @@ from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.extended_arguments import require_options
 from stratagem._strategies.old_spellings import MovedToExtended, OldSpellings
+from stratagem._strategies.progress import ProgressMethods
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _Self = TypeVar("_Self", bound="Strategy")
 
 
-class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended):
+class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings, MovedToExtended):
     """A way to distribute training over devices and machines.
 
     Everything that differs between strategies is in its `StrategyExtended`.

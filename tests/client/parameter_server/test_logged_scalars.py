@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._ps_client.scalars import Scalars
+from stratagem._core.scalars import Scalars
 from stratagem_deploy.dashboard.measures import measures
 from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.places import ServerPlace
@@ -59,7 +59,7 @@ def test_the_number_of_names_is_bounded() -> None:
     scalars.log({f"number {index}": index for index in range(32)})
     with pytest.raises(InvalidArgumentError, match="at most 32"):
         scalars.log({"one more": 1.0})
-    assert len(scalars.told()) == 32
+    assert len(scalars.latest()) == 32
 
 
 @pytest.mark.parametrize("value", ["much", None, torch.ones(2), {}])
@@ -67,4 +67,4 @@ def test_what_is_no_number_is_refused_by_its_name(value: Any) -> None:
     scalars = Scalars()
     with pytest.raises(InvalidTypeError, match=r"'loss' is logged as .* which is no number"):
         scalars.log({"loss": value})
-    assert not scalars.told()
+    assert not scalars.latest()

@@ -30,6 +30,7 @@ from stratagem_proto.v1.session_pb2 import (
     OpenSessionResponse,
     RequestKey,
     Role,
+    Scalar,
     Task,
 )
 from stratagem_proto.v1.waits_pb2 import Waiter
@@ -194,6 +195,7 @@ def heartbeat(
         waits: What it waits for of other tasks.
     """
     finished, report = steps.tell()
+    latest = steps.scalars.latest()
     message = HeartbeatRequest(
         session_id=session.shown,
         finished=finished,
@@ -202,7 +204,7 @@ def heartbeat(
         awaited=awaited,
         waits=waits,
         pace=steps.pace.told(),
-        scalars=steps.scalars.told(),
+        scalars=[Scalar(name=name, value=value) for name, value in latest.items()],
     )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 
