@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stratagem._core.enums import ReduceOp
     from stratagem._core.options import CommunicationOptions, ValueContext
     from stratagem._core.protocols import AnyHosting
+    from stratagem._core.scalars import Scalars
     from stratagem._core.variables.creators import NextCreator
     from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
@@ -56,6 +57,9 @@ class StrategyHooks(StrategyPrimitives):
 
     _hosting: AnyHosting | None = None
     """What makes variables of modules built in the scope; None if nothing does."""
+
+    _scalars: Scalars
+    """What the program has logged."""
 
     @property
     def worker_devices(self) -> Sequence[str]:

@@ -14,7 +14,7 @@ from stratagem._core.scalar_sinks import Sink
 from stratagem_proto.errors import ContextError, InvalidTypeError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.extended import StrategyExtended
+    from stratagem._strategies.hooks import StrategyHooks
     from stratagem._strategies.progress_bar import ProgressBar
 
 _Element = TypeVar("_Element")
@@ -23,7 +23,7 @@ _Element = TypeVar("_Element")
 class ProgressMethods:
     """The part of `Strategy` that shows how training goes."""
 
-    _extended: StrategyExtended
+    _extended: StrategyHooks
 
     def log(self, scalars: Mapping[str, float | torch.Tensor], step: int | None = None) -> None:
         """Show numbers of this program to whoever watches its training.

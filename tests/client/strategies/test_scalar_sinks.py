@@ -151,6 +151,7 @@ def test_a_scheduled_function_is_no_place_for_a_sink() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_number_on_a_gpu_is_read_without_waiting() -> None:
     scalars = Scalars()
     scalars.log({"loss": torch.tensor(1.0, device="cuda")})
