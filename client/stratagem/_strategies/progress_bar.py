@@ -58,8 +58,8 @@ class ProgressBar(_Bar[_Element]):
 
 def figures_of(strategy: object, scalars: Scalars) -> Figures:
     """Return what a bar of a strategy shows."""
-    reporting = isinstance(strategy, _Reporting)
-    staleness = Staleness(strategy.consistency_report) if reporting else None
+    reports = strategy.consistency_report if isinstance(strategy, _Reporting) else None
+    staleness = Staleness(reports) if reports else None
 
     def line() -> str:
         return ", ".join(_figures(scalars, staleness))

@@ -6,6 +6,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def strategy() -> stratagem.Strategy:
 
 
 def test_a_bar_shows_the_steps_and_the_last_numbers(strategy: stratagem.Strategy) -> None:
-    data = strategy.experimental_distribute_dataset(DataLoader(torch.ones(6), batch_size=2))
+    data = strategy.experimental_distribute_dataset(3 * [torch.ones(2)])
     with io.StringIO() as screen:
         for number, _ in enumerate(strategy.progress(data, file=screen, mininterval=0)):
             strategy.log({"loss": 0.5**number, "rate": torch.tensor(0.1)})
@@ -60,7 +61,8 @@ def test_data_without_a_length_are_gone_over_and_opened_once(strategy: stratagem
 def test_a_shuffled_loader_gives_the_same_with_a_bar(strategy: stratagem.Strategy) -> None:
     def order(shown: bool) -> list[int]:
         torch.manual_seed(0)
-        loader = DataLoader(range(20), batch_size=None, shuffle=True)
+        rows: Any = range(20)
+        loader = DataLoader(rows, batch_size=None, shuffle=True)
         with io.StringIO() as screen:
             bar = strategy.progress(loader, file=screen)
             return [int(row) for row in (bar if shown else loader)]
@@ -93,7 +95,12 @@ def test_nothing_is_asked_for_between_two_times_that_a_bar_is_shown(
     scalars = strategy.extended._scalars
     asked: list[dict[str, float]] = []
     latest = scalars.latest
-    monkeypatch.setattr(scalars, "latest", lambda: asked.append(latest()) or asked[-1])
+
+    def noted() -> dict[str, float]:
+        asked.append(latest())
+        return asked[-1]
+
+    monkeypatch.setattr(scalars, "latest", noted)
     with io.StringIO() as screen:
         for number in strategy.progress(range(1000), file=screen, mininterval=1000):
             strategy.log({"step": number})
@@ -176,7 +183,12 @@ def test_a_server_that_does_not_answer_ends_no_loop() -> None:
 def test_the_thread_that_shows_bars_of_slow_loops_asks_nobody() -> None:
     clock = Clock()
     looks: list[Look] = []
-    staleness = Staleness(lambda: looks.append({}) or {}, 2.0, clock)
+
+    def look() -> Look:
+        looks.append({})
+        return {}
+
+    staleness = Staleness(look, 2.0, clock)
     clock.now = 5.0
     other = threading.Thread(target=staleness.latest)
     other.start()

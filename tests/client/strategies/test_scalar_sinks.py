@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,9 +102,13 @@ def test_what_a_sink_does_to_its_numbers_is_its_own(
 def test_only_the_chief_calls_sinks() -> None:
     with running(1, 2) as cluster:
         got: list[int] = []
+
+        def note(worker: int, step: int, scalars: Mapping[str, float]) -> None:
+            got.append(worker)
+
         for worker in range(2):
             with cluster.strategy(worker) as strategy:
-                handle = strategy.log_to(lambda step, _, worker=worker: got.append(worker))
+                handle = strategy.log_to(partial(note, worker))
                 strategy.log({"loss": 1.0})
                 handle.remove()
     assert got == [0]
