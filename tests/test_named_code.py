@@ -26,12 +26,13 @@ MADE_LATER = {
     "deploy/compose/token",
     "runs/benchmarks",
 }
-# Kubernetes's, Typer's, torch's, torchmetrics' and an imagined module's; the page says whose they
-# are.
+# Kubernetes's, MMEngine's, Typer's, torch's, torchmetrics' and an imagined module's; the page says
+# whose they are.
 OF_OTHERS = {
     "ReadWriteMany",
     "CliRunner",
     "GradScaler",
+    "OptimWrapper",
     "TensorBase",
     "MeanAveragePrecision",
     "MetricCollection",

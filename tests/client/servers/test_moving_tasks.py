@@ -259,7 +259,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         unlike = servers.start(SERVERS + 1, failover_seconds=2.0)
         with pytest.raises(FailedPreconditionError, match="Nothing has moved") as refused:
             strategy.servers.add(unlike.address)
-        assert "has --failover-seconds 2, but the primary 1" in str(refused.value)
+        assert "has --failover-seconds 2, but the primary 3" in str(refused.value)
         unlike.stop(grace=0)
         assert {n: tasks for n, tasks in tasks_of(strategy).items() if n <= SERVERS} == before
 

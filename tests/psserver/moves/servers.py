@@ -41,7 +41,7 @@ class MovableServers:
 
     def __init__(self, folder: Path, places: ExitStack, **others: Any) -> None:
         arbiter = f"file:{folder / 'arbiter'}"
-        self._others = {"arbiter": arbiter, "token": TOKEN, "failover_seconds": 1.0, **others}
+        self._others = {"arbiter": arbiter, "token": TOKEN, "failover_seconds": 3.0, **others}
         if others.get("durability") == "log":
             self._others["durability_folder"] = str(folder)
         self._places: Mapping[int, str] = defaultdict(
