@@ -15,12 +15,13 @@ import torch
 from typing_extensions import Self
 
 from stratagem._strategies.strategy import Strategy
+from stratagem.consistency import mean_staleness
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from stratagem._ps_client.traffic import Traffic
-    from stratagem.consistency import ConsistencyReport, WorkerReport
+    from stratagem.consistency import ConsistencyReport
 
 __all__ = ["ScalarWriter"]
 
@@ -129,17 +130,9 @@ class _Look:
                 yield f"{place}/steps", worker.steps
                 yield f"{place}/dropped", worker.dropped
                 before = known.workers.get(task) if known else None
-                yield from _staleness(place, worker, before)
-
-
-def _staleness(
-    place: str, worker: WorkerReport, before: WorkerReport | None
-) -> Iterator[tuple[str, float]]:
-    """The mean since the last look, if there was a step, of buckets' lower bounds."""
-    old: Mapping[int, int] = before.staleness if before else {}
-    fresh = {steps: n - old.get(steps, 0) for steps, n in worker.staleness.items()}
-    if number := sum(fresh.values()):
-        yield f"{place}/staleness", sum(s * n for s, n in fresh.items()) / number
+                mean = mean_staleness(worker.staleness, before.staleness if before else {})
+                if mean is not None:
+                    yield f"{place}/staleness", mean
 
 
 def _label(task: str) -> str:

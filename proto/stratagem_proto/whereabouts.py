@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from types import FrameType
@@ -43,13 +43,21 @@ _collector = threading.Lock()
 
 def stack_of(thread: int) -> Sequence[FrameType]:
     """Return the frames of a thread, the innermost first; none of a thread that has ended."""
-    frames: list[FrameType] = []
     with _uncollected():
-        frame = sys._current_frames().get(thread)
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
-    return frames
+        return [*_outwards(sys._current_frames().get(thread))]
+
+
+def stacks() -> Mapping[int, Sequence[FrameType]]:
+    """Return the frames of all threads that run Python, the innermost first, by their idents."""
+    with _uncollected():
+        frames = sys._current_frames()
+        return {thread: [*_outwards(innermost)] for thread, innermost in frames.items()}
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from stratagem_proto.whereabouts import whereabouts
+from stratagem_proto.whereabouts import stacks, whereabouts
 
 # A collection that frees a local of threads, at each allocation.
 _COLLECTING = """
@@ -68,6 +69,21 @@ os._exit(0)
 
 def test_the_line_of_the_program_comes_first() -> None:
     assert whereabouts(threading.get_ident()).startswith("test_whereabouts.py:")
+
+
+def test_threads_that_threading_does_not_know_have_stacks_as_well() -> None:
+    """Those of autograd, for instance, in which hooks run."""
+    begun, ending = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        ending.wait(20)
+
+    ident = _thread.start_new_thread(wait, ())
+    assert begun.wait(20)
+    names = [frame.f_code.co_name for frame in stacks()[ident]]
+    ending.set()
+    assert names[-1] == "wait"
 
 
 def test_a_thread_that_has_ended_is_nowhere() -> None:

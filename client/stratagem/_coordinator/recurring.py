@@ -13,7 +13,7 @@ from typing import Protocol
 
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import AlreadyExistsError, CancelledError, InvalidArgumentError
-from stratagem_proto.whereabouts import stack_of
+from stratagem_proto.whereabouts import stacks
 
 _LOG = logging.getLogger("stratagem")
 
@@ -111,10 +111,11 @@ class Watchdog:
 
 
 def _stacks() -> Iterator[str]:
-    for thread in threading.enumerate():
-        frames = reversed(stack_of(thread.ident or 0))
-        yield f"\nThread {thread.name}:\n"
-        yield from StackSummary.extract((frame, frame.f_lineno) for frame in frames).format()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frames in stacks().items():
+        yield f"\nThread {names.get(ident, ident)}:\n"
+        lines = ((frame, frame.f_lineno) for frame in reversed(frames))
+        yield from StackSummary.extract(lines).format()
 
 
 class Members(Protocol):

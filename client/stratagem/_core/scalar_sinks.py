@@ -27,11 +27,10 @@ class GuardedSink:
             self._failures += 1
             if _is_power_of_ten(self._failures):
                 _LOG.warning(
-                    "%s, which strategy.log_to was given, has failed %d times, now with the "
-                    "numbers of step %d, which it may have lost; training goes on, and it gets "
-                    "those of the next steps",
-                    _named(self._sink),
+                    "failure %d of %s, which strategy.log_to was given: it may have lost the "
+                    "numbers of step %d; training goes on, and it gets those of the next steps",
                     self._failures,
+                    _named(self._sink),
                     step,
                     exc_info=True,
                 )

@@ -51,8 +51,7 @@ class MovableServers:
 
     def start(self, number: int, **others: Any) -> ParameterServer:
         """Start a server, at an address of its own that it has each time."""
-        bind = {"bind": self._places[number]}
-        settings = ServerSettings(**{**self._others, **bind, "task": number, **others})
+        settings = ServerSettings(self._places[number], task=number, **{**self._others, **others})
         server = self.servers[number] = ParameterServer(settings)
         server.start()
         eventually(lambda: self._is_settled(number))
