@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from tqdm.auto import tqdm
@@ -128,6 +128,6 @@ class Staleness:
 
 def _length(data: Iterable[object]) -> int | None:
     try:
-        return len(data)  # type: ignore[arg-type]
-    except TypeError:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # A loader of a stream has the method, and no length.
         return None
