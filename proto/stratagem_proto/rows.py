@@ -21,6 +21,15 @@ _ADDED = 0
 # The size of the largest element of a numpy array.
 _MOST_ROW_BYTES = 2**31 - 1
 
+# Integers of the same size, for dtypes whose rows torch does not write.
+_STORED_AS = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
 _Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
@@ -139,6 +148,15 @@ def are_ascending(rows: torch.Tensor, count: int) -> bool:
     return each[0] >= 0 and each[-1] < count and bool((each[1:] > each[:-1]).all())
 
 
+def set_rows(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Do as `into.index_copy_(0, rows, values)`, which torch lacks for some dtypes."""
+    stored = _STORED_AS.get(into.dtype)
+    if stored is None or values.dtype != into.dtype:
+        return into.index_copy_(0, rows, values)
+    into.view(stored).index_copy_(0, rows, values.view(stored))
+    return into
+
+
 def put(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
     """Write rows of a CPU tensor.
 
@@ -148,7 +166,7 @@ def put(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
         values: The rows to write, of the same dtype.
     """
     if values.nbytes < _LEAST_BYTES or not are_whole(into):
-        into.index_copy_(0, rows, values)
+        set_rows(into, rows, values)
     else:
         # torch would copy the elements one by one.
         _whole(into).put(rows.numpy(), _whole(values.contiguous()))

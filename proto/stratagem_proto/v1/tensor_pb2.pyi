@@ -41,6 +41,13 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Pairs of 4-byte floats, real part first."""
     DATA_TYPE_COMPLEX128: _DataType.ValueType  # 12
     """Pairs of 8-byte floats, real part first."""
+    DATA_TYPE_UINT16: _DataType.ValueType  # 13
+    DATA_TYPE_UINT32: _DataType.ValueType  # 14
+    DATA_TYPE_UINT64: _DataType.ValueType  # 15
+    DATA_TYPE_FLOAT8_E4M3FN: _DataType.ValueType  # 16
+    """One byte an element: sign, 4 bits of exponent, 3 of mantissa; no infinities."""
+    DATA_TYPE_FLOAT8_E5M2: _DataType.ValueType  # 17
+    """One byte an element: sign, 5 bits of exponent, 2 of mantissa."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """How tensors cross the wire: described once, then sent as raw bytes in chunks.
@@ -64,6 +71,13 @@ DATA_TYPE_COMPLEX64: DataType.ValueType  # 11
 """Pairs of 4-byte floats, real part first."""
 DATA_TYPE_COMPLEX128: DataType.ValueType  # 12
 """Pairs of 8-byte floats, real part first."""
+DATA_TYPE_UINT16: DataType.ValueType  # 13
+DATA_TYPE_UINT32: DataType.ValueType  # 14
+DATA_TYPE_UINT64: DataType.ValueType  # 15
+DATA_TYPE_FLOAT8_E4M3FN: DataType.ValueType  # 16
+"""One byte an element: sign, 4 bits of exponent, 3 of mantissa; no infinities."""
+DATA_TYPE_FLOAT8_E5M2: DataType.ValueType  # 17
+"""One byte an element: sign, 5 bits of exponent, 2 of mantissa."""
 global___DataType = DataType
 
 class _EncodingKind:

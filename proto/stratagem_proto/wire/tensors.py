@@ -26,15 +26,21 @@ DTYPES: dict[pb.DataType.ValueType, torch.dtype] = {
     pb.DATA_TYPE_BOOL: torch.bool,
     pb.DATA_TYPE_COMPLEX64: torch.complex64,
     pb.DATA_TYPE_COMPLEX128: torch.complex128,
+    pb.DATA_TYPE_UINT16: torch.uint16,
+    pb.DATA_TYPE_UINT32: torch.uint32,
+    pb.DATA_TYPE_UINT64: torch.uint64,
+    pb.DATA_TYPE_FLOAT8_E4M3FN: torch.float8_e4m3fn,
+    pb.DATA_TYPE_FLOAT8_E5M2: torch.float8_e5m2,
 }
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+_UNKNOWN_TO_NUMPY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
     """Return the number of a dtype on the wire.
 
     Raises:
-        InvalidTypeError: The dtype has no number, for instance a quantised one.
+        InvalidTypeError: The dtype has no number, for instance complex32.
     """
     try:
         return _NUMBERS[dtype]
@@ -111,7 +117,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
         plain = plain.resolve_conj().cpu().contiguous()
     if plain.is_neg():
         plain = plain.resolve_neg()
-    if plain.dtype is torch.bfloat16:
+    if plain.dtype in _UNKNOWN_TO_NUMPY:
         plain = plain.reshape(-1).view(torch.uint8)
     # A view by numpy takes less time than one by torch.
     return plain.numpy().reshape(-1).view(np.uint8).data

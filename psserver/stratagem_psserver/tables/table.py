@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.rows import put
+from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits.allocation import allocating
@@ -282,7 +282,7 @@ class Table:
         self._keep(holes)
         # From here on no memory is taken.
         for array, moving in zip(arrays, last, strict=True):
-            array.index_copy_(0, holes, moving)
+            set_rows(array, holes, moving)
         self._evicted += len(doomed)
         self._rows, self._index = rows, index
 

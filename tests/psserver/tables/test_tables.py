@@ -19,6 +19,7 @@ from stratagem_proto.v1.variable_pb2 import (
     TableSpec,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import DTYPES
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
@@ -108,6 +109,17 @@ def test_the_rows_touched_least_recently_make_room(writes: list[list[int]], most
         touched = {key: touched.get(key, 0) for key in kept} | dict.fromkeys(keys, number)
         assert read(users, *kept)[:, 0].tolist() == [touched[key] for key in kept]
         assert not read(users, 77).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_rows_keep_their_bits_when_others_make_room(dtype: torch.dtype) -> None:
+    spec = table_spec("users", (0, 2), ZEROS, dynamic(max_rows=3), dtype)
+    users, values = hosted(spec), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]).to(dtype)
+    put(users, [1, 2, 3], values)
+    put(users, [2, 3], values[1:])
+    put(users, [4], values[:1])  # to where 1 was
+    assert sorted(table_of(users).stored()[0].tolist()) == [2, 3, 4]
+    assert read(users, 2, 3, 4).to(torch.complex64).tolist() == [[1, 1], [1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("age", [1, 3, 7, 16])

@@ -16,6 +16,7 @@ from stratagem._core.variables.initial_values import initial_tensor, operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.rows import set_rows
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
@@ -152,7 +153,7 @@ def _reduced(reduction: str) -> Callable[[torch.Tensor, torch.Tensor, torch.Tens
 def _divided(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     divisors = _reduced("prod")(torch.ones_like(target), indices, values)
     rows = torch.unique(indices)
-    return target.index_copy_(0, rows, (target[rows] / divisors[rows]).to(target.dtype))
+    return set_rows(target, rows, (target[rows] / divisors[rows]).to(target.dtype))
 
 
 _SCATTERS: dict[Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -162,5 +163,5 @@ _SCATTERS: dict[Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     Write.SCATTER_DIV: _divided,
     Write.SCATTER_MIN: _reduced("amin"),
     Write.SCATTER_MAX: _reduced("amax"),
-    Write.SCATTER_UPDATE: lambda t, i, v: t.index_copy_(0, i, v),
+    Write.SCATTER_UPDATE: set_rows,
 }
