@@ -10,6 +10,7 @@ from torch import nn
 from stratagem import DistributedOptimizer
 from tests.client.one_copy import hosting_in
 from tests.client.small_model import BATCHES, hosted_model, loss_of
+from tests.waiting import eventually
 
 
 def test_variables_of_a_step_are_those_that_have_a_gradient_in_it() -> None:
@@ -41,11 +42,15 @@ def test_a_run_leaves_no_garbage() -> None:
         loss_of(model, BATCHES[0]).backward()
         optimizer.step()
 
+    def garbage() -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            strategy.run(step)
+            return gc.collect()
+        finally:
+            gc.enable()
+
     strategy.run(step)
-    gc.collect()
-    gc.disable()
-    try:
-        strategy.run(step)
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    # Other threads of this process may leave some now and then.
+    eventually(lambda: garbage() == 0)

@@ -290,7 +290,7 @@ def test_a_renewed_certificate_is_shown_on_another_connection(
     former = serial(authority.folder / "worker-0")
     sockets = connection.route.transport._sockets
     assert sockets is not None
-    (link,) = sockets._idle._plain
+    (link,) = sockets._links._idle._plain
     authority.of("worker:0=chief")
     eventually(lambda: link.is_worn)
     (authority.folder / "ps-0" / "denied.txt").write_text(f"{former:x}\n")
@@ -305,7 +305,8 @@ def test_where_both_ends_do_not_come_to_terms_requests_go_by_grpc_for_a_while(
     sockets = connection.route.transport._sockets
     assert sockets is not None
     sockets.distrust()
-    sockets.endpoint = replace(cast(TcpEndpoint, sockets.endpoint), expected=Expected("ps", 1))
+    other = replace(cast(TcpEndpoint, sockets.endpoint), expected=Expected("ps", 1))
+    sockets._links.endpoint = other
     add(connection, "v", torch.ones(2))
     assert connection.route.transport._rests()
     assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]

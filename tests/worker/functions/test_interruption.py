@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import cProfile
+import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -297,3 +299,31 @@ def test_a_function_that_waits_for_a_server_leaves_the_connection_usable(
 
             assert struck_when(entered, wait) == "given up"
             assert variable.numpy() == 0
+
+
+def test_a_function_that_connects_to_a_server_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, TCP)
+    connect, waiting, connecting = socket.create_connection, threading.Event(), threading.Event()
+
+    def connected_slowly(*arguments: Any) -> socket.socket:
+        connected = connect(*arguments)
+        connecting.set()
+        sum(1 for _ in range(200_000))
+        return connected
+
+    with running(1, num_workers=2) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            variable = Variable(0)
+
+        def wait() -> None:
+            waiting.set()
+            strategy.barrier("nobody-else")
+
+        # This closes the only connection.
+        assert struck_when(waiting, wait) == "given up"
+        monkeypatch.setattr(socket, "create_connection", connected_slowly)
+        assert struck_when(connecting, variable.numpy) == "given up"
+        assert variable.numpy() == 0
+        gc.collect()

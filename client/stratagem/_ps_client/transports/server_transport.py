@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 
+from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.grpc_transport import GrpcTransport
 from stratagem._ps_client.transports.socket_transport import SocketTransport
@@ -55,7 +56,8 @@ class ServerTransport:
     def learn(self, told: FrameSockets) -> None:
         """Connect to what the server says of its sockets, if that is possible."""
         self.is_told = True
-        with self._learning:  # threads that lost one session hear of the next one each
+        # Threads that lost one session hear of the next one each.
+        with uninterrupted(), self._learning:
             if told != self._told:
                 self._forget()
                 self._told, self._rests_until = told, 0.0
@@ -107,8 +109,8 @@ class ServerTransport:
             self._rests_until = time.monotonic() + _REST_SECONDS
 
     def _give_up(self, sockets: SocketTransport) -> None:
-        sockets.retire()
-        with self._learning:
+        with uninterrupted(), self._learning:
+            sockets.retire()
             if self._sockets is sockets:
                 self._sockets = None
 
