@@ -6,6 +6,8 @@ import threading
 from functools import cache
 from weakref import WeakSet
 
+from stratagem_proto.process_end import call_first
+
 _threads: WeakSet[threading.Thread] = WeakSet()
 
 
@@ -13,7 +15,7 @@ def start(thread: threading.Thread) -> None:
     """Start a thread that the interpreter ends only after.
 
     It would wait for any thread. But it ends executors first, by which the libraries of stores look
-    up the names of hosts, and only this hook is called before.
+    up the names of hosts.
     """
     _join_at_the_end()
     _threads.add(thread)
@@ -22,10 +24,10 @@ def start(thread: threading.Thread) -> None:
 
 @cache
 def _join_at_the_end() -> None:
-    # `concurrent.futures` has no other hook for its own.
-    threading._register_atexit(_join)  # type: ignore[attr-defined]
+    call_first(join)
 
 
-def _join() -> None:
+def join() -> None:
+    """Wait until all these threads have ended."""
     for thread in list(_threads):
         thread.join()
