@@ -34,6 +34,9 @@ def main(
     megabytes: Annotated[int, typer.Option(min=1, help="Size of the table.")] = 1000,
     consistency: Annotated[str, typer.Option(help="The mode of the strategy.")] = "async",
     pause: Annotated[float, typer.Option(min=0.0, help="Seconds between moves.")] = 10.0,
+    bytes_per_second: Annotated[
+        float | None, typer.Option(min=1, help="The pace of moves; by default there is none.")
+    ] = None,
 ) -> None:
     """Train on 4 servers that become 2, 4 and 1, and draw the steps of each second.
 
@@ -43,7 +46,7 @@ def main(
     with TemporaryDirectory(prefix="moves-", dir=_FOLDER) as name:
         rows = megabytes * 1_000_000 // (4 * DIM)
         plan = Plan(Path(name).resolve(), rows, TASKS, consistency, WORKERS)
-        moves, wrong = _observed(plan, pause)
+        moves, wrong = _observed(plan, pause, bytes_per_second)
         steps = sorted(moment for worker in range(WORKERS) for moment in plan.moments(worker))
     picture = _FOLDER / "moves.png"
     drawn(steps, moves).savefig(picture, dpi=150)
@@ -52,12 +55,14 @@ def main(
     raise SystemExit(wrong > 0)
 
 
-def _observed(plan: Plan, pause: float) -> tuple[Sequence[Move], int]:
+def _observed(
+    plan: Plan, pause: float, bytes_per_second: float | None
+) -> tuple[Sequence[Move], int]:
     with (
         LocalCluster(TASKS, WORKERS, processes=True, movable=True) as cluster,
         _training(cluster, plan) as wrong,
     ):
-        acts = Acts(cluster)
+        acts = Acts(cluster, bytes_per_second)
         moves = []
         for act in acts.all():
             time.sleep(pause)

@@ -29,11 +29,12 @@ class Acts:
 
     Args:
         cluster: The cluster, whose tasks can move.
+        bytes_per_second: The pace of moves; None for as fast as possible.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, bytes_per_second: float | None) -> None:
         resolver = cluster.resolver("worker", 0)
-        self._cluster = cluster
+        self._cluster, self._bytes_per_second = cluster, bytes_per_second
         spec = resolver.cluster_spec()
         addresses = [spec.task_address("ps", task) for task in range(spec.num_tasks("ps"))]
         self._servers = Servers(
@@ -51,9 +52,9 @@ class Acts:
             yield Act(f"drain server {number}", partial(self._drain, number))
 
     def _drain(self, number: int) -> int:
-        moved = len(self._servers.drain(number))
+        moved = len(self._servers.drain(number, bytes_per_second=self._bytes_per_second))
         self._cluster.stop("ps", number)
         return moved
 
     def _add(self, address: str) -> int:
-        return len(self._servers.add(address))
+        return len(self._servers.add(address, bytes_per_second=self._bytes_per_second))

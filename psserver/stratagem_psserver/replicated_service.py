@@ -184,9 +184,9 @@ class ReplicatedService:
         if self._disk is not None and self.is_serving:
             self._disk.tend()
 
-    async def take_over(self, seconds: float) -> View:
+    async def take_over(self, seconds: float, bytes_per_second: int = 0) -> View:
         """Have the task move to this server; as `ReplicatedTask.take_over`."""
-        return await self._require_task().take_over(seconds)
+        return await self._require_task().take_over(seconds, bytes_per_second)
 
     async def leave(self) -> bool:
         """Leave the task to the other replica, if that has everything; return whether it serves."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.serving.task_servers import TaskSettings, task_server
+from stratagem_proto.unclosed import Unclosed
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
 
 _Choice = TypeVar("_Choice")
@@ -176,7 +176,7 @@ class Server:
             self._server.start()
             self._started = True
             _serving.add(self)
-            weakref.finalize(self, self._server.stop, 0.0)
+            _unclosed.add(self)
 
     def join(self) -> None:
         """Wait until the server has stopped, which it does not by itself."""
@@ -190,7 +190,15 @@ class Server:
         """
         if self._started:
             _serving.discard(self)
+            _unclosed.discard(self)
             self._server.stop(grace)
+
+
+def _stop(server: Server) -> None:
+    server.stop(0.0)
+
+
+_unclosed = Unclosed(_stop)
 
 
 def _address(server: ServerDef) -> str:

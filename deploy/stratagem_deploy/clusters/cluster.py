@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import cache
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 from typing_extensions import Self
 
@@ -18,8 +15,8 @@ from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.clusters.team import Team
 from stratagem_deploy.clusters.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.process_end import call_first
 from stratagem_proto.stores import last_threads
+from stratagem_proto.unclosed import Unclosed
 
 
 class Cluster(ABC):
@@ -66,15 +63,14 @@ class Cluster(ABC):
                 "its servers hold"
             )
         self._team = Team(self._start(), self._begin_run)
-        _close_at_the_end()
-        _running.add(self)
+        _unclosed.add(self)
         return self
 
     def close(self) -> None:
         """End all tasks; what servers held in memory is gone. Again does nothing."""
         if self._team is not None:
             self._team = None
-            _running.discard(self)
+            _unclosed.discard(self)
             self._end()
 
     @abstractmethod
@@ -164,17 +160,10 @@ class Cluster(ABC):
         return self._team
 
 
-_running: WeakSet[Cluster] = WeakSet()
+def _close(cluster: Cluster) -> None:
+    # Checkpoints of its variables may still be written.
+    last_threads.join()
+    cluster.close()
 
 
-@cache
-def _close_at_the_end() -> None:
-    call_first(_close_all)
-
-
-def _close_all() -> None:
-    """Close the clusters that still run, after the last checkpoints of their variables."""
-    with ExitStack() as closing:
-        for cluster in list(_running):
-            closing.callback(cluster.close)
-        last_threads.join()
+_unclosed = Unclosed(_close)

@@ -32,6 +32,14 @@ Known = Annotated[
     typer.Option("--at", metavar="HOST:PORT", help="A server of the cluster; may be repeated."),
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds that a task has to move.")]
+Pace = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="The most bytes of values that a server sends in a second, so that training has "
+        "processors and network left.",
+    ),
+]
 Server = Annotated[str, typer.Argument(help="Number of the server, or its HOST:PORT.")]
 Address = Annotated[
     str | None,
@@ -85,6 +93,7 @@ def drain(  # noqa: PLR0913  # one parameter for each option
     run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
+    bytes_per_second: Pace = None,
 ) -> None:
     """Move all tasks of a server to the others, so that it may be stopped.
 
@@ -94,7 +103,7 @@ def drain(  # noqa: PLR0913  # one parameter for each option
     to ask.
     """
     with _cluster(at, cluster, token_file, run) as (servers, _):
-        moves = servers.drain(server, timeout)
+        moves = servers.drain(server, timeout, bytes_per_second)
     _tell(moves, as_json)
 
 
@@ -107,6 +116,7 @@ def add(  # noqa: PLR0913  # one parameter for each option
     run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
+    bytes_per_second: Pace = None,
 ) -> None:
     """Give a server that was started, or drained, its share of the tasks.
 
@@ -118,18 +128,19 @@ def add(  # noqa: PLR0913  # one parameter for each option
     to ask.
     """
     with _cluster(at, cluster, token_file, run) as (servers, found):
-        moves = servers.add(server or _started_by(found), timeout)
+        moves = servers.add(server or _started_by(found), timeout, bytes_per_second)
     _tell(moves, as_json)
 
 
 @app.command()
-def rebalance(
+def rebalance(  # noqa: PLR0913  # one parameter for each option
     at: Known = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
     run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 300.0,
+    bytes_per_second: Pace = None,
 ) -> None:
     """Move tasks so that servers are about equally loaded, by bytes and by calls.
 
@@ -139,7 +150,7 @@ def rebalance(
     moved, and 2 if there was nobody to ask.
     """
     with _cluster(at, cluster, token_file, run) as (servers, _):
-        moves = servers.rebalance(timeout)
+        moves = servers.rebalance(timeout, bytes_per_second)
     _tell(moves, as_json)
 
 

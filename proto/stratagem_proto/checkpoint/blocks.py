@@ -66,19 +66,19 @@ def write_file(
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
-    account = _Account(options.has_digests)
+    account = Account(options.has_digests)
     folder.write(name, account.counted(data), options.syncs)
     return account.entry()
 
 
-class _Account:
-    """Counts what is written of a file.
+class Account:
+    """Counts what is written, or sent, of a file.
 
     Args:
         has_digests: Whether the file gets digests.
     """
 
-    def __init__(self, has_digests: bool) -> None:
+    def __init__(self, has_digests: bool = False) -> None:
         self._has_digests = has_digests
         self._blocks: list[int] = []
         self._digests = bytearray()

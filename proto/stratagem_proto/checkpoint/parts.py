@@ -13,9 +13,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from stratagem_proto.checkpoint.blocks import (
     BLOCK_BYTES,
     DURABLY,
+    Account,
     FileEntry,
     WriteOptions,
-    write_file,
 )
 from stratagem_proto.checkpoint.entries import (
     TensorEntry,
@@ -121,10 +121,44 @@ def write_part(
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
-    header, begins = _header(contents, {} if has_index else _notes(contents))
-    file = write_file(folder, name, _runs(header, values), options)
-    tensors = [_entry(name, *each) for each in zip(contents, begins, strict=True)]
-    return TensorFile(name, file, tensors)
+    part = Part(name, contents, {} if has_index else _notes(contents), options.has_digests)
+    folder.write(name, part.blocks(values), options.syncs)
+    return part.file()
+
+
+class Part:
+    """A file of tensors that is made block by block, to be written or sent.
+
+    Args:
+        name: The name of the file.
+        contents: The descriptions of the tensors.
+        notes: Metadata of the file besides.
+        has_digests: Whether its blocks get digests.
+
+    Raises:
+        InvalidArgumentError: safetensors has no name for a dtype.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        contents: Sequence[Content],
+        notes: Mapping[str, str] | None = None,
+        has_digests: bool = False,
+    ) -> None:
+        self._name, self._contents = name, contents
+        self._head, self._begins = _header(contents, notes or {})
+        self._account = Account(has_digests)
+
+    def blocks(self, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+        """Yield its bytes, at most `BLOCK_BYTES` at a time; the values are as of `write_part`."""
+        return self._account.counted(_runs(self._head, values))
+
+    def file(self) -> TensorFile:
+        """Return the description of the file, all of whose blocks were yielded."""
+        entries = zip(self._contents, self._begins, strict=True)
+        tensors = [_entry(self._name, *each) for each in entries]
+        return TensorFile(self._name, self._account.entry(), tensors)
 
 
 def _entry(file: str, content: Content, begins: Sequence[int]) -> TensorEntry:

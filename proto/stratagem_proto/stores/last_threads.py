@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from functools import cache
-from weakref import WeakSet
 
-from stratagem_proto.process_end import call_first
+from stratagem_proto.unclosed import Unclosed
 
-_threads: WeakSet[threading.Thread] = WeakSet()
+_threads = Unclosed(threading.Thread.join)
 
 
 def start(thread: threading.Thread) -> None:
@@ -17,17 +15,10 @@ def start(thread: threading.Thread) -> None:
     It would wait for any thread. But it ends executors first, by which the libraries of stores look
     up the names of hosts.
     """
-    _join_at_the_end()
     _threads.add(thread)
     thread.start()
 
 
-@cache
-def _join_at_the_end() -> None:
-    call_first(join)
-
-
 def join() -> None:
     """Wait until all these threads have ended."""
-    for thread in list(_threads):
-        thread.join()
+    _threads.close()

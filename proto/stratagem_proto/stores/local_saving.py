@@ -40,8 +40,7 @@ class NewLocalFolder:
         final = self._root / self._name
         os.rename(self._path, final)
         self._sync(self._root)
-        latest = f"{self._name} {zlib.crc32(index)}\n".encode()
-        replace_file(self._root / LATEST, latest, self._syncs)
+        replace_file(self._root / LATEST, latest_of(self._name, index), self._syncs)
         self._prune(keep)
         return final
 
@@ -73,6 +72,16 @@ class NewLocalFolder:
             # A later checkpoint may be being written.
             if number_of(path.name) < own:
                 _remove(path)
+
+
+def latest_of(name: str, index: bytes) -> bytes:
+    """Return the contents of `latest`.
+
+    Args:
+        name: The name of the latest checkpoint.
+        index: The bytes of its index.
+    """
+    return f"{name} {zlib.crc32(index)}\n".encode()
 
 
 def _remove(path: Path) -> None:

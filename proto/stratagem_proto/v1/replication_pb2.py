@@ -27,7 +27,7 @@ from stratagem_proto.v1 import log_pb2 as stratagem__proto_dot_v1_dot_log__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/replication.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a\x1cstratagem_proto/v1/log.proto\x1a stratagem_proto/v1/session.proto\";\n\x07Replica\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"p\n\x04View\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12,\n\x07primary\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12+\n\x06\x62\x61\x63kup\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\"\x91\x01\n\rFollowRequest\x12\x38\n\x0cintroduction\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.IntroductionH\x00\x12>\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32#.stratagem_proto.v1.AcknowledgementH\x00\x42\x06\n\x04kind\"\xaa\x02\n\x0cIntroduction\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12,\n\x07kernels\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Kernels\x12\x12\n\ndurability\x18\x05 \x01(\t\x12\x18\n\x10\x66\x61ilover_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07\x61rbiter\x18\x07 \x01(\t\x12\x12\n\ntakes_over\x18\x08 \x01(\x08\x12&\n\x04task\x18\t \x01(\x0b\x32\x18.stratagem_proto.v1.TaskJ\x04\x08\x04\x10\x05R\x05\x65poch\"v\n\x0f\x41\x63knowledgement\x12\x15\n\x08position\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x02 \x01(\x04\x12/\n\x06\x64igest\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.StateDigestB\x0b\n\t_position\"\x96\x01\n\x0bStateDigest\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x39\n\x05parts\x18\x03 \x03(\x0b\x32*.stratagem_proto.v1.StateDigest.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x02\x10\x03R\x06sha256\"\x8a\x02\n\x0e\x46ollowResponse\x12/\n\x05image\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ImageBeginH\x00\x12/\n\x05piece\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ImagePieceH\x00\x12/\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.BatchPieceH\x00\x12,\n\x06\x62\x65\x61\x63on\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.BeaconH\x00\x12/\n\x0bhanded_over\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.ViewH\x00\x42\x06\n\x04kind\".\n\nImageBegin\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\"9\n\nImagePiece\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"+\n\nBatchPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\"@\n\x06\x42\x65\x61\x63on\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"\x90\x02\n\x11ReplicationStatus\x12.\n\x08standing\x18\x01 \x01(\x0e\x32\x1c.stratagem_proto.v1.Standing\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12&\n\x04view\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12\x0e\n\x06\x62\x65hind\x18\x04 \x01(\x04\x12\x1b\n\x0esilent_seconds\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08verified\x18\x06 \x01(\x04\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x12\x12\n\nis_movable\x18\x08 \x01(\x08\x42\x11\n\x0f_silent_seconds*~\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x14\n\x10STANDING_PRIMARY\x10\x01\x12\x13\n\x0fSTANDING_BACKUP\x10\x02\x12\x18\n\x14STANDING_CATCHING_UP\x10\x03\x12\x13\n\x0fSTANDING_FENCED\x10\x04\x32t\n\x12ReplicationService\x12^\n\x06\x46ollow\x12!.stratagem_proto.v1.FollowRequest\x1a\".stratagem_proto.v1.FollowResponse\"\t\xa2\xd4\x18\x05\n\x01\x07(\x01(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/replication.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a\x1cstratagem_proto/v1/log.proto\x1a stratagem_proto/v1/session.proto\";\n\x07Replica\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"p\n\x04View\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12,\n\x07primary\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12+\n\x06\x62\x61\x63kup\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\"\x91\x01\n\rFollowRequest\x12\x38\n\x0cintroduction\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.IntroductionH\x00\x12>\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32#.stratagem_proto.v1.AcknowledgementH\x00\x42\x06\n\x04kind\"\xc4\x02\n\x0cIntroduction\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12,\n\x07kernels\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Kernels\x12\x12\n\ndurability\x18\x05 \x01(\t\x12\x18\n\x10\x66\x61ilover_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07\x61rbiter\x18\x07 \x01(\t\x12\x12\n\ntakes_over\x18\x08 \x01(\x08\x12&\n\x04task\x18\t \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x18\n\x10\x62ytes_per_second\x18\n \x01(\x04J\x04\x08\x04\x10\x05R\x05\x65poch\"v\n\x0f\x41\x63knowledgement\x12\x15\n\x08position\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x02 \x01(\x04\x12/\n\x06\x64igest\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.StateDigestB\x0b\n\t_position\"\x96\x01\n\x0bStateDigest\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x39\n\x05parts\x18\x03 \x03(\x0b\x32*.stratagem_proto.v1.StateDigest.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x02\x10\x03R\x06sha256\"\x8a\x02\n\x0e\x46ollowResponse\x12/\n\x05image\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ImageBeginH\x00\x12/\n\x05piece\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ImagePieceH\x00\x12/\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.BatchPieceH\x00\x12,\n\x06\x62\x65\x61\x63on\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.BeaconH\x00\x12/\n\x0bhanded_over\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.ViewH\x00\x42\x06\n\x04kind\".\n\nImageBegin\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\"9\n\nImagePiece\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"+\n\nBatchPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\"@\n\x06\x42\x65\x61\x63on\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"\x90\x02\n\x11ReplicationStatus\x12.\n\x08standing\x18\x01 \x01(\x0e\x32\x1c.stratagem_proto.v1.Standing\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12&\n\x04view\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12\x0e\n\x06\x62\x65hind\x18\x04 \x01(\x04\x12\x1b\n\x0esilent_seconds\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08verified\x18\x06 \x01(\x04\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x12\x12\n\nis_movable\x18\x08 \x01(\x08\x42\x11\n\x0f_silent_seconds*~\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x14\n\x10STANDING_PRIMARY\x10\x01\x12\x13\n\x0fSTANDING_BACKUP\x10\x02\x12\x18\n\x14STANDING_CATCHING_UP\x10\x03\x12\x13\n\x0fSTANDING_FENCED\x10\x04\x32t\n\x12ReplicationService\x12^\n\x06\x46ollow\x12!.stratagem_proto.v1.FollowRequest\x1a\".stratagem_proto.v1.FollowResponse\"\t\xa2\xd4\x18\x05\n\x01\x07(\x01(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATEDIGEST_PARTSENTRY']._serialized_options = b'8\001'
   _globals['_REPLICATIONSERVICE'].methods_by_name['Follow']._loaded_options = None
   _globals['_REPLICATIONSERVICE'].methods_by_name['Follow']._serialized_options = b'\242\324\030\005\n\001\007(\001'
-  _globals['_STANDING']._serialized_start=1816
-  _globals['_STANDING']._serialized_end=1942
+  _globals['_STANDING']._serialized_start=1842
+  _globals['_STANDING']._serialized_end=1968
   _globals['_REPLICA']._serialized_start=157
   _globals['_REPLICA']._serialized_end=216
   _globals['_VIEW']._serialized_start=218
@@ -47,25 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWREQUEST']._serialized_start=333
   _globals['_FOLLOWREQUEST']._serialized_end=478
   _globals['_INTRODUCTION']._serialized_start=481
-  _globals['_INTRODUCTION']._serialized_end=779
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=781
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=899
-  _globals['_STATEDIGEST']._serialized_start=902
-  _globals['_STATEDIGEST']._serialized_end=1052
-  _globals['_STATEDIGEST_PARTSENTRY']._serialized_start=994
-  _globals['_STATEDIGEST_PARTSENTRY']._serialized_end=1038
-  _globals['_FOLLOWRESPONSE']._serialized_start=1055
-  _globals['_FOLLOWRESPONSE']._serialized_end=1321
-  _globals['_IMAGEBEGIN']._serialized_start=1323
-  _globals['_IMAGEBEGIN']._serialized_end=1369
-  _globals['_IMAGEPIECE']._serialized_start=1371
-  _globals['_IMAGEPIECE']._serialized_end=1428
-  _globals['_BATCHPIECE']._serialized_start=1430
-  _globals['_BATCHPIECE']._serialized_end=1473
-  _globals['_BEACON']._serialized_start=1475
-  _globals['_BEACON']._serialized_end=1539
-  _globals['_REPLICATIONSTATUS']._serialized_start=1542
-  _globals['_REPLICATIONSTATUS']._serialized_end=1814
-  _globals['_REPLICATIONSERVICE']._serialized_start=1944
-  _globals['_REPLICATIONSERVICE']._serialized_end=2060
+  _globals['_INTRODUCTION']._serialized_end=805
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=807
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=925
+  _globals['_STATEDIGEST']._serialized_start=928
+  _globals['_STATEDIGEST']._serialized_end=1078
+  _globals['_STATEDIGEST_PARTSENTRY']._serialized_start=1020
+  _globals['_STATEDIGEST_PARTSENTRY']._serialized_end=1064
+  _globals['_FOLLOWRESPONSE']._serialized_start=1081
+  _globals['_FOLLOWRESPONSE']._serialized_end=1347
+  _globals['_IMAGEBEGIN']._serialized_start=1349
+  _globals['_IMAGEBEGIN']._serialized_end=1395
+  _globals['_IMAGEPIECE']._serialized_start=1397
+  _globals['_IMAGEPIECE']._serialized_end=1454
+  _globals['_BATCHPIECE']._serialized_start=1456
+  _globals['_BATCHPIECE']._serialized_end=1499
+  _globals['_BEACON']._serialized_start=1501
+  _globals['_BEACON']._serialized_end=1565
+  _globals['_REPLICATIONSTATUS']._serialized_start=1568
+  _globals['_REPLICATIONSTATUS']._serialized_end=1840
+  _globals['_REPLICATIONSERVICE']._serialized_start=1970
+  _globals['_REPLICATIONSERVICE']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

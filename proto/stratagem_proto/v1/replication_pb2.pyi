@@ -158,6 +158,7 @@ class Introduction(google.protobuf.message.Message):
     ARBITER_FIELD_NUMBER: builtins.int
     TAKES_OVER_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     durability: builtins.str
     """How it keeps its state, as --durability says."""
     failover_seconds: builtins.float
@@ -170,6 +171,8 @@ class Introduction(google.protobuf.message.Message):
     """
     takes_over: builtins.bool
     """Whether the task moves to it: the primary leaves the task to it as soon as it has everything."""
+    bytes_per_second: builtins.int
+    """The most bytes of an image that it is to be sent in a second; 0 for as many as possible."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """With the version of the contract and the cluster's token; its task is that of the process, which
@@ -199,9 +202,10 @@ class Introduction(google.protobuf.message.Message):
         arbiter: builtins.str = ...,
         takes_over: builtins.bool = ...,
         task: stratagem_proto.v1.session_pb2.Task | None = ...,
+        bytes_per_second: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["asking", b"asking", "kernels", b"kernels", "replica", b"replica", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arbiter", b"arbiter", "asking", b"asking", "durability", b"durability", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arbiter", b"arbiter", "asking", b"asking", "bytes_per_second", b"bytes_per_second", "durability", b"durability", "failover_seconds", b"failover_seconds", "kernels", b"kernels", "replica", b"replica", "takes_over", b"takes_over", "task", b"task"]) -> None: ...
 
 global___Introduction = Introduction
 
@@ -326,7 +330,7 @@ class ImageBegin(google.protobuf.message.Message):
     position: builtins.int
     """The position of the last record that the image contains."""
     nbytes: builtins.int
-    """The bytes of all its files."""
+    """The bytes of the values of its variables."""
     def __init__(
         self,
         *,

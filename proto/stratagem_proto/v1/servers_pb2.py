@@ -27,7 +27,7 @@ from stratagem_proto.v1 import replication_pb2 as stratagem__proto_dot_v1_dot_re
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/servers.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"[\n\x12LocateTasksRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05tasks\x18\x02 \x03(\r\"B\n\x13LocateTasksResponse\x12+\n\x05tasks\x18\x01 \x03(\x0b\x32\x1c.stratagem_proto.v1.TaskView\"@\n\x08TaskView\x12\x0c\n\x04task\x18\x01 \x01(\r\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"O\n\x15\x44\x65scribeServerRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\"\xae\x01\n\x16\x44\x65scribeServerResponse\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x06taking\x18\x03 \x01(\rH\x00\x88\x01\x01\x12-\n\x05tasks\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.ServedTask\x12\x0f\n\x07process\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\tB\t\n\x07_taking\"l\n\nServedTask\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07unheard\x18\x05 \x01(\r\x12\x10\n\x08obstacle\x18\x06 \x01(\t\"h\n\x0fTakeTaskRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\":\n\x10TakeTaskResponse\x12&\n\x04view\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"^\n\x12SetDrainingRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x15\n\x13SetDrainingResponse2\xe0\x03\n\x0eServersService\x12n\n\x0bLocateTasks\x12&.stratagem_proto.v1.LocateTasksRequest\x1a\'.stratagem_proto.v1.LocateTasksResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x07\x04(\x01\x12w\n\x0e\x44\x65scribeServer\x12).stratagem_proto.v1.DescribeServerRequest\x1a*.stratagem_proto.v1.DescribeServerResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x07\x04(\x01\x12k\n\x08TakeTask\x12#.stratagem_proto.v1.TakeTaskRequest\x1a$.stratagem_proto.v1.TakeTaskResponse\"\x14\xa2\xd4\x18\x10\n\x04\x02\x05\x07\x04\x12\x04task\"\x02\x08\t\x12x\n\x0bSetDraining\x12&.stratagem_proto.v1.SetDrainingRequest\x1a\'.stratagem_proto.v1.SetDrainingResponse\"\x18\xa2\xd4\x18\x14\n\x04\x02\x05\x07\x04\x12\x08\x64raining\"\x02\x08\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/servers.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"[\n\x12LocateTasksRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05tasks\x18\x02 \x03(\r\"B\n\x13LocateTasksResponse\x12+\n\x05tasks\x18\x01 \x03(\x0b\x32\x1c.stratagem_proto.v1.TaskView\"@\n\x08TaskView\x12\x0c\n\x04task\x18\x01 \x01(\r\x12&\n\x04view\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"O\n\x15\x44\x65scribeServerRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\"\xae\x01\n\x16\x44\x65scribeServerResponse\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x06taking\x18\x03 \x01(\rH\x00\x88\x01\x01\x12-\n\x05tasks\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.ServedTask\x12\x0f\n\x07process\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\tB\t\n\x07_taking\"l\n\nServedTask\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07unheard\x18\x05 \x01(\r\x12\x10\n\x08obstacle\x18\x06 \x01(\t\"\x82\x01\n\x0fTakeTaskRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62ytes_per_second\x18\x04 \x01(\x04\":\n\x10TakeTaskResponse\x12&\n\x04view\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"^\n\x12SetDrainingRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x15\n\x13SetDrainingResponse2\xe0\x03\n\x0eServersService\x12n\n\x0bLocateTasks\x12&.stratagem_proto.v1.LocateTasksRequest\x1a\'.stratagem_proto.v1.LocateTasksResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x07\x04(\x01\x12w\n\x0e\x44\x65scribeServer\x12).stratagem_proto.v1.DescribeServerRequest\x1a*.stratagem_proto.v1.DescribeServerResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x07\x04(\x01\x12k\n\x08TakeTask\x12#.stratagem_proto.v1.TakeTaskRequest\x1a$.stratagem_proto.v1.TakeTaskResponse\"\x14\xa2\xd4\x18\x10\n\x04\x02\x05\x07\x04\x12\x04task\"\x02\x08\t\x12x\n\x0bSetDraining\x12&.stratagem_proto.v1.SetDrainingRequest\x1a\'.stratagem_proto.v1.SetDrainingResponse\"\x18\xa2\xd4\x18\x14\n\x04\x02\x05\x07\x04\x12\x08\x64raining\"\x02\x08\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,14 +54,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBESERVERRESPONSE']._serialized_end=644
   _globals['_SERVEDTASK']._serialized_start=646
   _globals['_SERVEDTASK']._serialized_end=754
-  _globals['_TAKETASKREQUEST']._serialized_start=756
-  _globals['_TAKETASKREQUEST']._serialized_end=860
-  _globals['_TAKETASKRESPONSE']._serialized_start=862
-  _globals['_TAKETASKRESPONSE']._serialized_end=920
-  _globals['_SETDRAININGREQUEST']._serialized_start=922
-  _globals['_SETDRAININGREQUEST']._serialized_end=1016
-  _globals['_SETDRAININGRESPONSE']._serialized_start=1018
-  _globals['_SETDRAININGRESPONSE']._serialized_end=1039
-  _globals['_SERVERSSERVICE']._serialized_start=1042
-  _globals['_SERVERSSERVICE']._serialized_end=1522
+  _globals['_TAKETASKREQUEST']._serialized_start=757
+  _globals['_TAKETASKREQUEST']._serialized_end=887
+  _globals['_TAKETASKRESPONSE']._serialized_start=889
+  _globals['_TAKETASKRESPONSE']._serialized_end=947
+  _globals['_SETDRAININGREQUEST']._serialized_start=949
+  _globals['_SETDRAININGREQUEST']._serialized_end=1043
+  _globals['_SETDRAININGRESPONSE']._serialized_start=1045
+  _globals['_SETDRAININGRESPONSE']._serialized_end=1066
+  _globals['_SERVERSSERVICE']._serialized_start=1069
+  _globals['_SERVERSSERVICE']._serialized_end=1549
 # @@protoc_insertion_point(module_scope)

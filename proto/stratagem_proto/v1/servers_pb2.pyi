@@ -190,10 +190,15 @@ class TakeTaskRequest(google.protobuf.message.Message):
     ASKING_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     task: builtins.int
     """Index of the task within the job."""
     seconds: builtins.float
     """The longest time to come to the state of the task, in seconds. Then the task stays where it is."""
+    bytes_per_second: builtins.int
+    """The most bytes of values that the server which has the task sends in a second, so that others
+    have processors left; 0, also of an earlier release, for as many as possible.
+    """
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """As in LocateTasksRequest."""
@@ -204,9 +209,10 @@ class TakeTaskRequest(google.protobuf.message.Message):
         asking: stratagem_proto.v1.session_pb2.OpenSessionRequest | None = ...,
         task: builtins.int = ...,
         seconds: builtins.float = ...,
+        bytes_per_second: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["asking", b"asking"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asking", b"asking", "seconds", b"seconds", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asking", b"asking", "bytes_per_second", b"bytes_per_second", "seconds", b"seconds", "task", b"task"]) -> None: ...
 
 global___TakeTaskRequest = TakeTaskRequest
 

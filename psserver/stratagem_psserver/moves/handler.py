@@ -45,7 +45,9 @@ class ServersRpcs:
         return self._served.describe()
 
     async def take(self, request: pb.TakeTaskRequest) -> pb.TakeTaskResponse:
-        return pb.TakeTaskResponse(view=await self._served.take(request.task, request.seconds))
+        pace = request.bytes_per_second
+        view = await self._served.take(request.task, request.seconds, pace)
+        return pb.TakeTaskResponse(view=view)
 
     async def set_draining(self, request: pb.SetDrainingRequest) -> pb.SetDrainingResponse:
         self._served.is_draining = request.draining

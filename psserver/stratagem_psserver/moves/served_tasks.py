@@ -88,7 +88,7 @@ class ServedTasks:
                 LOG.warning("cannot look for tasks", server=self.label, why=error.message)
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def take(self, task: int, seconds: float) -> View:
+    async def take(self, task: int, seconds: float, bytes_per_second: int = 0) -> View:
         """Have a task move to this server, and return the view in which it serves it.
 
         Once begun, this goes on to its end, even if the caller is gone.
@@ -96,6 +96,8 @@ class ServedTasks:
         Args:
             task: Its index.
             seconds: The longest time until its state has come.
+            bytes_per_second: The most bytes of values to be sent in a second; 0 for as many as
+                possible.
 
         Raises:
             NotFoundError: There is no such task.
@@ -105,7 +107,7 @@ class ServedTasks:
         """
         self._require_willing(task)
         self._taking = task
-        self._move = asyncio.ensure_future(self._take(task, seconds))
+        self._move = asyncio.ensure_future(self._take(task, seconds, bytes_per_second))
         return await asyncio.shield(self._move)
 
     def _require_willing(self, task: int) -> None:
@@ -120,9 +122,10 @@ class ServedTasks:
                 "once it serves that one"
             )
 
-    async def _take(self, task: int, seconds: float) -> View:
+    async def _take(self, task: int, seconds: float, bytes_per_second: int) -> View:
         try:
-            view = await (await self._server_of(task)).replicated.take_over(seconds)
+            server = await self._server_of(task)
+            view = await server.replicated.take_over(seconds, bytes_per_second)
         finally:
             self._taking = None
         LOG.info("has taken a task", server=self.label, task=task, epoch=view.epoch)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.checkpoint.blocks import WriteOptions
+from stratagem_proto.checkpoint.blocks import BLOCK_BYTES
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
 from stratagem_proto.checkpoint.index import Index
-from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.checkpoint.parts import Part, write_part
 from stratagem_proto.checkpoint.soundness import is_count, refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.server_log import LOG
+from stratagem_proto.stores.local_saving import latest_of
+from stratagem_proto.stores.names import INDEX, LATEST
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
 from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
+
+# The name of an image that is sent, the first and only one where it goes.
+_ONLY = "checkpoint-1"
 
 
 @dataclass(frozen=True)
@@ -68,24 +73,42 @@ async def moment_of(state: ServerState) -> Moment | None:
         return Moment(position, min([position + 1, *records]), snapshot, facts)
 
 
-def write_image(root: Path, moment: Moment, task: int, syncs: bool = True) -> None:
+def image_files(moment: Moment, task: int) -> Iterator[tuple[str, memoryview]]:
+    """Yield the files of an image in pieces, each with the path of its file, none of them written.
+
+    Args:
+        moment: What the image is made of.
+        task: The index of the server's task.
+
+    Raises:
+        InvalidArgumentError: Checkpoints cannot contain a variable.
+    """
+    name, snapshot = part_name(task), moment.snapshot
+    part = Part(name, snapshot.contents)
+    for block in part.blocks(snapshot.taken()):
+        yield f"{_ONLY}/{name}", block
+    index = Index.of_parts([part.file()], {name: moment.facts}).to_bytes()
+    for begin in range(0, len(index), BLOCK_BYTES):
+        yield f"{_ONLY}/{INDEX}", memoryview(index)[begin : begin + BLOCK_BYTES]
+    yield LATEST, memoryview(latest_of(_ONLY, index))
+
+
+def write_image(root: Path, moment: Moment, task: int) -> None:
     """Write an image, which replaces the one before once it is on disk.
 
     Args:
         root: The folder of images.
         moment: What the image is made of.
         task: The index of the server's task.
-        syncs: Whether the image has to outlive the machine.
 
     Raises:
         OSError: The disk does not take it.
         InvalidArgumentError: Checkpoints cannot contain a variable.
     """
-    new = NewCheckpoint(root, syncs)
+    new = NewCheckpoint(root)
     try:
         name, snapshot = part_name(task), moment.snapshot
-        values, options = snapshot.taken(), WriteOptions(syncs)
-        part = write_part(new.folder, name, snapshot.contents, values, options=options)
+        part = write_part(new.folder, name, snapshot.contents, snapshot.taken())
         new.commit(Index.of_parts([part], {name: moment.facts}), keep=1)
     except BaseException:
         new.abandon()

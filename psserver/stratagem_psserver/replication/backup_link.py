@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from stratagem_proto.errors import StratagemError, UnavailableError
@@ -21,9 +20,10 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.environment import Clock
-from stratagem_psserver.replication.batches import batch_messages, image_messages
+from stratagem_psserver.replication.batches import batch_messages
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.pace import Pace
 from stratagem_psserver.replication.together import Together
 from stratagem_psserver.replication.window import Window
 
@@ -32,6 +32,9 @@ _MOST_BYTES = 256 << 20
 
 # Records of one batch; those that come while it is sent form the next one.
 _BATCH_BYTES = 4 << 20
+
+# In a pause that the pace makes, the time between two looks at what waits to be sent.
+_GLANCE_SECONDS = 0.1
 
 # Beacons within a lease.
 _BEACONS = 4
@@ -53,6 +56,7 @@ class BackupLink:
             image.
         lease: Whether the backup waits for the primary.
         takes_over: Whether the task moves to the backup.
+        pace: How fast it is sent the image.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class BackupLink:
         on_progress: Callable[[], None],
     ) -> None:
         self.replica, self.takes_over = replica, False
+        self.pace = Pace(0, clock)
         self.acknowledged = -1
         self.lease = Lease(seconds, clock())
         # The last digest of its state that the backup has told.
@@ -107,11 +112,17 @@ class BackupLink:
         """
         await self._parts.run(self._beat(), self._receive(), records)
 
-    async def send_image(self, folder: Path, position: int) -> None:
-        """Send an image from the folder of checkpoints that has it."""
-        messages, loop = image_messages(folder, position), asyncio.get_running_loop()
-        while message := await loop.run_in_executor(None, next, messages, None):
+    async def send_image(self, messages: Iterator[FollowResponse]) -> None:
+        """Send an image, which a thread makes message by message, at the pace that there is."""
+        while (message := await _made(messages)) is not None:
             await self._send(message)
+            await self._rest(self.pace.wait_after(len(message.piece.data)))
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not for so long that updates wait until there is room for their records."""
+        until = self._clock() + seconds
+        while (left := until - self._clock()) > 0.0 and self._queued_bytes < _MOST_BYTES // 2:
+            await asyncio.sleep(min(left, _GLANCE_SECONDS))
 
     async def send_needed(self, records: Iterable[tuple[int, Entry]]) -> None:
         """Send records that an image needs besides."""
@@ -194,6 +205,16 @@ class BackupLink:
         self._is_over = True
         self._digested.set()
         self._parts.end()
+
+
+async def _made(messages: Iterator[FollowResponse]) -> FollowResponse | None:
+    """Return the next message; None behind the last one."""
+    making = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
+    try:
+        return await asyncio.shield(making)
+    finally:
+        # A thread is not cancelled with what waits for it.
+        await asyncio.wait([making])
 
 
 def reason_of(error: BaseException) -> str:

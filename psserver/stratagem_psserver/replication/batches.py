@@ -75,29 +75,19 @@ def _arrival(position: int, entry: Entry) -> Arrival:
     return Arrival(entry, Record(position, message, memoryview(entry.tensors)))
 
 
-def image_messages(folder: Path, position: int) -> Iterator[FollowResponse]:
-    """Yield the messages that carry the files of a folder of checkpoints.
+def image_messages(
+    files: Iterable[tuple[str, memoryview]], begin: ImageBegin
+) -> Iterator[FollowResponse]:
+    """Yield the messages that carry the files of an image.
 
     Args:
-        folder: The folder, which has one checkpoint.
-        position: The position of the last record that the image contains.
+        files: Its files in pieces, each with the path of its file; one file after the other.
+        begin: What is told before them.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    nbytes = sum(path.stat().st_size for path in files)
-    yield FollowResponse(image=ImageBegin(position=position, nbytes=nbytes))
-    for path in files:
-        name = path.relative_to(folder).as_posix()
-        for data in _chunks(path):
-            yield FollowResponse(piece=ImagePiece(path=name, data=data))
+    yield FollowResponse(image=begin)
+    for path, piece in files:
+        yield FollowResponse(piece=ImagePiece(path=path, data=bytes(piece)))
     yield FollowResponse(piece=ImagePiece(is_last=True))
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        is_first = True
-        while (data := file.read(CHUNK_BYTES)) or is_first:
-            yield data
-            is_first = False
 
 
 class ImageFiles:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
-from stratagem_psserver.persistence.images import Moment, moment_of, write_image
+from stratagem_proto.v1.replication_pb2 import ImageBegin
+from stratagem_proto.wire.tensors import nbytes_of
+from stratagem_psserver.persistence.images import Moment, image_files, moment_of
 from stratagem_psserver.persistence.retention import Placed
 from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_psserver.replication.batches import image_messages
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
 
@@ -20,16 +20,25 @@ _RETRY_SECONDS = 0.1
 async def send_image(state: ServerState, log: ReplicatedLog, link: BackupLink) -> None:
     """Send an image to a backup that gets all further records, and what the image lacks.
 
+    No disk has the image: to write and read it took a third of the processor time of a move.
+
     Raises:
-        OSError: The disk does not take the files of the image.
+        InvalidArgumentError: Images cannot contain a variable.
         UnavailableError: The backup is gone.
     """
     moment, needed = await _moment_for(state, log)
     link.begin_after(moment.position)
-    with tempfile.TemporaryDirectory(prefix="stratagem-image-") as name:
-        await _write(state, moment, Path(name))
-        await link.send_image(Path(name), moment.position)
+    try:
+        files = image_files(moment, state.settings.task)
+        await link.send_image(image_messages(files, _begin(moment)))
+    finally:
+        state.snapshots.close(moment.snapshot)
     await link.send_needed(needed)
+
+
+def _begin(moment: Moment) -> ImageBegin:
+    nbytes = sum(nbytes_of(content.tensor) for content in moment.snapshot.contents)
+    return ImageBegin(position=moment.position, nbytes=nbytes)
 
 
 async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, Sequence[Placed]]:
@@ -46,15 +55,3 @@ async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, S
                 return moment, needed
             state.snapshots.close(moment.snapshot)
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def _write(state: ServerState, moment: Moment, folder: Path) -> None:
-    # Whoever gets it brings it to disk, if it is to be there.
-    write = partial(write_image, folder, moment, state.settings.task, syncs=False)
-    writing = asyncio.get_running_loop().run_in_executor(None, write)
-    try:
-        await asyncio.shield(writing)
-    finally:
-        # A thread is not cancelled with what waits for it.
-        await asyncio.wait([writing])
-        state.snapshots.close(moment.snapshot)

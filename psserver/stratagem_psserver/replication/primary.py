@@ -26,6 +26,7 @@ from stratagem_psserver.replication.backup_link import BackupLink, reason_of
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.leadership import Leadership
 from stratagem_psserver.replication.outgoing_image import send_image
+from stratagem_psserver.replication.pace import Pace
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.replication.views import alone, handed_over, is_primary, with_backup
@@ -318,7 +319,7 @@ class Primary:
         replica, lease = other.replica, self._patience * _LEASE
         self._require_place(replica)
         link = BackupLink(replica, channel, lambda: self.view, lease, self._clock, self._progressed)
-        link.takes_over = other.takes_over
+        link.takes_over, link.pace = other.takes_over, Pace(other.bytes_per_second, self._clock)
         if self._link is not None:
             self._link.close()
         self._link = link

@@ -146,18 +146,20 @@ class ReplicatedTask:
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._invited.wait(), self._settings.failover_seconds)
 
-    async def take_over(self, seconds: float) -> View:
+    async def take_over(self, seconds: float, bytes_per_second: int = 0) -> View:
         """Have the task move to this server, and return the view in which it serves it.
 
         Args:
             seconds: The longest time until it has the state of the task.
+            bytes_per_second: The most bytes of values to be sent in a second; 0 for as many as
+                possible.
 
         Raises:
             FailedPreconditionError: The server that has the task refuses this one.
             DeadlineExceededError: It takes longer; the task stays where it is.
         """
         if not self.serves:
-            self._begin_invitation()
+            self._begin_invitation(bytes_per_second)
             try:
                 await self._until_serving(self._environment.clock() + seconds)
             finally:
@@ -165,12 +167,13 @@ class ReplicatedTask:
         assert self._primary is not None
         return self._primary.view
 
-    def _begin_invitation(self) -> None:
+    def _begin_invitation(self, bytes_per_second: int) -> None:
+        self._introduction.bytes_per_second = bytes_per_second
         self._backup.is_refused, self._is_invited = False, True
         self._invited.set()
 
     def _end_invitation(self) -> None:
-        self._is_invited = False
+        self._is_invited, self._introduction.bytes_per_second = False, 0
         self._invited.clear()
         if self._primary is None:
             self._backup.withdraw()

@@ -11,6 +11,7 @@ import torch
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.moving.calls import ServerCalls
+from stratagem._ps_client.moving.effort import Effort
 from stratagem_proto.certificates.presented import VARIABLE, presenting
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -165,6 +166,6 @@ def test_a_task_moves_to_a_server_with_another_certificate_and_back(
         connection = running.enter_context(connected(addresses[0], CHIEF))
         make(connection, "v", torch.zeros(3))
         for number in (1, 0):
-            assert calls.take(addresses[number], 0, 20.0).primary.index == number
+            assert calls.take(addresses[number], 0, Effort(20.0, 0)).primary.index == number
             add(connection, "v", torch.ones(3))
         assert value_of(connection, "v", torch.zeros(3)).tolist() == [2, 2, 2]

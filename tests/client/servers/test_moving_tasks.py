@@ -17,6 +17,7 @@ import stratagem
 from stratagem import (
     AlreadyExistsError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
     ParameterServerStrategy,
     PermissionDeniedError,
@@ -237,6 +238,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     with filled(servers) as strategy:
         with pytest.raises(NotFoundError, match="there is no server 7; there are 0 at"):
             strategy.servers.drain(7)
+        with pytest.raises(InvalidArgumentError, match="no task moves at 0 bytes per second"):
+            strategy.servers.drain(2, bytes_per_second=0)
         with pytest.raises(FailedPreconditionError, match="no server has two tasks with variables"):
             strategy.servers.add(servers.start(SERVERS).address)
         with pytest.raises(UnavailableError):

@@ -75,9 +75,13 @@ class MovableServers:
             client.prove(method, request.asking)
             return client.unary(method, request, response_type, service=SERVICE)
 
-    def move(self, task: int, number: int, seconds: float = 20.0) -> View:
+    def move(
+        self, task: int, number: int, seconds: float = 20.0, bytes_per_second: int = 0
+    ) -> View:
         """Move a task to a server, and return the view in which that serves it."""
-        request = pb.TakeTaskRequest(asking=asking(), task=task, seconds=seconds)
+        request = pb.TakeTaskRequest(
+            asking=asking(), task=task, seconds=seconds, bytes_per_second=bytes_per_second
+        )
         return self.call(number, "TakeTask", request, pb.TakeTaskResponse).view
 
     def described(self, number: int) -> pb.DescribeServerResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,6 +90,36 @@ def test_a_request_that_is_repeated_after_a_move_is_applied_once(tmp_path: Path)
         with client_at(view.primary.address, client) as again:
             assert again.upload("Update", messages, pb.UpdateResponse) == first
             assert again.everything() == before
+
+
+def test_a_task_takes_the_time_that_its_pace_allows(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.ones(1 << 20))
+        before, began = client.everything(), time.monotonic()
+        view = cluster.move(0, 1, bytes_per_second=8 << 20)
+        assert time.monotonic() - began >= 0.5
+        with client_at(view.primary.address, client) as again:
+            assert again.everything() == before
+
+
+def test_a_pace_yields_to_updates_that_would_wait_for_room(tmp_path: Path) -> None:
+    with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
+        client.create(w=torch.zeros(2 << 20))
+        with ThreadPoolExecutor(1) as threads:
+            moving = threads.submit(cluster.move, 0, 1, 60.0, bytes_per_second=1)
+            eventually(lambda: cluster.described(1).HasField("taking"))
+            ones, updates = torch.ones(2 << 20), 0
+            while not moving.done():
+                try:
+                    client.update(sgd(1.0), {"w": ones})
+                except NotPrimaryError:
+                    break
+                updates += 1
+            view = moving.result()
+        with client_at(view.primary.address, client) as again:
+            (value,) = again.read("w")
+        # The one that was refused may have come to the other server before.
+        assert updates > 8 and value.unique().tolist() in ([-updates], [-updates - 1])
 
 
 def test_a_task_that_is_there_already_stays(tmp_path: Path) -> None:

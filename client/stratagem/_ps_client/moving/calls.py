@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._ps_client.moving.effort import Effort
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
@@ -59,10 +60,15 @@ class ServerCalls:
             for address, answer in found.items()
         }
 
-    def take(self, address: str, task: int, seconds: float) -> View:
+    def take(self, address: str, task: int, effort: Effort) -> View:
         """Have a server take a task; raise what it answers."""
-        request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
-        deadline = seconds + _MARGIN_SECONDS
+        request = pb.TakeTaskRequest(
+            asking=self._asking,
+            task=task,
+            seconds=effort.timeout,
+            bytes_per_second=effort.bytes_per_second,
+        )
+        deadline = effort.timeout + _MARGIN_SECONDS
         return self._call(address, "TakeTask", request, pb.TakeTaskResponse, deadline).view
 
     def set_draining(self, address: str, draining: bool) -> None:

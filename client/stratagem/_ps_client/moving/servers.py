@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.moving.calls import ServerCalls
+from stratagem._ps_client.moving.effort import Effort, effort_of
 from stratagem._ps_client.moving.plan import (
     TaskLoad,
     TaskMove,
@@ -74,7 +75,9 @@ class Servers:
             for number, server in sorted(survey.servers.items())
         ]
 
-    def drain(self, server: int | str, timeout: float = 300.0) -> Sequence[TaskMove]:
+    def drain(
+        self, server: int | str, timeout: float = 300.0, bytes_per_second: float | None = None
+    ) -> Sequence[TaskMove]:
         """Move all tasks of a server to the others; afterwards it may be stopped.
 
         It takes no tasks any more. If a task cannot move, it stays, those that have moved stay
@@ -83,17 +86,21 @@ class Servers:
         Args:
             server: Its number, or its address.
             timeout: The longest time for a task to move, in seconds.
+            bytes_per_second: The most bytes of values that a server sends in a second, so that
+                training has processors and network left; by default as many as possible.
 
         Returns:
             What has moved.
 
         Raises:
+            InvalidArgumentError: Nothing could move at `bytes_per_second`.
             NotFoundError: There is no such server.
             FailedPreconditionError: It is the last one, or a task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
             PermissionDeniedError: This is the program of a worker or an evaluator.
         """
+        effort = effort_of(timeout, bytes_per_second)
         survey = self._quiet()
         number = survey.number_of(server)
         targets = [each for each in survey.willing if each != number]
@@ -107,23 +114,28 @@ class Servers:
         address = survey.addresses[number]
         self._calls.set_draining(address, True)
         try:
-            self._carry_out(moves, survey, timeout)
+            self._carry_out(moves, survey, effort)
         except BaseException:
             self._calls.set_draining(address, False)
             raise
         return moves
 
-    def add(self, address: str, timeout: float = 300.0) -> Sequence[TaskMove]:
+    def add(
+        self, address: str, timeout: float = 300.0, bytes_per_second: float | None = None
+    ) -> Sequence[TaskMove]:
         """Give a server that was started, or drained, its share of the tasks.
 
         Args:
             address: Its "host:port".
             timeout: The longest time for a task to move, in seconds.
+            bytes_per_second: The most bytes of values that a server sends in a second, so that
+                training has processors and network left; by default as many as possible.
 
         Returns:
             What has moved.
 
         Raises:
+            InvalidArgumentError: Nothing could move at `bytes_per_second`.
             AlreadyExistsError: Another server has its number.
             FailedPreconditionError: It has another arbiter or other settings, a task is about to
                 move, or no server has two tasks of which one is worth a move.
@@ -131,6 +143,7 @@ class Servers:
             DeadlineExceededError: A task has not moved in time.
             PermissionDeniedError: This is the program of a worker or an evaluator.
         """
+        effort = effort_of(timeout, bytes_per_second)
         before = self._quiet()
         found = self._newcomer(address, before)
         self._added.append(address)
@@ -143,27 +156,33 @@ class Servers:
                 "has tasks"
             )
         self._calls.set_draining(address, False)
-        self._carry_out(moves, survey, timeout)
+        self._carry_out(moves, survey, effort)
         return moves
 
-    def rebalance(self, timeout: float = 300.0) -> Sequence[TaskMove]:
+    def rebalance(
+        self, timeout: float = 300.0, bytes_per_second: float | None = None
+    ) -> Sequence[TaskMove]:
         """Move tasks so that servers are about equally loaded, by bytes and by calls.
 
         Args:
             timeout: The longest time for a task to move, in seconds.
+            bytes_per_second: The most bytes of values that a server sends in a second, so that
+                training has processors and network left; by default as many as possible.
 
         Returns:
             What has moved; nothing where no move would make much of a difference.
 
         Raises:
+            InvalidArgumentError: Nothing could move at `bytes_per_second`.
             FailedPreconditionError: A task is about to move.
             UnavailableError: A server that serves tasks does not answer.
             DeadlineExceededError: A task has not moved in time.
             PermissionDeniedError: This is the program of a worker or an evaluator.
         """
+        effort = effort_of(timeout, bytes_per_second)
         survey = self._quiet()
         moves = self._balanced(survey, survey.willing)
-        self._carry_out(moves, survey, timeout)
+        self._carry_out(moves, survey, effort)
         return moves
 
     @property
@@ -221,11 +240,11 @@ class Servers:
         weights = weights_of(loads[task] for task in placement)
         return balanced(placement, weights, servers)
 
-    def _carry_out(self, moves: Sequence[TaskMove], survey: Survey, timeout: float) -> None:
+    def _carry_out(self, moves: Sequence[TaskMove], survey: Survey, effort: Effort) -> None:
         made: list[TaskMove] = []
         for move in moves:
             try:
-                self._calls.take(survey.addresses[move.target], move.task, timeout)
+                self._calls.take(survey.addresses[move.target], move.task, effort)
             except StratagemError as error:
                 raise self._stopped(error, move, made, survey) from error
             made.append(move)

@@ -1,0 +1,44 @@
+"""What a program has not closed when it begins to end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Generic, TypeVar
+from weakref import WeakSet
+
+Thing = TypeVar("Thing")
+
+
+class Unclosed(Generic[Thing]):
+    """Closes what is still open when the interpreter begins to end.
+
+    That comes before executors end, which servers and the libraries of stores need; whatever
+    `atexit` calls comes after.
+
+    Args:
+        close: Closes one of them, or waits for its end.
+    """
+
+    def __init__(self, close: Callable[[Thing], None]) -> None:
+        self._close, self._open = close, WeakSet[Thing]()
+        self._is_registered = False
+
+    def add(self, thing: Thing) -> None:
+        """Have it closed at the end, if it is still there."""
+        self._open.add(thing)
+        if not self._is_registered:
+            self._is_registered = True
+            # `concurrent.futures` has no other hook for its own.
+            threading._register_atexit(self.close)  # type: ignore[attr-defined]
+
+    def discard(self, thing: Thing) -> None:
+        """Leave it alone, for it is closed."""
+        self._open.discard(thing)
+
+    def close(self) -> None:
+        """Close all; an error of one keeps no other one open."""
+        with ExitStack() as closing:
+            for thing in list(self._open):
+                closing.callback(self._close, thing)
