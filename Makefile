@@ -49,17 +49,17 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 
 # With as many processes as cores, half of the time all of them wait for servers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster` and `test-long`.
-	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile \
+	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
 	    -m "not cluster and not long and not chaos and not compose and not dashboard and not install and not netns and not ray and not site"
-	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --logged-servers --quiet \
+	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --logged-servers --quiet \
 	    -m "not cluster and not long" tests/psserver
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or some time.
 # Half of the time these tests wait for processes.
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m "cluster and not long"
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --timeout=400 -m "cluster and not long"
 
 test-long: $(INSTALLED) ## Run the tests that train whole programs, or take minutes.
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --timeout=400 -m long
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --timeout=400 -m long
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

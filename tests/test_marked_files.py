@@ -11,7 +11,7 @@ MARKED = "import pytest\n\n@pytest.mark.cluster\ndef test_marked(): pass\n"
 
 @pytest.fixture(autouse=True)
 def marks(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nmarkers = cluster\n  timeout")
+    pytester.makeini("[pytest]\nmarkers = cluster\n  long\n  timeout")
 
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
@@ -20,8 +20,9 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 
 def test_only_files_with_the_mark_are_loaded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_one=MARKED, test_other="raise AssertionError('loaded')")
-    run(pytester, "-m", "cluster").assert_outcomes(passed=1)
-    for options in [(), ("-m", "not cluster")]:
+    for expression in ("cluster", "cluster and not long"):
+        run(pytester, "-m", expression).assert_outcomes(passed=1)
+    for options in [(), ("-m", "not cluster"), ("-m", "cluster or long")]:
         run(pytester, *options).stdout.fnmatch_lines("*AssertionError: loaded*")
 
 

@@ -21,6 +21,8 @@ from tests.consistency.faults import (
 from tests.consistency.history import Answered
 from tests.consistency.simulation import GROUP, Scenario, Server, Simulation
 
+pytestmark = pytest.mark.first
+
 SCHEDULES = 350  # of each consistency
 CHECKED_READS = 100_000  # at least; likewise
 

@@ -34,6 +34,8 @@ from tests.checkpoints import (
     stored_table,
 )
 
+pytestmark = pytest.mark.first
+
 USERS = [4, 0, 1]
 IS_USER = torch.tensor([True, True, False, False, True]).unsqueeze(1)
 

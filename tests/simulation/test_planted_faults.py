@@ -16,6 +16,8 @@ from tests.simulation.planted.replication import FAULTS_OF_MOVES
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Shape, shape_of_seed, simulate
 
+pytestmark = pytest.mark.first
+
 # A planted fault has to be found within these, unless `RARE` has a seed that finds it.
 MOST_SEEDS = 2000
 

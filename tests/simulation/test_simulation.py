@@ -13,6 +13,8 @@ import pytest
 from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.simulation import PROGRAMS, simulate
 
+pytestmark = pytest.mark.first
+
 SEEDS = 250
 
 # Seeds beyond these that have found a fault.

@@ -32,7 +32,7 @@ from tests.conftest import TOKEN
 from tests.psserver.moves.servers import MovableServers, movable
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.unlogged
+pytestmark = [pytest.mark.unlogged, pytest.mark.first]
 
 WORKERS, STEPS, SERVERS = 3, 40, 3
 

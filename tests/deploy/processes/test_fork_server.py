@@ -18,6 +18,8 @@ from stratagem_deploy.processes.process import Process, import_path
 from tests.deploy.processes.process_tree import is_alive
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.first
+
 FACTS = """
 import json, os, random, signal, sys
 import numpy, torch

@@ -23,6 +23,8 @@ from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.scarce_memory import in_a_child, limited_memory
 from tests.psserver.wire import LARGE, RawClient, optimizer_program
 
+pytestmark = pytest.mark.first
+
 VALUES = {"first": torch.ones(4, 2, dtype=torch.float64), "second": torch.ones(4, 2)}
 PUSHED = [Pushed(name, torch.full_like(value, 0.1)) for name, value in VALUES.items()]
 
