@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from stratagem_psserver.environment import Clock
 
+# For so much time in which less was sent than may be, more is sent afterwards.
+_MADE_UP_SECONDS = 0.5
+
 
 class Pace:
     """Keeps to so many bytes in a second.
@@ -22,6 +25,6 @@ class Pace:
         if not self._bytes_per_second:
             return 0.0
         now = self._clock()
-        # Time in which less was sent than may be is not made up for.
-        self._due = max(self._due, now) + nbytes / self._bytes_per_second
-        return self._due - now
+        begin = max(self._due, now - _MADE_UP_SECONDS)
+        self._due = begin + nbytes / self._bytes_per_second
+        return max(self._due - now, 0.0)

@@ -28,10 +28,18 @@ def test_what_follows_at_once_waits_for_what_was_before() -> None:
     assert [pace.wait_after(500), pace.wait_after(500)] == [0.5, 1.0]
 
 
-def test_time_in_which_little_was_sent_is_not_made_up_for() -> None:
+def test_what_sending_takes_counts() -> None:
+    clock = Hands()
+    pace = Pace(1000, clock)
+    clock.now += 0.25
+    assert pace.wait_after(500) == 0.25
+
+
+def test_a_long_time_in_which_little_was_sent_is_not_made_up_for() -> None:
     clock = Hands()
     pace = Pace(1000, clock)
     clock.now += 100.0
+    assert pace.wait_after(500) == 0.0
     assert pace.wait_after(500) == 0.5
 
 
