@@ -76,10 +76,14 @@ compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engin
 netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut off; as root.
 	$(BIN)/pytest -m netns --capture=no tests/netns
 
-frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Transformers and Lightning.
+# TorchRec asks for an FBGEMM for CUDA and for a torchmetrics of its own.
+frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Lightning, TorchRec and Transformers.
 	$(PIP) install --constraint constraints.txt --editable ".[accelerate,lightning,transformers]"
+	$(PIP) install --constraint constraints.txt --no-deps torchrec fbgemm-gpu-cpu
+	$(PIP) install --constraint constraints.txt pyre-extensions pyvers tensordict
 	$(BIN)/pytest --timeout=400 tests/client/frameworks tests/examples/test_accelerate_digits.py \
-	    tests/examples/test_lightning_digits.py tests/examples/test_transformers_sentiment.py
+	    tests/examples/test_lightning_digits.py tests/examples/test_torchrec_clicks.py \
+	    tests/examples/test_transformers_sentiment.py
 
 # Without cfn-lint and others that the server of S3 does not need. Asked for both at once, pip tries
 # older and older versions of s3fs until there is one whose fsspec is missing.

@@ -2,7 +2,8 @@
 
 `adopt`, `distributed` and `part` are for any of them. `stratagem.frameworks.accelerate`,
 `.transformers` and `.lightning` call these for the framework of that name, which has to be
-installed.
+installed. So have `torchmetrics` and `torchrec` for the metrics and the tables in the modules of
+these names.
 """
 
 from stratagem.frameworks._handover import adopt, distributed
