@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import SAGEConv
@@ -139,7 +140,7 @@ def train_on_servers(resolver: ClusterResolver, seed: int = 0) -> float:
         model = Sage(data.num_nodes, 10)
     adagrad = torch.optim.Adagrad(model.parameters(), RATE)
     optimizer = stratagem.DistributedOptimizer(adagrad)
-    nodes = torch.tensor([*part(strategy, torch.arange(HELD_OUT, data.num_nodes))])
+    nodes = HELD_OUT + torch.tensor(part(strategy, TensorDataset(data.y[HELD_OUT:])).indices)
     loader = NodeLoader(data, Sampler(neighbours, SAMPLED), nodes, batch_size=BATCH, shuffle=True)
     fit(loader, lambda batch: strategy.run(update, args=(model, optimizer, batch)))
     strategy.barrier("trained")
