@@ -20,6 +20,7 @@ from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
 from stratagem_deploy.watching import cli as watching
+from stratagem_proto.serving.pages import Page, ShownServer, offering
 
 # What follows these commands is theirs, even where it looks like options: to know them takes what
 # they load.
@@ -82,7 +83,8 @@ def serve_variables(context: typer.Context) -> None:
     from stratagem_psserver import process
 
     process.tune()
-    reader("ps")(args=context.args, prog_name="stratagem ps")
+    with offering(_page_of):
+        reader("ps")(args=context.args, prog_name="stratagem ps")
 
 
 @app.command(
@@ -92,7 +94,15 @@ def serve_variables(context: typer.Context) -> None:
     help="Run one worker server; see `stratagem worker --help`.",
 )
 def serve_functions(context: typer.Context) -> None:
-    reader("worker")(args=context.args, prog_name="stratagem worker")
+    with offering(_page_of):
+        reader("worker")(args=context.args, prog_name="stratagem worker")
+
+
+def _page_of(server: ShownServer) -> Page:
+    # Few servers have one.
+    from stratagem_deploy.dashboard.server_page import ServerPage
+
+    return ServerPage(server)
 
 
 @app.command(

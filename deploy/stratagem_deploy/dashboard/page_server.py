@@ -69,7 +69,7 @@ class PageServer:
         except OSError as error:
             raise cannot_listen(bind) from error
         access = Access(self._server.server_port, is_encrypted=tls is not None)
-        self._server.set_app(Site(watcher, access, host))
+        self._server.set_app(Site(watcher, access, host, "`stratagem dashboard` has printed"))
         self.address = f"{host}:{self._server.server_port}"
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{self.address}/login?token={access.token}"

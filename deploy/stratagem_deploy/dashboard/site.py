@@ -74,10 +74,11 @@ class Site:
         watcher: Who knows what the page shows.
         access: Who may see it.
         host: The host that it listens on.
+        told: Who has told the address that signs in, as in "open the address that ...".
     """
 
-    def __init__(self, watcher: Watcher, access: Access, host: str) -> None:
-        self._watcher, self._access, self._host = watcher, access, host
+    def __init__(self, watcher: Watcher, access: Access, host: str, told: str) -> None:
+        self._watcher, self._access, self._host, self._told = watcher, access, host, told
         self._files = {
             f"/{path.name}": Answer("200 OK", _KINDS[path.suffix], path.read_bytes())
             for path in _FOLDER.iterdir()
@@ -107,8 +108,7 @@ class Site:
             return self._signed_in(query.get("token", [""])[0])
         if not self._access.admits(environ.get("HTTP_COOKIE", "")):
             return _told(
-                "401 Unauthorized",
-                "Open the address that `stratagem dashboard` has printed; it signs you in.",
+                "401 Unauthorized", f"Open the address that {self._told}; it signs you in."
             )
         return self._page(environ["PATH_INFO"], query)
 
@@ -117,8 +117,8 @@ class Site:
         if cookie is None:
             return _told(
                 "401 Unauthorized",
-                "That is not the token of this dashboard; open the address that it has printed "
-                "when it was started last.",
+                f"That is not the token of this page; open the address that {self._told} when it "
+                "was started last.",
             )
         # A redirect would not do: whoever comes from another site has no strict cookie there yet.
         return Answer("200 OK", _KINDS[".html"], _SIGNED_IN, (("Set-Cookie", cookie),))

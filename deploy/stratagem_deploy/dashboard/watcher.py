@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -34,6 +35,9 @@ _VARIABLES_SECONDS = 5.0
 # Rates take two looks.
 _FIRST_SECONDS = 1.0
 
+# A browser that shows the page asks more often than this.
+_WATCHED_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -45,6 +49,7 @@ class Watched:
         heading: Which cluster it is; "" where it was told.
         interval: Seconds between two looks.
         patience: Waits of fewer seconds are usual.
+        rest: Seconds between two looks while nobody looks at the page; None for the interval.
     """
 
     look: Look
@@ -52,6 +57,7 @@ class Watched:
     heading: str
     interval: float
     patience: float
+    rest: float | None = None
 
 
 class Watcher:
@@ -64,7 +70,8 @@ class Watcher:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._asking, self._changing = threading.Lock(), threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping, self._asked_for = threading.Event(), threading.Event()
+        self._asked_at = -math.inf
         self._curves = Curves(max(EVERY_SECONDS, watched.interval))
         self._happened = {kind: deque[Happened](maxlen=_MOST_EVENTS) for kind in KINDS}
         self._last: Sequence[ServerAnswer] = ()
@@ -79,9 +86,15 @@ class Watcher:
         """Look from now on."""
         self._thread.start()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at the page."""
+        return time.monotonic() - self._asked_at < _WATCHED_SECONDS
+
     def stop(self) -> None:
         """Look no more."""
         self._stopping.set()
+        self._asked_for.set()
         self._thread.join()
 
     def _watch(self) -> None:
@@ -93,11 +106,21 @@ class Watcher:
             raise
 
     def _look_again_and_again(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             self._look()
-            is_first, interval = not self._shown, self._watched.interval
-            if self._stopping.wait(min(interval, _FIRST_SECONDS) if is_first else interval):
-                return
+            self._pause()
+
+    def _pause(self) -> None:
+        interval, rest = self._watched.interval, self._watched.rest
+        if not self._shown:
+            self._stopping.wait(min(interval, _FIRST_SECONDS))
+        elif rest is None or self.is_watched:
+            self._stopping.wait(interval)
+        else:
+            self._asked_for.clear()
+            # Whoever has come meanwhile has set it before.
+            if self.is_watched or self._stopping.is_set() or self._asked_for.wait(rest):
+                self._stopping.wait(_FIRST_SECONDS)
 
     def _tell(self, problem: str) -> None:
         with self._changing:
@@ -116,7 +139,8 @@ class Watcher:
     def _note(self, answers: Sequence[ServerAnswer], now: float) -> None:
         earlier, self._last, self._problem, self._looked = self._last, answers, "", now
         marked, then = self._marked
-        if not earlier:
+        # Where more or fewer servers are asked than before, their clients have not come or left.
+        if not earlier or len(earlier) != len(answers):
             self._marked = (now, answers)
             return
         found = findings(answers, self._watched.patience)
@@ -135,6 +159,8 @@ class Watcher:
         Args:
             after: Number of the last point of curves that the page has; 0 for none.
         """
+        self._asked_at = time.monotonic()
+        self._asked_for.set()
         with self._changing:
             return {
                 "cluster": self._watched.heading,

@@ -82,7 +82,7 @@ def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Watc
         check_address(address)
     told: Sequence[ServerPlace] = ()
     if run is None:
-        told = [ServerPlace(address) for address in addresses] or _tasks(_config(cluster))
+        told = [ServerPlace(address) for address in addresses] or places_of(_config(cluster))
     return WatchedCluster(told) if told or cluster else _running(run)
 
 
@@ -91,7 +91,7 @@ def _running(run: int | None) -> WatchedCluster:
     meant = [record for record in found if run in (None, record.pid)]
     if len(meant) == 1:
         config = TFConfig.model_validate({"cluster": meant[0].cluster})
-        return WatchedCluster(_tasks(config), meant[0])
+        return WatchedCluster(places_of(config), meant[0])
     if found:
         raise InvalidArgumentError(
             "say which cluster of this machine is meant, by --run PID: "
@@ -113,7 +113,12 @@ def _config(cluster: str) -> TFConfig:
     return parse_tf_config(Path(cluster).read_text(encoding="utf-8"), cluster)
 
 
-def _tasks(config: TFConfig) -> list[ServerPlace]:
+def places_of(config: TFConfig) -> list[ServerPlace]:
+    """Return where the servers of a cluster are.
+
+    Raises:
+        InvalidArgumentError: What is given for a task is no address, or is more than it may have.
+    """
     return [
         place
         for job in _SERVED

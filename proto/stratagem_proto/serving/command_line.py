@@ -102,6 +102,7 @@ def _announce(server: RpcServer, ready_file: Path) -> None:
         "address": server.address,
         "health_address": server.health_address,
         "metrics_address": server.metrics_address,
+        "page_url": server.page_url,
         "pid": os.getpid(),
     }
     with tempfile.NamedTemporaryFile(

@@ -44,7 +44,9 @@ class ServingOptions(ProcessSettings):
         "127.0.0.1:0", description="host:port of health checks and reflection."
     )
     metrics_bind: OptionalAddress = Field(
-        "", description="host:port of figures for Prometheus, for instance 0.0.0.0:2224."
+        "",
+        description="host:port of figures for Prometheus and of a page to look at, for instance "
+        "0.0.0.0:2224.",
     )
     job: Job = Field("", description="Job name of this task.")
     task: int = Field(0, ge=0, description="Index within the job.")

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 from typing_extensions import Self
@@ -19,6 +19,7 @@ from stratagem_proto.serving.descriptors import most_connections
 from stratagem_proto.serving.entrance import MEMBERS, STRANGERS, Entrance
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.pages import ShownServer, offered
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.serving.unbegun_calls import Limits
@@ -27,6 +28,9 @@ from stratagem_proto.sockets.server.listening import OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
+
+if TYPE_CHECKING:
+    from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
 
 # The longest wait for the status, which a server that is stopping does not answer. Prometheus has
 # stopped waiting by then.
@@ -49,6 +53,7 @@ class RpcServer(ABC):
         address: The "host:port" of the data plane; "" before it has started.
         health_address: The "host:port" of health checks.
         metrics_address: The "host:port" of figures for Prometheus; "" if there is none.
+        page_url: What signs a browser in to the page that is there, too; "" if there is none.
     """
 
     service: ClassVar[str]
@@ -61,7 +66,9 @@ class RpcServer(ABC):
         self.address = ""
         self.health_address = ""
         self.metrics_address = ""
+        self.page_url = ""
         self._label = settings.label
+        self._task, self._token = f"{settings.job}:{settings.task}", settings.token
         self._bind, self._health_bind = settings.bind, settings.health_bind
         self._metrics_bind = settings.metrics_bind
         self._certificates = settings.certificates
@@ -123,25 +130,48 @@ class RpcServer(ABC):
             opened.callback(self._health.stop)
             self._loop = LoopThread.acquire()
             opened.callback(self._loop.release)
-            self._answer_scrapes(opened)
+            endpoint = self._answer_scrapes(opened)
             self._loop.run(self._serve(handlers))
+            self._show_page(endpoint, opened)
             self._opened = opened.pop_all()
         self._health.start(self._loop, self._lease_seconds)
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
 
-    def _answer_scrapes(self, opened: ExitStack) -> None:
+    def _answer_scrapes(self, opened: ExitStack) -> MetricsEndpoint | None:
         if not self._metrics_bind:
-            return
+            return None
         # Few processes need Prometheus's library.
         from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
 
-        def ask() -> GetStatusResponse:
-            return self._loop.run(self._status_service().status(), _SCRAPE_SECONDS)
-
-        endpoint = MetricsEndpoint(self._metrics_bind, ask, self._certificates)
+        endpoint = MetricsEndpoint(self._metrics_bind, self._described, self._certificates)
         opened.callback(endpoint.stop)
         self.metrics_address = endpoint.address
+        return endpoint
+
+    def _described(self, with_variables: bool = False) -> GetStatusResponse:
+        return self._loop.run(self._status_service().status(with_variables), _SCRAPE_SECONDS)
+
+    def _show_page(self, endpoint: MetricsEndpoint | None, opened: ExitStack) -> None:
+        """Serve the page that is offered, if any is."""
+        make = offered()
+        if endpoint is None or make is None:
+            return
+        is_encrypted = self._certificates is not None
+        page = make(
+            ShownServer(
+                self._task,
+                self.address,
+                endpoint.address,
+                is_encrypted,
+                self._token,
+                self._described,
+            )
+        )
+        opened.callback(page.stop)
+        endpoint.show(page)
+        self.page_url = page.url
+        self._log.info("a page to look at", url=page.url)
 
     async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         await self._prepare()

@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from stratagem_deploy.dashboard.page_server import PageServer
@@ -19,6 +19,16 @@ from tests.waiting import eventually
 SECONDS = 30.0
 
 
+class Place(Protocol):
+    """Where a page is, and what signs in to it."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+
 class Reader:
     """Reads a page, with the cookie that it got.
 
@@ -26,8 +36,7 @@ class Reader:
         page: The page.
     """
 
-    def __init__(self, page: PageServer) -> None:
-        self.page = page
+    def __init__(self, page: Place) -> None:
         self.url, self.address = urlsplit(page.url), page.address
         self.cookie = ""
 
@@ -66,7 +75,7 @@ class Reader:
 
 
 @contextmanager
-def served(*addresses: str, timeout: float = 5.0) -> Iterator[tuple[Reader, Watcher]]:
+def served(*addresses: str, timeout: float = 5.0) -> Iterator[tuple[Reader, PageServer]]:
     """Serves a page of these servers, which looks often."""
     places = [ServerPlace(address) for address in addresses]
 
@@ -77,7 +86,7 @@ def served(*addresses: str, timeout: float = 5.0) -> Iterator[tuple[Reader, Watc
     page = PageServer(watcher, "127.0.0.1:0")
     watcher.start()
     try:
-        yield Reader(page), watcher
+        yield Reader(page), page
     finally:
         page.stop()
         watcher.stop()

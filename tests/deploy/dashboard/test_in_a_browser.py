@@ -11,11 +11,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from benchmarks.stalls.scene import Watched as Cluster
 from stratagem_deploy.dashboard.page_server import PageServer
+from stratagem_deploy.dashboard.server_page import ServerPage
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
 from stratagem_deploy.watching.asking import ask
+from stratagem_proto.serving.pages import offering
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -135,6 +138,33 @@ def test_the_demo_is_shown_in_each_light_and_on_a_phone(browser: Chrome, tmp_pat
         wide, room = browser.execute_script(across)
         assert wide <= room
         taken(browser, "phone", 844)
+        assert errors(browser) == []
+
+
+def test_the_page_of_a_server_itself_is_shown_in_each_light_and_on_a_phone(
+    browser: Chrome,
+) -> None:
+    settings = ServerSettings(token=TOKEN, metrics_bind="127.0.0.1:0")
+    with (
+        offering(ServerPage),
+        ParameterServer(settings) as server,
+        RawClient(server.address, TOKEN, Task(job="worker", index=0)) as client,
+    ):
+        client.open()
+        client.create(weight=torch.ones(2, 3))
+        shown(browser, server.page_url)
+        assert text(browser, "#cluster") == "ps:0"
+        eventually(lambda: "worker:0" in text(browser, "#drawing"), poll=0.2)
+        assert barriers(browser) == []
+        prefer(browser, "dark")
+        assert barriers(browser) == []
+        shown(browser, server.page_url, width=390)
+        assert barriers(browser) == []
+        across = "return [document.documentElement.scrollWidth, innerWidth]"
+        wide, room = browser.execute_script(across)
+        assert wide <= room
+        browser.execute_script("document.querySelector('#variables').scrollIntoView()")
+        eventually(lambda: "weight" in text(browser, "#variables-table tbody"), poll=0.2)
         assert errors(browser) == []
 
 

@@ -60,8 +60,8 @@ def tell_hostile_words(client: RawClient) -> None:
 @pytest.fixture(scope="module")
 def page(trained: ParameterServer) -> Iterator[PageServer]:
     """The page of that server."""
-    with served(trained.address) as (reader, _):
-        yield reader.page
+    with served(trained.address) as (_, page):
+        yield page
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ async function poll() {
   clearTimeout(timer);
   try {
     const answer = await fetch(`/look?after=${curves.number}`);
-    if (answer.status === 401) return tell("lost", "Signed out: open the address that the command printed last");
+    if (answer.status === 401) return tell("lost", "Signed out: open the address that was told last");
     if (!answer.ok) throw new Error(answer.statusText);
     show(await answer.json());
   } catch {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +23,7 @@ from stratagem_proto.serving.metrics.families import Families
 from stratagem_proto.serving.metrics.parameter_server import of_parameter_server
 from stratagem_proto.serving.metrics.scrape_server import ScrapeServer
 from stratagem_proto.serving.metrics.worker_server import of_worker_server
+from stratagem_proto.serving.pages import Page
 from stratagem_proto.sockets.server.listening import cannot_listen
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 
@@ -64,16 +65,39 @@ class MetricsEndpoint:
             self._server = ScrapeServer(host.strip("[]"), int(port), certificates)
         except OSError as error:
             raise cannot_listen(bind) from error
-        self._server.set_app(make_wsgi_app(registry))
+        self._figures = make_wsgi_app(registry)
+        self._server.set_app(self._figures)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics")
         self._thread.daemon = True
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
 
+    def show(self, page: Page) -> None:
+        """Answer with a page from now on, and with figures only at /metrics."""
+        self._server.set_app(_Paths(self._figures, page))
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Paths:
+    """Has figures and a page answer, each at its own paths.
+
+    Args:
+        figures: The WSGI application of the figures.
+        page: That of the page.
+    """
+
+    def __init__(self, figures: Callable[..., Iterable[bytes]], page: Page) -> None:
+        self._figures, self._page = figures, page
+
+    def __call__(
+        self, environ: Mapping[str, Any], start_response: Callable[..., object]
+    ) -> Iterable[bytes]:
+        is_scrape = environ["PATH_INFO"].rstrip("/") == "/metrics"
+        return (self._figures if is_scrape else self._page)(environ, start_response)
 
 
 class Recent:
