@@ -23,6 +23,10 @@ from stratagem_psserver.state import ServerState
 # A backup that has so many bytes of records to apply acknowledges no more of them.
 _MOST_BYTES = 64 << 20
 
+# It acknowledges none before so few are left to apply of those that came while it loaded the image:
+# whoever it takes over for would wait for them.
+_FEW_RECORDS = 16
+
 
 class IncomingImage:
     """An image on its way.
@@ -80,6 +84,7 @@ class Standby:
         digest: The digest of the state at the last mark; None before there is one.
         retained: The records that an image of the state may lack.
         is_loaded: Whether the state is that of the image, and of records behind it.
+        has_caught_up: Whether little was left to apply at some time since then.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
@@ -95,13 +100,13 @@ class Standby:
         self.digest: StateDigest | None = None
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
-        self.is_loaded = False
+        self.is_loaded = self.has_caught_up = False
         self._applying = asyncio.ensure_future(self._apply(image))
         self._applying.add_done_callback(lambda _: self._progressed.set())
 
     async def ready(self) -> None:
-        """Wait until the image is loaded and there is room, or nothing is applied any more."""
-        while not ((self.is_loaded and self.has_room) or self._applying.done()):
+        """Wait until it has caught up and there is room, or nothing is applied any more."""
+        while not ((self.has_caught_up and self.has_room) or self._applying.done()):
             self._progressed.clear()
             await self._progressed.wait()
 
@@ -154,9 +159,9 @@ class Standby:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the image is loaded, and what it lacks has come, to disk if it is to be there."""
+        """Whether it has caught up, and what the image lacks has come, to disk if it has one."""
         has_come = not self._lacking and self.kept_position >= self._image_position
-        return self.is_loaded and has_come
+        return self.has_caught_up and has_come
 
     async def finish(self) -> None:
         """Apply all records that have come; then the state may be used.
@@ -177,7 +182,7 @@ class Standby:
             if self._disk is not None:
                 await self._disk.sync_copy(image)
             self.is_loaded = True
-            self._progressed.set()
+            self._note_few()
             while True:
                 await self._filled.wait()
                 self._filled.clear()
@@ -187,12 +192,16 @@ class Standby:
                         return
                     await recovery.add(arrival.record)
                     self._nbytes -= arrival.entry.nbytes
-                    self._progressed.set()
+                    self._note_few()
                     self.applied = max(self.applied, arrival.record.position)
                     if arrival.record.message.mark:
                         await self._begin_digest(arrival.record.position)
                     if self._disk is not None:
                         self._disk.tend()
+
+    def _note_few(self) -> None:
+        self.has_caught_up |= len(self._records) <= _FEW_RECORDS
+        self._progressed.set()
 
     async def _begin_digest(self, position: int) -> None:
         moment = await moment_of(self.state)
