@@ -23,8 +23,7 @@ from stratagem_psserver.state import ServerState
 # A backup that has so many bytes of records to apply acknowledges no more of them.
 _MOST_BYTES = 64 << 20
 
-# It acknowledges none before so few are left to apply of those that came while it loaded the image:
-# whoever it takes over for would wait for them.
+# So few records to apply are no reason to wait with the first acknowledgement.
 _FEW_RECORDS = 16
 
 
@@ -84,7 +83,8 @@ class Standby:
         digest: The digest of the state at the last mark; None before there is one.
         retained: The records that an image of the state may lack.
         is_loaded: Whether the state is that of the image, and of records behind it.
-        has_caught_up: Whether little was left to apply at some time since then.
+        has_caught_up: Whether as little was left to apply at some time since then as will ever be.
+            It acknowledges nothing before, for whoever it takes over from would wait for the rest.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
@@ -101,6 +101,8 @@ class Standby:
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
         self.is_loaded = self.has_caught_up = False
+        # The records that a round of catching up applies, and how many of them are left.
+        self._round = self._left = 0
         self._applying = asyncio.ensure_future(self._apply(image))
         self._applying.add_done_callback(lambda _: self._progressed.set())
 
@@ -182,7 +184,7 @@ class Standby:
             if self._disk is not None:
                 await self._disk.sync_copy(image)
             self.is_loaded = True
-            self._note_few()
+            self._begin_round()
             while True:
                 await self._filled.wait()
                 self._filled.clear()
@@ -192,15 +194,24 @@ class Standby:
                         return
                     await recovery.add(arrival.record)
                     self._nbytes -= arrival.entry.nbytes
-                    self._note_few()
+                    self._note_applied()
                     self.applied = max(self.applied, arrival.record.position)
                     if arrival.record.message.mark:
                         await self._begin_digest(arrival.record.position)
                     if self._disk is not None:
                         self._disk.tend()
 
-    def _note_few(self) -> None:
-        self.has_caught_up |= len(self._records) <= _FEW_RECORDS
+    def _begin_round(self) -> None:
+        """Apply what has come; it has caught up unless that is less than half of the last round."""
+        self._round, before = len(self._records), self._round
+        self._left = self._round
+        self.has_caught_up = self._round <= _FEW_RECORDS or 0 < before < 2 * self._round
+        self._progressed.set()
+
+    def _note_applied(self) -> None:
+        self._left -= 1
+        if self._left <= 0 and not self.has_caught_up:
+            self._begin_round()
         self._progressed.set()
 
     async def _begin_digest(self, position: int) -> None:
