@@ -31,6 +31,13 @@ MADE_LATER = {
 OF_OTHERS = {
     "ReadWriteMany",
     "CliRunner",
+    "DistributedModelParallel",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "NeighborLoader",
+    "NodeLoader",
     "GradScaler",
     "OptimWrapper",
     "TensorBase",
