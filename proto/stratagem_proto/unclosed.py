@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ class Unclosed(Generic[Thing]):
     def __init__(self, close: Callable[[Thing], None]) -> None:
         self._close, self._open = close, WeakSet[Thing]()
         self._is_registered = False
+        # A child that was forked has them as well, and ends before those who use them.
+        os.register_at_fork(after_in_child=self._open.clear)
 
     def add(self, thing: Thing) -> None:
         """Have it closed at the end, if it is still there."""
