@@ -20,7 +20,8 @@ _RETRY_SECONDS = 0.1
 async def send_image(state: ServerState, log: ReplicatedLog, link: BackupLink) -> None:
     """Send an image to a backup that gets all further records, and what the image lacks.
 
-    No disk has the image: to write and read it took a third of the processor time of a move.
+    No disk has the image: to write and read it took 0.42 of the 1.41 s of a processor in which 250
+    MB were sent.
 
     Raises:
         InvalidArgumentError: Images cannot contain a variable.

@@ -17,14 +17,12 @@ from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.batches import Arrival, ImageFiles
+from stratagem_psserver.replication.catching_up import CatchingUp
 from stratagem_psserver.replication.digests import digests_beside
 from stratagem_psserver.state import ServerState
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
 _MOST_BYTES = 64 << 20
-
-# So few records to apply are no reason to wait with the first acknowledgement.
-_FEW_RECORDS = 16
 
 
 class IncomingImage:
@@ -83,8 +81,6 @@ class Standby:
         digest: The digest of the state at the last mark; None before there is one.
         retained: The records that an image of the state may lack.
         is_loaded: Whether the state is that of the image, and of records behind it.
-        has_caught_up: Whether as little was left to apply at some time since then as will ever be.
-            It acknowledges nothing before, for whoever it takes over from would wait for the rest.
     """
 
     def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
@@ -100,15 +96,13 @@ class Standby:
         self.digest: StateDigest | None = None
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
-        self.is_loaded = self.has_caught_up = False
-        # The records that a round of catching up applies, and how many of them are left.
-        self._round = self._left = 0
+        self.is_loaded, self._catching_up = False, CatchingUp()
         self._applying = asyncio.ensure_future(self._apply(image))
         self._applying.add_done_callback(lambda _: self._progressed.set())
 
     async def ready(self) -> None:
         """Wait until it has caught up and there is room, or nothing is applied any more."""
-        while not ((self.has_caught_up and self.has_room) or self._applying.done()):
+        while not ((self._catching_up.is_over and self.has_room) or self._applying.done()):
             self._progressed.clear()
             await self._progressed.wait()
 
@@ -163,7 +157,7 @@ class Standby:
     def is_complete(self) -> bool:
         """Whether it has caught up, and what the image lacks has come, to disk if it has one."""
         has_come = not self._lacking and self.kept_position >= self._image_position
-        return self.has_caught_up and has_come
+        return self._catching_up.is_over and has_come
 
     async def finish(self) -> None:
         """Apply all records that have come; then the state may be used.
@@ -184,7 +178,8 @@ class Standby:
             if self._disk is not None:
                 await self._disk.sync_copy(image)
             self.is_loaded = True
-            self._begin_round()
+            self._catching_up.begin(len(self._records))
+            self._progressed.set()
             while True:
                 await self._filled.wait()
                 self._filled.clear()
@@ -194,25 +189,13 @@ class Standby:
                         return
                     await recovery.add(arrival.record)
                     self._nbytes -= arrival.entry.nbytes
-                    self._note_applied()
+                    self._catching_up.note_applied(len(self._records))
+                    self._progressed.set()
                     self.applied = max(self.applied, arrival.record.position)
                     if arrival.record.message.mark:
                         await self._begin_digest(arrival.record.position)
                     if self._disk is not None:
                         self._disk.tend()
-
-    def _begin_round(self) -> None:
-        """Apply what has come; it has caught up unless that is less than half of the last round."""
-        self._round, before = len(self._records), self._round
-        self._left = self._round
-        self.has_caught_up = self._round <= _FEW_RECORDS or 0 < before < 2 * self._round
-        self._progressed.set()
-
-    def _note_applied(self) -> None:
-        self._left -= 1
-        if self._left <= 0 and not self.has_caught_up:
-            self._begin_round()
-        self._progressed.set()
 
     async def _begin_digest(self, position: int) -> None:
         moment = await moment_of(self.state)
