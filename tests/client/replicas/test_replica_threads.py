@@ -110,3 +110,15 @@ def test_a_compiled_function_runs_in_each_replica_and_merges(
 
     inputs = PerReplica((torch.tensor(1.0), torch.tensor(2.0)))
     assert strategy.run(fn, (inputs,)).values == (7.0, 8.0)
+
+
+def test_replicas_split_kernels_as_their_program_does(strategy: TwoReplicas) -> None:
+    """However old the threads are that they meet: batch normalization rounds by it."""
+    before, met = torch.get_num_threads(), []
+    try:
+        for count in (before, before + 1, before + 2, 1):
+            torch.set_num_threads(count)
+            strategy.run(lambda: met.append(torch.get_num_threads()))
+            assert met[-2:] == [count, count] == [torch.get_num_threads()] * 2
+    finally:
+        torch.set_num_threads(before)

@@ -26,9 +26,20 @@ class _Autocast:
     enabled: bool
 
 
+def _split_kernels(threads: int) -> None:
+    """Let kernels that this thread calls split their work among so many threads.
+
+    A thread keeps the count of its first kernel, and batch normalization rounds
+    differently with another count: a step on threads of other ages would not repeat.
+    The count stays: to set it back would set it back for the whole program.
+    """
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 @dataclass(frozen=True)
 class TorchState:
-    """Gradient recording, inference mode and autocast of one thread.
+    """Gradient recording, inference mode, autocast and intra-op threads of one thread.
 
     The default dtype needs no carrying: torch keeps it per process.
     """
@@ -37,6 +48,7 @@ class TorchState:
     inference_mode: bool
     autocasts: tuple[_Autocast, ...]
     autocast_cache: bool
+    intra_op_threads: int
 
     @classmethod
     def capture(cls) -> TorchState:
@@ -49,11 +61,13 @@ class TorchState:
                 for kind in _DEVICE_TYPES
             ),
             torch.is_autocast_cache_enabled(),
+            torch.get_num_threads(),
         )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Scope in which this thread has that state."""
+        _split_kernels(self.intra_op_threads)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference_mode))
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
