@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import signal
 import subprocess
+import termios
+import threading
+from array import array
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 
+import psutil
 import pytest
 import torch
+from torch._C._distributed_c10d import Store
 
 from stratagem._multi_worker.lifelines import Lifelines
 from stratagem._multi_worker.links import Links
@@ -114,3 +122,45 @@ def test_a_worker_that_is_interrupted_while_it_waits_ends() -> None:
         waiting.send_signal(signal.SIGINT)
         _, errors = waiting.communicate(timeout=SECONDS)
         assert errors.endswith("KeyboardInterrupt\n")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    # What a shell starts in the background does not hear of Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_once_it_waits(store: Store) -> None:
+    eventually(lambda: store.check(["waits/0"]))
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def unread() -> int:
+    """The bytes that have come to this process's sockets, and that it has not read."""
+    connections = psutil.Process().net_connections()
+    fds = [each.fd for each in connections if each.status != psutil.CONN_LISTEN]
+    counts = [array("i", [0]) for _ in fds]
+    for fd, count in zip(fds, counts, strict=True):
+        fcntl.ioctl(fd, termios.FIONREAD, count)
+    return sum(count[0] for count in counts)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_worker_still_takes_the_farewells_of_others() -> None:
+    """Else gloo looks at them without a pause, and has a core busy until the program ends."""
+    with ReservedAddress() as address, ThreadPoolExecutor(1) as threads:
+        other = threads.submit(Links, place(1, 2, str(address)), SECONDS)
+        links = [Links(place(0, 2, str(address)), SECONDS), other.result()]
+        del other
+        threads.submit(interrupt_once_it_waits, links[0]._meeting.store)
+        with pytest.raises(KeyboardInterrupt):
+            links[0].joined(torch.zeros(1), [1, 1])
+        for _ in range(2):
+            del links[0]
+            # What was interrupted is still known to the traceback.
+            gc.collect()
+        eventually(lambda: not unread())

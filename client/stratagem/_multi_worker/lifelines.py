@@ -7,6 +7,7 @@ looks at the connections too.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -83,6 +84,16 @@ class Lifelines:
         except RuntimeError as closed:
             return closed
         return None
+
+    def keep(self) -> None:
+        """Have the connections last as long as the process, since a thread may wait in them.
+
+        Whoever removed the group would wait for that thread, at the latest when the program ends.
+        What listens for farewells lasts as long: gloo looks without a pause at one that arrives and
+        that nobody takes, which costs a core.
+        """
+        for kept in (self._group, *self._farewells.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def leave(self) -> None:
         """Tell the others which operation was the last."""

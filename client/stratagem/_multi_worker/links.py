@@ -7,7 +7,6 @@ other; NCCL those on GPUs. The groups are independent of the program's own
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -223,14 +222,13 @@ class Links:
             work = start(group)
             wait(work, device, self._told, self._look)
         except BaseException as error:
-            # An interrupt may come when the operation has just begun. A thread of the group may
-            # then wait in it until its time is over, and whoever removes the group would wait for
-            # that thread, at the latest when the program ends.
+            # An interrupt may come when the operation has just begun, and a thread of the group
+            # then wait in it until its time is over.
             may_go_on = (
                 not isinstance(error, Exception) if work is None else not work.is_completed()
             )
             if device.type == "cpu" and may_go_on:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                self._lifelines.keep()
             raise
 
     def _look(self, waited: float) -> None:
