@@ -1,4 +1,4 @@
-"""Spares loading files without the mark that is asked for: `pytest -m cluster`.
+"""Spares loading files none of whose tests can be asked for: `pytest -m "cluster and not long"`.
 
 To load all files takes half a minute of a core in each process of pytest-xdist. A mark is looked
 for in the source, so each test has to have its marks in its own file.
@@ -6,6 +6,7 @@ for in the source, so each test has to have its marks in its own file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,14 +16,18 @@ import pytest
 # What targets of the Makefile ask for.
 _MARKS = ("chaos", "cluster", "compose", "install", "netns", "ray", "spec")
 
+_TERM = re.compile(r"(not )?\w+")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a file if only tests with one mark are asked for, and none in it has the mark."""
-    # As in "cluster and not long".
-    wanted = config.getoption("markexpr").partition(" and ")[0]
-    if wanted in _MARKS and collection_path.suffix == ".py" and not _has(collection_path, wanted):
-        return True
-    return None
+    """Leave out a file if none of its tests has a mark asked for, or all have one not asked for."""
+    terms = config.getoption("markexpr").split(" and ")
+    if collection_path.suffix != ".py" or not all(map(_TERM.fullmatch, terms)):
+        return None
+    wanted = [term for term in terms if term in _MARKS]
+    unwanted = [term.removeprefix("not ") for term in terms if term.startswith("not ")]
+    missing = any(not _has(collection_path, mark) for mark in wanted)
+    return missing or any(_is_all(collection_path, mark) for mark in unwanted) or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,6 +46,15 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 )
 
 
-@cache
 def _has(path: Path, mark: str) -> bool:
-    return f"pytest.mark.{mark}" in path.read_text(encoding="utf-8")
+    return f"pytest.mark.{mark}" in _text(path)
+
+
+def _is_all(path: Path, mark: str) -> bool:
+    line = rf"^pytestmark = .*\bpytest\.mark\.{mark}\b"
+    return re.search(line, _text(path), re.MULTILINE) is not None
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -34,3 +34,15 @@ def test_a_mark_that_would_not_be_found_is_refused(pytester: pytest.Pytester) ->
     run(pytester, "-m", "not cluster").stderr.fnmatch_lines(
         "*test_hidden has the mark cluster, and its file does not; write pytest.mark.cluster in*"
     )
+
+
+def test_files_all_of_whose_tests_are_unwanted_are_not_loaded(pytester: pytest.Pytester) -> None:
+    unloadable = "raise AssertionError('loaded')\n"
+    pytester.makepyfile(
+        test_one="import pytest\n\n@pytest.mark.long\ndef test_long(): pass\ndef test_it(): pass\n",
+        test_other=f"{unloadable}\npytestmark = [pytest.mark.timeout(9), pytest.mark.long]\n",
+    )
+    for expression in ("not long", "not cluster and not long"):
+        run(pytester, "-m", expression).assert_outcomes(passed=1, deselected=1)
+    for expression in ("long", "not cluster", "not long or long"):
+        run(pytester, "-m", expression).stdout.fnmatch_lines("*AssertionError: loaded*")

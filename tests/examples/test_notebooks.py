@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.pages import ROOT
 
@@ -19,6 +17,10 @@ named = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 @named
 @pytest.mark.long
 def test_a_notebook_runs(file: Path, tmp_path: Path) -> None:
+    # Loaded late, since all that load tests would wait for it.
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(file, as_version=4)
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
@@ -32,6 +34,9 @@ EXPECTED = {"first_ten_minutes": "worker 1: from 0.", "inside_a_cluster": "the l
 
 @named
 def test_a_notebook_is_stored_without_outputs(file: Path) -> None:
+    # Loaded late, since all that load tests would wait for it.
+    import nbformat
+
     notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -6,9 +6,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 pytestmark = pytest.mark.long
 
@@ -52,6 +50,10 @@ WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None\n"
 
 def executed(folder: Path, *cells: str) -> Any:
     """Run cells in a kernel of their own; return the notebook with what came of them."""
+    # Loaded late, since all that load tests would wait for it.
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     place = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=100, resources=place).execute()

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from kubernetes.client import ApiClient, Configuration, CoreV1Api
 
 from stratagem import ParameterServerStrategy
 from stratagem.cluster_resolver import KubernetesClusterResolver
@@ -58,6 +57,9 @@ class Pods:
 
     def resolver(self) -> KubernetesClusterResolver:
         """The cluster as its chief sees it."""
+        # Loaded late, since all that load tests would wait for it.
+        from kubernetes.client import ApiClient, Configuration, CoreV1Api
+
         settings = Configuration(host=f"http://127.0.0.1:{self.api.server_port}")
         resolver = KubernetesClusterResolver(
             {job: [f"app={job}"] for job in ("chief", "ps", "worker")},

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import kubernetes_validate
-
 from tests.deploy.manifests.rendering import Manifest
 
 OLDEST, NEWEST = "1.31", "1.37"
@@ -19,6 +17,9 @@ def problems(manifest: Manifest, version: str) -> Iterator[str]:
         manifest: Of a kind that Kubernetes itself has.
         version: The API server's, as in "1.31".
     """
+    # Loaded late, since all that load tests would wait for it.
+    import kubernetes_validate
+
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
     except kubernetes_validate.ValidationError as error:

@@ -25,7 +25,7 @@ Manifest: TypeAlias = Mapping[str, Any]
 @cache
 def rendered(overlay: str) -> Sequence[Manifest]:
     """All manifests of an overlay."""
-    return tuple(yaml.safe_load_all(render(FOLDER / overlay)))
+    return tuple(yaml.load_all(render(FOLDER / overlay), yaml.CSafeLoader))
 
 
 def render(folder: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.manifests import containers, kubernetes
 from tests.deploy.manifests.check import manifest_problems
-from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, render, rendered
+from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, Manifest, render, rendered
 
 MISSPELT = {
     "Certificate": "spec.uris",
@@ -35,17 +35,19 @@ MISSPELT = {
 }
 """A field of each kind."""
 
-MANIFESTS = {manifest["kind"]: manifest for overlay in OVERLAYS for manifest in rendered(overlay)}
-"""One of each kind."""
+
+def manifests() -> dict[str, Manifest]:
+    """One of each kind."""
+    return {manifest["kind"]: manifest for overlay in OVERLAYS for manifest in rendered(overlay)}
 
 
 def test_a_field_of_each_kind_is_misspelt_here() -> None:
-    assert MANIFESTS.keys() == MISSPELT.keys()
+    assert manifests().keys() == MISSPELT.keys()
 
 
 @pytest.mark.parametrize("kind", MISSPELT)
 def test_a_misspelt_field_of_a_manifest_is_found(kind: str) -> None:
-    manifest: Any = copy.deepcopy(MANIFESTS[kind])
+    manifest: Any = copy.deepcopy(manifests()[kind])
     *path, field = MISSPELT[kind].split(".")
     place = manifest
     for step in path:
@@ -56,14 +58,14 @@ def test_a_misspelt_field_of_a_manifest_is_found(kind: str) -> None:
 
 
 def test_what_a_job_of_a_jobset_lacks_is_found() -> None:
-    jobset: Any = copy.deepcopy(MANIFESTS["JobSet"])
+    jobset: Any = copy.deepcopy(manifests()["JobSet"])
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     del pod["containers"]
     assert "'containers' is a required" in "".join(manifest_problems(jobset))
 
 
 def test_a_field_that_only_newer_versions_have_is_found() -> None:
-    service: Any = copy.deepcopy(MANIFESTS["StatefulSet"])
+    service: Any = copy.deepcopy(manifests()["StatefulSet"])
     container = service["spec"]["template"]["spec"]["containers"][0]
     container["livenessProbe"]["grpc"]["mode"] = "TLS"
     assert list(kubernetes.problems(service, kubernetes.OLDEST))

@@ -19,17 +19,19 @@ OVERLAY = "overlays/observability"
 
 in_both = pytest.mark.parametrize("overlay", [OVERLAY, f"{COORDINATED}-observability"])
 
-FILES = {
-    name: text
-    for manifest in rendered(OVERLAY)
-    if manifest["kind"] == "ConfigMap"
-    for name, text in manifest["data"].items()
-}
-"""What is mounted, by the names of files."""
+
+def files() -> dict[str, str]:
+    """What is mounted, by the names of files."""
+    return {
+        name: text
+        for manifest in rendered(OVERLAY)
+        if manifest["kind"] == "ConfigMap"
+        for name, text in manifest["data"].items()
+    }
 
 
 def settings(name: str) -> Any:
-    return yaml.safe_load(FILES[name])
+    return yaml.safe_load(files()[name])
 
 
 def labels(deployment: str) -> Manifest:
@@ -65,7 +67,7 @@ def test_servers_are_named_as_their_pods_are(overlay: str) -> None:
 
 
 def test_alerts_and_the_dashboard_are_where_they_are_looked_for() -> None:
-    assert set(settings("prometheus.yml")["rule_files"]) <= FILES.keys()
+    assert set(settings("prometheus.yml")["rule_files"]) <= files().keys()
     (provider,) = settings("dashboards.yml")["providers"]
     grafana = of_kind(OVERLAY, "Deployment")["grafana"]["spec"]["template"]["spec"]
     (mount,) = (

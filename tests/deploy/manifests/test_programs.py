@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import typer
-from kubernetes.client import ApiClient, Configuration, CoreV1Api
 
 from examples import coordinator, movielens
 from stratagem.cluster_resolver import ClusterResolver, KubernetesClusterResolver
@@ -77,6 +76,9 @@ def trained(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterResolver,
 
 def test_the_chief_finds_servers_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     (chief,) = programs(COORDINATED)
+    # Loaded late, since all that load tests would wait for it.
+    from kubernetes.client import ApiClient, Configuration, CoreV1Api
+
     for name, value in chief.environment.items():
         monkeypatch.setenv(name, value)
     program = typer.Typer()

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import pytest
 import trustme
-from kubernetes.config import incluster_config
 
 from stratagem import (
     ClusterSpec,
@@ -208,6 +207,9 @@ def test_a_refusal_of_the_api_server_says_what_is_missing(api: ApiServer, build:
 
 
 def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Loaded late, since all that load tests would wait for it.
+    from kubernetes.config import incluster_config
+
     authority = trustme.CA()
     security = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(security)

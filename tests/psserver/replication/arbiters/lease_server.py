@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-import kubernetes_validate
-
 from tests.deploy.manifests.kubernetes import OLDEST
 
 Lease: TypeAlias = dict[str, Any]
@@ -78,6 +76,9 @@ class LeaseServer(ThreadingHTTPServer):
             return 200, self._keep(name, lease)
 
     def _keep(self, name: str, lease: Lease) -> Lease:
+        # Loaded late, since all that load tests would wait for it.
+        import kubernetes_validate
+
         kubernetes_validate.validate(lease, OLDEST, strict=True)
         assert lease["spec"].get("holderIdentity") != "", "an API server refuses that"
         self._version += 1

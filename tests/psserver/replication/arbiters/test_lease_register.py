@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import trustme
-from kubernetes.config import incluster_config
 
 from stratagem_proto.errors import (
     DataLossError,
@@ -151,6 +150,9 @@ def test_a_configuration_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Loaded late, since all that load tests would wait for it.
+    from kubernetes.config import incluster_config
+
     authority = trustme.CA()
     security = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(security)
