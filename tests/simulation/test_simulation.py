@@ -15,12 +15,12 @@ from tests.simulation.simulation import PROGRAMS, simulate
 
 pytestmark = pytest.mark.first
 
-SEEDS = 250
+SEEDS = 120
 
 # Seeds beyond these that have found a fault.
 FOUND = (500_697, 701_476, 706_491, 719_704)
 
-_DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(8)))"
+_DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(6)))"
 
 
 def digest(seeds: range) -> str:
@@ -48,15 +48,13 @@ def test_no_seed_violates_a_promise() -> None:
 
 
 def test_a_seed_takes_the_same_course_in_every_process() -> None:
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", _DIGEST],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert digests == {f"{digest(range(8))}\n"}
+    other = subprocess.run(
+        [sys.executable, "-c", _DIGEST],
+        # The hashes of this process are others.
+        env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert other.stdout == f"{digest(range(6))}\n"

@@ -68,7 +68,7 @@ class Load:
             thread.join()
 
 
-@pytest.mark.parametrize("way", ["grpc", "tcp"])
+@pytest.mark.parametrize("way", [pytest.param("grpc", marks=pytest.mark.long), "tcp"])
 def test_exchanged_certificates_count_for_the_next_handshake_and_break_nothing(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
