@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ CUT_SECONDS = 10.0
 
 
 def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
-    cluster: Cluster,
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     hosts, network = cluster.hosts, cluster.network
     with overheard(network.bridge, WORDS, network.place) as found:
@@ -41,6 +42,7 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
     # What the test with certificates shows that nobody hears.
     assert found.words == {*WORDS}
 
+    saves(tmp_path / "claim-training" / "checkpoints")
     network.cut("worker-1")
     lost = network.bytes_to("worker-1")
     others = network.bytes_to("worker-0")
@@ -63,6 +65,15 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
         hosts[name].stop()
         assert hosts[name].exit_code(seconds=30) == 0
         assert '"event": "stopped"' in hosts[name].log
+
+
+def saves(checkpoints: Path) -> None:
+    """Waits until there is another checkpoint.
+
+    The first worker saves after each epoch, and waits then for a step that the other one is in.
+    """
+    before = {*checkpoints.iterdir()}
+    eventually(lambda: bool({*checkpoints.iterdir()} - before), seconds=100, poll=0.1)
 
 
 def uses_data_port(host: Host) -> bool:
