@@ -47,6 +47,9 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
+# Processes that share a core would have it wait for their own threads.
+test test-cluster test-long chaos-test: export OMP_WAIT_POLICY ?= PASSIVE
+
 # With as many processes as cores, half of the time all of them wait for servers.
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster` and `test-long`.
 	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
