@@ -78,6 +78,15 @@ def test_what_libraries_read_while_they_are_loaded_counts() -> None:
     assert threads.tail() == "1"
 
 
+def test_a_program_may_set_what_libraries_read_while_they_are_loaded() -> None:
+    command = [sys.executable, "-m", "tests.deploy.processes.tuned_program"]
+    for given, expected in ((None, "first"), ("ours", "ours")):
+        added = import_path() | ({} if given is None else {"TUNED": given})
+        process = Process("child", command, environment=added, start=start_forked)
+        assert process.wait(60)
+        assert process.tail() == expected
+
+
 def test_each_has_a_session_and_nothing_of_the_others() -> None:
     sleeper = forked("import time; print('ready', flush=True); time.sleep(1000)")
     eventually(lambda: bool(sleeper.tail()))

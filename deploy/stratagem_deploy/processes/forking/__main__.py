@@ -4,12 +4,17 @@ Usage: python -m stratagem_deploy.processes.forking MODULE SOCKET
 
 MODULE has a function `main` without arguments. Orders come on the Unix socket whose descriptor is
 given.
+
+MODULE is the first to load torch: it may set before how libraries use cores and memory, which they
+read from the environment while they are loaded. Servers that share cores and lack such settings
+halved the steps of the demo.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import shlex
 import socket
 import sys
@@ -24,10 +29,12 @@ def main() -> None:
     module, descriptor = sys.argv[1:]
     # Once the environment has changed, the place for a longer title is not found any more.
     getproctitle()
+    before = {*os.environ}
     program = importlib.import_module(module)
+    own = {name: value for name, value in os.environ.items() if name not in before}
     # Where the garbage collector leaves no marks, processes go on to share the memory.
     gc.freeze()
-    order = Forker(socket.socket(fileno=int(descriptor))).serve()
+    order = Forker(socket.socket(fileno=int(descriptor)), own).serve()
     if order is not None:
         sys.argv[:] = [module, *order.arguments]
         sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]

@@ -7,11 +7,8 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-
-import numpy
-import torch
 
 from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, next_order, tell
 from stratagem_deploy.processes.tether import tied_to
@@ -28,9 +25,14 @@ class Forker:
     It has no threads that could hold a lock while it forks.
     """
 
-    def __init__(self, orders: socket.socket) -> None:
-        """Serve no order yet; they come on a socket."""
-        self._orders = orders
+    def __init__(self, orders: socket.socket, own: Mapping[str, str]) -> None:
+        """Serve no order yet.
+
+        Args:
+            orders: The socket on which they come.
+            own: What the program has set of its environment, where its orders set nothing.
+        """
+        self._orders, self._own = orders, own
         self._children: dict[int, socket.socket] = {}
         # Those of whose end nobody was told.
         self._running: set[int] = set()
@@ -66,7 +68,12 @@ class Forker:
         if not pid:
             self._leave()
             os.close(control)
-            _become(order, parent, output, errors)
+            _tie(parent, output, errors)
+            os.chdir(order.folder)
+            os.environ.clear()
+            os.environ.update({**self._own, **order.environment})
+            sys.path[:] = order.import_path
+            _draw_other_numbers()
             return order
         os.close(output)
         os.close(errors)
@@ -105,8 +112,8 @@ class Forker:
             end.close()
 
 
-def _become(order: Order, parent: int, output: int, errors: int) -> None:
-    """Give a process that was just forked what its order says."""
+def _tie(parent: int, output: int, errors: int) -> None:
+    """Give a process that was just forked a session of its own, its outputs, and its end."""
     if not tied_to(parent):
         os._exit(1)
     os.setsid()
@@ -114,10 +121,14 @@ def _become(order: Order, parent: int, output: int, errors: int) -> None:
         os.dup2(given, standard.fileno())
     for given in {output, errors}:
         os.close(given)
-    os.chdir(order.folder)
-    os.environ.clear()
-    os.environ.update(order.environment)
-    sys.path[:] = order.import_path
-    # Processes that were forked from one would draw the same numbers. Python sees to its own.
-    numpy.random.seed()
-    torch.default_generator.seed()
+
+
+def _draw_other_numbers() -> None:
+    """Have libraries that are loaded draw other random numbers than in other forks.
+
+    Python does by itself.
+    """
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
