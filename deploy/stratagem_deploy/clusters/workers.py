@@ -15,7 +15,12 @@ import cloudpickle
 
 from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.processes.forking.fork_server import prepare, start_forked
-from stratagem_deploy.processes.process import Process, describe_exit, import_path
+from stratagem_deploy.processes.process import (
+    Process,
+    describe_exit,
+    idle_threads,
+    import_path,
+)
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import AbortedError, FailedPreconditionError, UnimplementedError
 from stratagem_worker.functions.interruption import Interruptible
@@ -104,7 +109,7 @@ class ProcessWorker:
             environment: What they find in their environment, besides what we found in ours.
         """
         self._name = name
-        self._environment = {**import_path(), **(environment or {})}
+        self._environment = {**import_path(), **idle_threads(), **(environment or {})}
         self._directory = directory
         self._show = show
         self._numbers = itertools.count()
@@ -114,7 +119,7 @@ class ProcessWorker:
     @staticmethod
     def prepare() -> None:
         """Begin to load what the processes of all such workers have in common."""
-        prepare(_CALL, import_path())
+        prepare(_CALL, {**import_path(), **idle_threads()})
 
     def make(self, call: WorkerCall) -> Outcome:
         file = self._directory / f"{self._name}-{next(self._numbers)}.call"

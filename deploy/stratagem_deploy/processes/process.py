@@ -25,10 +25,18 @@ def import_path() -> dict[str, str]:
 def share_of_cores(processes: int) -> dict[str, str]:
     """Return an environment in which a process uses its share of the cores.
 
-    Each would start as many threads as there are cores.
+    Each would start as many threads as there are cores. What our environment says counts.
     """
     cores = max(1, (os.cpu_count() or 1) // max(1, processes))
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores)), **idle_threads()}
+
+
+def idle_threads() -> dict[str, str]:
+    """Return an environment in which threads that wait for a kernel leave their core to others.
+
+    They would spin on it for milliseconds after each kernel. What our environment says counts.
+    """
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 def describe_exit(code: int) -> str:

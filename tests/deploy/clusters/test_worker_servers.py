@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -24,14 +25,17 @@ def run_on(cluster: LocalCluster, task: int) -> int:
     return result_on(cluster, task, os.getpid)
 
 
-def result_on(cluster: LocalCluster, task: int, function: Callable[[], int]) -> int:
+_Result = TypeVar("_Result")
+
+
+def result_on(cluster: LocalCluster, task: int, function: Callable[[], _Result]) -> _Result:
     """What a function returns on a worker of the cluster."""
     resolver = cluster.cluster_resolver
     address = resolver.cluster_spec().task_address("worker", task)
     link = link_to(address, token=resolver.cluster_token or "", task=task)
     link.connect()
     try:
-        found: int = result(link, 1, function)
+        found: _Result = result(link, 1, function)
         return found
     finally:
         link.close()
@@ -78,11 +82,17 @@ def test_a_worker_is_added_to_others_that_serve_alone() -> None:
         cluster.add_worker_server()
 
 
+def wait_policy() -> str:
+    return os.environ["OMP_WAIT_POLICY"]
+
+
 @pytest.mark.cluster
 def test_worker_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     with LocalCluster(ps=0, worker_servers=2, processes=True) as cluster:
         threads = result_on(cluster, 1, torch.get_num_threads)
+        assert result_on(cluster, 1, wait_policy) == "PASSIVE"
     assert threads == max(1, (os.cpu_count() or 1) // 2)
 
 
