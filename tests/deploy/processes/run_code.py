@@ -1,11 +1,8 @@
-"""A program that runs the code that is its argument, with libraries that were loaded before."""
+"""A program that runs the code that is its argument."""
 
 from __future__ import annotations
 
 import sys
-
-import numpy  # noqa: F401
-import torch  # noqa: F401
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ print(json.dumps({
 
 
 def forked(code: str, environment: Mapping[str, str] | None = None) -> Process:
-    command = [sys.executable, "-m", "tests.deploy.processes.run_code", code]
+    command = [sys.executable, "-m", "tests.deploy.processes.run_loaded_code", code]
     added = {**import_path(), **(environment or {})}
     return Process("child", command, environment=added, start=start_forked)
 
