@@ -57,21 +57,6 @@ def cluster(request: pytest.FixtureRequest) -> LocalCluster:
     return running
 
 
-def wait_policy(_: ClusterResolver) -> str | None:
-    return os.environ.get("OMP_WAIT_POLICY")
-
-
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_threads_of_workers_that_wait_leave_their_core_to_others(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    with LocalCluster(ps=0, workers=1, processes=True) as cluster:
-        assert cluster.run(wait_policy) == [given or "PASSIVE"]
-
-
 def address_of(cluster: LocalCluster, index: int) -> str:
     return cluster.cluster_resolver.cluster_spec().task_address("ps", index)
 
