@@ -47,7 +47,7 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
-# Processes that share a core would have it wait for their own threads.
+# Threads that wait for a kernel would spin on cores that other processes need.
 test test-cluster test-long chaos-test: export OMP_WAIT_POLICY ?= PASSIVE
 
 # With as many processes as cores, half of the time all of them wait for servers.

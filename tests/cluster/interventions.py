@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from tests.interrupts import interrupt, interruptible
 
 
 @contextmanager
@@ -25,19 +26,16 @@ def beside(act: Callable[[], object]) -> Iterator[threading.Thread]:
             act()
         except BaseException as failure:
             failures.append(failure)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupt()
 
     thread = threading.Thread(target=run, daemon=True)
     assert threading.current_thread() is threading.main_thread()
-    # Processes of pytest-xdist ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        thread.start()
-        yield thread
-        thread.join()
+        with interruptible():
+            thread.start()
+            yield thread
+            thread.join()
     except KeyboardInterrupt:
         if not failures:
             raise
         raise failures[0] from None
-    finally:
-        signal.signal(signal.SIGINT, before)

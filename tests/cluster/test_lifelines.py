@@ -7,9 +7,7 @@ import gc
 import signal
 import subprocess
 import termios
-import threading
 from array import array
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,6 +23,7 @@ from stratagem._multi_worker.place import WorkerPlace
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from tests.deploy.processes.process_tree import python
+from tests.interrupts import interrupt, interruptible
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -124,19 +123,9 @@ def test_a_worker_that_is_interrupted_while_it_waits_ends() -> None:
         assert errors.endswith("KeyboardInterrupt\n")
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    # What a shell starts in the background does not hear of Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def interrupt_once_it_waits(store: Store) -> None:
     eventually(lambda: store.check(["waits/0"]))
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, signal.SIGINT)
+    interrupt()
 
 
 def unread() -> int:
@@ -149,15 +138,14 @@ def unread() -> int:
     return sum(count[0] for count in counts)
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_worker_still_takes_the_farewells_of_others() -> None:
     """Else gloo looks at them without a pause, and has a core busy until the program ends."""
     with ReservedAddress() as address, ThreadPoolExecutor(1) as threads:
         other = threads.submit(Links, place(1, 2, str(address)), SECONDS)
         links = [Links(place(0, 2, str(address)), SECONDS), other.result()]
         del other
-        threads.submit(interrupt_once_it_waits, links[0]._meeting.store)
-        with pytest.raises(KeyboardInterrupt):
+        with interruptible(), pytest.raises(KeyboardInterrupt):
+            threads.submit(interrupt_once_it_waits, links[0]._meeting.store)
             links[0].joined(torch.zeros(1), [1, 1])
         for _ in range(2):
             del links[0]

@@ -72,8 +72,9 @@ class LocalCluster(Cluster):
             worker_servers: Number of workers that serve a coordinator instead: the program that
                 makes its strategy from `cluster_resolver`.
             processes: Whether servers and workers are processes; worker servers then share the
-                cores by OMP_NUM_THREADS, unless that is set. Otherwise they are threads of this
-                process, which start in no time.
+                cores by OMP_NUM_THREADS, and threads of all that wait for a kernel leave their core
+                to others by OMP_WAIT_POLICY, unless these are set. Otherwise they are threads of
+                this process, which start in no time.
             lease_seconds: Time without a sign of a client after which a server takes it for dead;
                 by default 30, and 10 for worker servers.
             start_timeout: The longest time for a server to start, in seconds.

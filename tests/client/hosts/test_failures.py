@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.wire.channel import Deadlines
 from tests.client.hosts.signals import BEGUN, begin
+from tests.interrupts import interrupt, interruptible
 
 
 class Unloadable:
@@ -90,21 +90,12 @@ def test_what_cannot_be_loaded_on_hosts_is_told_and_the_session_goes_on(
     assert strategy.run(lambda: 1) == 1
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    # What a shell starts in the background does not hear of Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_program_leaves_the_hosts_free(strategy: TPUStrategy) -> None:
     def step(context: Any, inputs: Any) -> None:
         begin()
 
     iterator = iter(strategy.experimental_distribute_dataset(_Endless()))
-    with as_soon_as_it_has_begun(_interrupt), pytest.raises(KeyboardInterrupt):
+    with interruptible(), as_soon_as_it_has_begun(interrupt), pytest.raises(KeyboardInterrupt):
         strategy.extended.experimental_run_steps_on_iterator(step, iterator, 10**6)
     with pytest.raises(UnavailableError, match="the program was interrupted"):
         strategy.run(lambda: 1)
@@ -136,12 +127,6 @@ def test_a_program_that_is_interrupted_as_it_calls_leaves_the_hosts_free(
         strategy.run(lambda: 1)
     strategy.extended.connect()
     assert strategy.run(lambda: 1) == 1
-
-
-def _interrupt() -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, signal.SIGINT)
 
 
 @contextmanager

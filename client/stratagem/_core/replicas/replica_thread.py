@@ -29,9 +29,10 @@ class _Autocast:
 def _split_kernels(threads: int) -> None:
     """Let kernels that this thread calls split their work among so many threads.
 
-    A thread keeps the count of its first kernel, and batch normalization rounds
-    differently with another count: a step on threads of other ages would not repeat.
-    The count stays: to set it back would set it back for the whole program.
+    A thread keeps the count that the program had at the thread's first kernel, and batch
+    normalization rounds differently with another count. The same step would differ in its last bits
+    by which thread of the pool ran it. The count stays afterwards, since to set it back would set
+    it back for the whole program.
     """
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

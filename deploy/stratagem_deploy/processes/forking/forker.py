@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, next_order, tell
 from stratagem_deploy.processes.tether import tied_to
@@ -68,12 +69,8 @@ class Forker:
         if not pid:
             self._leave()
             os.close(control)
-            _tie(parent, output, errors)
-            os.chdir(order.folder)
-            os.environ.clear()
-            os.environ.update({**self._own, **order.environment})
-            sys.path[:] = order.import_path
-            _draw_other_numbers()
+            order = replace(order, environment={**self._own, **order.environment})
+            _become(order, parent, output, errors)
             return order
         os.close(output)
         os.close(errors)
@@ -112,8 +109,8 @@ class Forker:
             end.close()
 
 
-def _tie(parent: int, output: int, errors: int) -> None:
-    """Give a process that was just forked a session of its own, its outputs, and its end."""
+def _become(order: Order, parent: int, output: int, errors: int) -> None:
+    """Give a process that was just forked what its order says."""
     if not tied_to(parent):
         os._exit(1)
     os.setsid()
@@ -121,6 +118,11 @@ def _tie(parent: int, output: int, errors: int) -> None:
         os.dup2(given, standard.fileno())
     for given in {output, errors}:
         os.close(given)
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.path[:] = order.import_path
+    _draw_other_numbers()
 
 
 def _draw_other_numbers() -> None:
