@@ -18,7 +18,7 @@ pytestmark = pytest.mark.first
 SEEDS = 120
 
 # Seeds beyond these that have found a fault.
-FOUND = (500_697, 701_476, 706_491, 719_704)
+FOUND = (2277, 500_697, 701_476, 706_491, 719_704)
 
 _DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(6)))"
 

@@ -213,8 +213,11 @@ async def _made(messages: Iterator[FollowResponse]) -> FollowResponse | None:
     try:
         return await asyncio.shield(making)
     finally:
-        # A thread is not cancelled with what waits for it.
-        await asyncio.wait([making])
+        # A thread is not cancelled with what waits for it, however often that is, and reads what is
+        # closed behind this.
+        while not making.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([making])
 
 
 def reason_of(error: BaseException) -> str:
