@@ -27,7 +27,7 @@ RARE = {
     "a barrier is forgotten": (43,),
     "a change is a step too early": (78,),
     "a former primary keeps its state": (304,),
-    "a former process goes on": (201,),
+    "a former process goes on": (2997,),
     "a lease is longer than the backup waits": (68,),
     "a read shows what is not on disk": (28, 200, 367),
     "a segment is read beyond its end": (706_491,),
