@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from benchmarks.stores.server import s3_server
 from stratagem import config
 from stratagem_proto import server_log
+from stratagem_proto.memory import loading
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
@@ -29,6 +30,13 @@ TOKEN = "the cluster's secret"
 # How long an example takes is up to the machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules of tests stay as those of the program do."""
+    with loading():
+        return (yield)
 
 
 @pytest.fixture

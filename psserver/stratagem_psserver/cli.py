@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from stratagem_proto.configuration.commands import command
+from stratagem_proto.memory import loading
 from stratagem_proto.serving import command_line
 from stratagem_psserver.options import ServerOptions
 
@@ -22,12 +23,11 @@ def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
     Exit code: 0 after SIGTERM or Ctrl-C, and 2 if the server could not start because of a setting,
     an address or a checkpoint.
     """
-    # These load PyTorch, for which --help and a shell that completes options do not wait.
-    from stratagem_psserver.process import exempt_loaded_objects
-    from stratagem_psserver.server import ParameterServer
+    # This loads PyTorch, for which --help and a shell that completes options do not wait.
+    with loading():
+        from stratagem_psserver.server import ParameterServer
 
-    server = ParameterServer(options.settings())
-    exempt_loaded_objects()
+        server = ParameterServer(options.settings())
     command_line.serve(server, options, as_json)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,15 +30,6 @@ def tune() -> None:
     # Large tensors get huge pages, of which there are few to clear.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     keep_freed_memory()
-
-
-def exempt_loaded_objects() -> None:
-    """Exempt all present objects from garbage collection; call it after the imports.
-
-    Modules live as long as the process and have some 300,000 objects. While the collector looks
-    through them, no request is served.
-    """
-    gc.freeze()
 
 
 class Compute:

@@ -6,6 +6,7 @@ import typer
 
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.insecure import be_insecure
+from stratagem_proto.memory import loading
 from stratagem_proto.serving import command_line
 from stratagem_worker.options import WorkerOptions
 
@@ -24,8 +25,9 @@ def serve(options: WorkerOptions, as_json: command_line.AsJson = False) -> None:
     or an address.
     """
     # These load PyTorch, for which --help and a shell that completes options do not wait.
-    from stratagem import config
-    from stratagem_worker.server import WorkerServer
+    with loading():
+        from stratagem import config
+        from stratagem_worker.server import WorkerServer
 
     config.set_logical_cpus(options.logical_cpus)
     if options.insecure:

@@ -12,7 +12,6 @@ halved the steps of the demo.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import shlex
@@ -22,6 +21,7 @@ import sys
 from setproctitle import getproctitle, setproctitle
 
 from stratagem_deploy.processes.forking.forker import Forker
+from stratagem_proto.memory import loading
 
 
 def main() -> None:
@@ -30,10 +30,9 @@ def main() -> None:
     # Once the environment has changed, the place for a longer title is not found any more.
     getproctitle()
     before = {*os.environ}
-    program = importlib.import_module(module)
+    with loading():
+        program = importlib.import_module(module)
     own = {name: value for name, value in os.environ.items() if name not in before}
-    # Where the garbage collector leaves no marks, processes go on to share the memory.
-    gc.freeze()
     order = Forker(socket.socket(fileno=int(descriptor)), own).serve()
     if order is not None:
         sys.argv[:] = [module, *order.arguments]
