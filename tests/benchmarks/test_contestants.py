@@ -64,16 +64,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "contest",
     [
-        transfer.transfer([4_000]),
         resnet.resnet(tensors=3),
         lookups.lookups(),
-        movielens.movielens(),
-        workers.workers([1]),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
         scheduling.scheduling([2])[0],
         *durability.durability()[:2],
         *(pytest.param(each, marks=pytest.mark.long) for each in durability.durability()[2:]),
-        # These start processes of their own.
+        # These start processes of their own, or take long.
+        pytest.param(transfer.transfer([4_000]), marks=pytest.mark.long),
+        pytest.param(movielens.movielens(), marks=pytest.mark.long),
+        pytest.param(workers.workers([1]), marks=pytest.mark.long),
         pytest.param(startup.startup(), marks=pytest.mark.long),
         pytest.param(sessions.sessions(count=3), marks=pytest.mark.long),
     ],

@@ -51,7 +51,7 @@ def test_functions_of_a_coordinator_go_on_when_a_primary_is_lost(
     assert presented() is None
 
 
-@pytest.mark.parametrize("way", ["grpc", "tcp"])
+@pytest.mark.parametrize("way", ["grpc", pytest.param("tcp", marks=pytest.mark.long)])
 def test_functions_show_the_certificate_that_their_worker_server_was_given(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

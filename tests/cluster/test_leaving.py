@@ -151,7 +151,7 @@ def test_a_worker_server_that_is_to_end_finishes_its_function_and_gives_back_the
         coordinator.join()
 
 
-@pytest.mark.parametrize("kind", ["ps", "worker"])
+@pytest.mark.parametrize("kind", ["ps", pytest.param("worker", marks=pytest.mark.long)])
 def test_a_server_ends_by_a_notice(kind: str, tmp_path: Path) -> None:
     ready, token, notice = (tmp_path / name for name in ("ready", "token", "notice"))
     token.write_text("the cluster's secret")

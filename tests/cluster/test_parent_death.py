@@ -44,7 +44,7 @@ def files_in(temporary: Path) -> list[Path]:
     ("program", "signum"),
     [
         ("LocalCluster", signal.SIGKILL),
-        ("LocalCluster", signal.SIGINT),
+        pytest.param("LocalCluster", signal.SIGINT, marks=pytest.mark.long),
         ("stratagem run", signal.SIGKILL),
     ],
 )

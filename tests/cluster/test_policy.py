@@ -79,7 +79,13 @@ def train(resolver: ClusterResolver) -> list[str]:
     return refused
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param(False, id="threads"),
+        pytest.param(True, id="processes", marks=pytest.mark.long),
+    ],
+)
 def test_a_worker_updates_what_the_policy_lets_it_and_the_chief_all(
     policy: Path, processes: bool
 ) -> None:

@@ -69,7 +69,7 @@ def finished(folder: Path, body: str, options: list[str], *arguments: str) -> tu
 @pytest.mark.parametrize(
     ("consistency", "victim", "how"),
     [
-        ("async", 1, "exit"),
+        pytest.param("async", 1, "exit", marks=pytest.mark.long),
         ("sync", 0, "kill"),
         pytest.param("async", 0, "kill", marks=pytest.mark.long),
         pytest.param("sync", 1, "kill", marks=pytest.mark.long),
@@ -96,7 +96,9 @@ def test_without_restarts_the_first_failure_ends_the_run(tmp_path: Path) -> None
     assert "worker:1 failed first, with signal SIGKILL" in errors
 
 
-@pytest.mark.parametrize(("exit_code", "starts"), [(3, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("exit_code", "starts"), [(3, 3), pytest.param(2, 1, marks=pytest.mark.long)]
+)
 def test_a_script_that_cannot_succeed_ends_the_run(
     tmp_path: Path, exit_code: int, starts: int
 ) -> None:

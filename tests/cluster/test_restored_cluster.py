@@ -52,7 +52,7 @@ def count(resolver: ClusterResolver, root: Path) -> list[float]:
     "processes",
     [
         pytest.param(False, id="threads"),
-        pytest.param(True, id="processes", marks=pytest.mark.cluster),
+        pytest.param(True, id="processes", marks=[pytest.mark.cluster, pytest.mark.long]),
     ],
 )
 def test_a_local_cluster_goes_on_from_a_checkpoint(processes: bool, tmp_path: Path) -> None:

@@ -15,7 +15,20 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Of stalls that are alike, one.
+ALIKE = {
+    "stopped worker": "stopped server",
+    "stopped worker server": "stopped coordinator",
+    "link cut to a worker": "link cut to a server",
+    "endless function": "held lock",
+    "blocking iterator": "held lock",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind in ALIKE)) for kind in KINDS],
+)
 def test_the_first_finding_names_the_culprit(kind: str, tmp_path: Path) -> None:
     with KINDS[kind](Scene(tmp_path, random.Random(kind))) as stall:
 

@@ -31,7 +31,7 @@ RARE = {
     "a lease is longer than the backup waits": (68,),
     "a read shows what is not on disk": (28, 200, 367),
     "a segment is read beyond its end": (706_491,),
-    "a server answers although the task has moved away": (2277,),
+    "a server answers although the task has moved away": (2967,),
     "a server that gives a move up forgets what it has": (182,),
     "an answer leaves before its record": (113,),
     "dropped contributions are forgotten": (7296,),

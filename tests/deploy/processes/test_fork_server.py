@@ -122,16 +122,18 @@ import importlib, sys, torch
 def touched(*_): sys.exit("a GPU was asked for")
 for name in ("device_count", "init", "is_available", "_lazy_init"):
     setattr(torch.cuda, name, touched)
-importlib.import_module(sys.argv[1])
+for module in sys.argv[1:]: importlib.import_module(module)
 """
-
-
-@pytest.mark.parametrize(
-    "module",
-    ["stratagem_psserver.__main__", "stratagem_worker.__main__", "stratagem_deploy.clusters.call"],
+FORKED = (
+    "stratagem_psserver.__main__",
+    "stratagem_worker.__main__",
+    "stratagem_deploy.clusters.call",
 )
-def test_what_is_loaded_before_a_fork_asks_for_no_gpu(module: str) -> None:
-    process = Process("loading", [sys.executable, "-c", LOADING, module], environment=import_path())
+
+
+def test_what_is_loaded_before_a_fork_asks_for_no_gpu() -> None:
+    command = [sys.executable, "-c", LOADING, *FORKED]
+    process = Process("loading", command, environment=import_path())
     assert process.wait(60)
     assert process.exit_code == 0, process.tail()
 

@@ -161,6 +161,7 @@ def test_a_consistency_that_cannot_be_is_refused(workers: list[RawClient]) -> No
         change(workers[0], impossible)
 
 
+@pytest.mark.long
 def test_a_thousand_held_workers_delay_nobody(tmp_path: Path) -> None:
     with (
         serving(tmp_path) as server,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, next_order, tell
 from stratagem_deploy.processes.tether import tied_to
 
-_IDLE_SECONDS = 60.0
+_IDLE_SECONDS = 300.0
 """How long it waits for the next order when all that it forked have ended."""
 
 _SIGNALS = 4096
