@@ -38,7 +38,7 @@ RARE = {
     "memory is taken for the disk": (935,),
     "old batches are taken for later ones": (113,),
     "removed segments are read": (40,),
-    "requests are not recorded that wait while a server begins to follow": (2277,),
+    "requests are not recorded that wait while a server begins to follow": (4214,),
     "shared memory is not copied": (72,),
     "steps are not held": (188,),
     "the log is from shared memory": (66,),
