@@ -1,11 +1,11 @@
-"""TorchRec's `EmbeddingBagCollection`, whose tables are on parameter servers.
+"""TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`, with tables on parameter servers.
 
 Needs the package `torchrec`: `pip install 'stratagem[torchrec]'`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ except ImportError as error:
         "docs/guide/frameworks.md says how on a machine without GPUs"
     ) from error
 
-__all__ = ["EmbeddingBagCollection"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
 
 
 class EmbeddingBagCollection(torchrec.EmbeddingBagCollection):  # type: ignore[misc] # its types are not read
@@ -58,8 +58,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection):  # type: ignore[m
         for config in tables:
             _require_supported(config, is_weighted)
         super().__init__([*tables], is_weighted, _device(device))
-        for bag in self.embedding_bags.values():
-            bag.sparse = True
+        _have_sparse_gradients(self.embedding_bags)
 
     def forward(self, features: Any) -> Any:
         """Return the pooled rows of each feature.
@@ -74,17 +73,74 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection):  # type: ignore[m
             RowIndexError: There is no such row.
             FailedPreconditionError: An optimizer was applied in the backward of a table on servers.
         """
-        for name, bag in self.embedding_bags.items():
-            _require_no_step_in_backward(name, bag.weight)
         features = maybe_td_to_kjt(features, None)
-        prefetch(self._lookups(features))
+        _pull(self.embedding_bags, self.embedding_bag_configs(), features)
         return super().forward(features)
 
-    def _lookups(self, features: Any) -> Iterator[tuple[nn.Module, torch.Tensor]]:
-        of_feature = features.to_dict()
-        for config in self.embedding_bag_configs():
-            for name in config.feature_names:
-                yield self.embedding_bags[config.name], of_feature[name].values()
+
+class EmbeddingCollection(torchrec.EmbeddingCollection):  # type: ignore[misc] # its types are not read
+    """A `torchrec.EmbeddingCollection`, whose rows are not pooled: for sequences of ids.
+
+    Where its tables are, and when rows are pulled, is as for `EmbeddingBagCollection`.
+
+    Args:
+        tables: Their configurations, as TorchRec's `EmbeddingConfig`, of one `embedding_dim`.
+        device: Of tables that are built in no scope; those on servers take none.
+        need_indices: Whether ids are returned with the rows, as weights.
+
+    Raises:
+        InvalidArgumentError: A configuration asks for what tables on servers have not.
+        ValueError: As of TorchRec: names are repeated, or dimensions differ.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+    ) -> None:
+        for config in tables:
+            _require_supported(config)
+        super().__init__([*tables], _device(device), need_indices)
+        _have_sparse_gradients(self.embeddings)
+
+    def forward(self, features: Any) -> Any:
+        """Return the row of each id of each feature.
+
+        Args:
+            features: A `KeyedJaggedTensor`, or a `TensorDict` of jagged tensors.
+
+        Returns:
+            A dictionary of a `JaggedTensor` for each feature, whose values are float32
+            (ids of the feature, `embedding_dim`).
+
+        Raises:
+            RowIndexError: There is no such row.
+            FailedPreconditionError: An optimizer was applied in the backward of a table on servers.
+        """
+        features = maybe_td_to_kjt(features, None)
+        _pull(self.embeddings, self.embedding_configs(), features)
+        return super().forward(features)
+
+
+def _have_sparse_gradients(tables: Mapping[str, Any]) -> None:
+    for table in tables.values():
+        table.sparse = True
+
+
+def _pull(tables: Mapping[str, Any], configs: Iterable[Any], features: Any) -> None:
+    """Pull the rows of all features from all servers at once."""
+    for name, table in tables.items():
+        _require_no_step_in_backward(name, table.weight)
+    prefetch(_lookups(tables, configs, features.to_dict()))
+
+
+def _lookups(
+    tables: Mapping[str, Any], configs: Iterable[Any], features: Mapping[str, Any]
+) -> Iterator[tuple[nn.Module, torch.Tensor]]:
+    for config in configs:
+        for name in config.feature_names:
+            yield tables[config.name], features[name].values()
 
 
 _REFUSED = {
@@ -95,7 +151,7 @@ _REFUSED = {
 """Fields of configurations that TorchRec's own collection ignores unless it is sharded."""
 
 
-def _require_supported(config: Any, is_weighted: bool) -> None:
+def _require_supported(config: Any, is_weighted: bool = False) -> None:
     if config.data_type is not DataType.FP32:
         # TorchRec makes float16 of all others, whose sparse gradients torch does not add up.
         raise _refusal(config, f"data_type={config.data_type}", "it has to be FP32")
