@@ -24,6 +24,10 @@ from stratagem_psserver.state import ServerState
 # A backup that has so many bytes of records to apply acknowledges no more of them.
 _MOST_BYTES = 64 << 20
 
+# After so long, others on the event loop have a turn: the server's other tasks answer clients, and
+# a request takes several turns.
+_AT_ONCE_SECONDS = 2e-4
+
 
 class IncomingImage:
     """An image on its way.
@@ -180,22 +184,34 @@ class Standby:
             self.is_loaded = True
             self._catching_up.begin(len(self._records))
             self._progressed.set()
-            while True:
+            while await self._apply_all(recovery):
                 await self._filled.wait()
-                self._filled.clear()
-                while self._records:
-                    arrival = self._records.popleft()
-                    if arrival is None:
-                        return
-                    await recovery.add(arrival.record)
-                    self._nbytes -= arrival.entry.nbytes
-                    self._catching_up.note_applied(len(self._records))
-                    self._progressed.set()
-                    self.applied = max(self.applied, arrival.record.position)
-                    if arrival.record.message.mark:
-                        await self._begin_digest(arrival.record.position)
-                    if self._disk is not None:
-                        self._disk.tend()
+
+    async def _apply_all(self, recovery: Recovery) -> bool:
+        """Apply all records that have come; return whether more may come."""
+        clock = self.state.clock
+        began = clock()
+        self._filled.clear()
+        while self._records:
+            arrival = self._records.popleft()
+            if arrival is None:
+                return False
+            await self._apply_one(recovery, arrival)
+            if clock() - began > _AT_ONCE_SECONDS:
+                await asyncio.sleep(0)
+                began = clock()
+        return True
+
+    async def _apply_one(self, recovery: Recovery, arrival: Arrival) -> None:
+        await recovery.add(arrival.record)
+        self._nbytes -= arrival.entry.nbytes
+        self._catching_up.note_applied(len(self._records))
+        self._progressed.set()
+        self.applied = max(self.applied, arrival.record.position)
+        if arrival.record.message.mark:
+            await self._begin_digest(arrival.record.position)
+        if self._disk is not None:
+            self._disk.tend()
 
     async def _begin_digest(self, position: int) -> None:
         moment = await moment_of(self.state)
