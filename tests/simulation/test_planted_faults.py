@@ -23,16 +23,16 @@ MOST_SEEDS = 2000
 
 # Seeds that come upon faults which few others do; they are tried first.
 RARE = {
-    "a backup takes over before the lease is over": (159,),
+    "a backup takes over before the lease is over": (266,),
     "a barrier is forgotten": (43,),
     "a change is a step too early": (78,),
-    "a former primary keeps its state": (304,),
+    "a former primary keeps its state": (82,),
     "a former process goes on": (2997,),
-    "a lease is longer than the backup waits": (68,),
+    "a lease is longer than the backup waits": (12,),
     "a read shows what is not on disk": (28, 200, 367),
     "a segment is read beyond its end": (706_491,),
     "a server answers although the task has moved away": (2967,),
-    "a server that gives a move up forgets what it has": (182,),
+    "a server that gives a move up forgets what it has": (532,),
     "an answer leaves before its record": (113,),
     "dropped contributions are forgotten": (7296,),
     "memory is taken for the disk": (935,),
