@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("any machine")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules of tests stay as those of the program do."""
+    """Exempt the modules of tests from garbage collection; they live as long as the process."""
     with loading():
         return (yield)
 

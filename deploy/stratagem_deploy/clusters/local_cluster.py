@@ -41,8 +41,8 @@ class LocalCluster(Cluster):
     files.
 
     On Linux its processes are forks of processes that have loaded PyTorch before, one for servers
-    and one for workers, so that they start in a moment. These stay for five minutes, for
-    further clusters. What forks share besides is the seed of `hash`.
+    and one for workers, so that they start in a moment. These stay for five minutes, for further
+    clusters. What forks share besides is the seed of `hash`.
     """
 
     def __init__(  # noqa: PLR0913 - independent settings, most by name

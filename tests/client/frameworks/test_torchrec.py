@@ -22,35 +22,16 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Style
 from tests.client.clusters import running
+from tests.client.frameworks.two_tables import KEYS, ROWS, features, two_tables
 
 torchrec = pytest.importorskip("torchrec", reason="TorchRec is not installed")
 
 # Of the framework, about what it will no longer have.
 pytestmark = pytest.mark.filterwarnings("default")
 
-KEYS = ["user", "seen", "liked"]
-ROWS = 12
-
 
 def configs(**of_films: Any) -> list[Any]:
-    """Two tables, one of which has two features, one of which has two tables."""
-    table = torchrec.EmbeddingBagConfig
-    films = {"name": "films", "embedding_dim": 4, "num_embeddings": ROWS, **of_films}
-    users = {"name": "users", "embedding_dim": 3, "num_embeddings": ROWS}
-    return [
-        table(**users, feature_names=["user", "seen"]),
-        table(**films, feature_names=["seen", "liked"]),
-    ]
-
-
-def features(weights: torch.Tensor | None = None) -> Any:
-    """Three bags for each of the keys: empty ones, and ids that are there several times."""
-    return torchrec.KeyedJaggedTensor(
-        keys=KEYS,
-        values=torch.tensor([3, 1, 3, 0, 11, 7, 7, 7, 2]),
-        lengths=torch.tensor([2, 0, 1, 0, 3, 0, 0, 2, 1]),
-        weights=weights,
-    )
+    return two_tables(torchrec.EmbeddingBagConfig, 3, **of_films)
 
 
 WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.5, 1.0, 3.0, -2.0, 0.25])

@@ -21,6 +21,7 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Style
 from tests.client.clusters import running
+from tests.client.frameworks.two_tables import KEYS, ROWS, features, two_tables
 from tests.pages import ROOT
 
 torchrec = pytest.importorskip("torchrec", reason="TorchRec is not installed")
@@ -28,27 +29,9 @@ torchrec = pytest.importorskip("torchrec", reason="TorchRec is not installed")
 # Of the framework, about what it will no longer have.
 pytestmark = pytest.mark.filterwarnings("default")
 
-ROWS = 12
-
 
 def configs(**of_films: Any) -> list[Any]:
-    """Two tables, one of which has two features, one of which has two tables."""
-    table = torchrec.EmbeddingConfig
-    films = {"name": "films", "embedding_dim": 4, "num_embeddings": ROWS, **of_films}
-    users = {"name": "users", "embedding_dim": 4, "num_embeddings": ROWS}
-    return [
-        table(**users, feature_names=["user", "seen"]),
-        table(**films, feature_names=["seen", "liked"]),
-    ]
-
-
-def features(largest: int = 11) -> Any:
-    """Sequences: empty ones, and ids that are there several times."""
-    return torchrec.KeyedJaggedTensor(
-        keys=["user", "seen", "liked"],
-        values=torch.tensor([3, 1, 3, 0, largest, 7, 7, 7, 2]),
-        lengths=torch.tensor([2, 0, 1, 0, 3, 0, 0, 2, 1]),
-    )
+    return two_tables(torchrec.EmbeddingConfig, 4, **of_films)
 
 
 PROGRAM = r"^```python title=.*?\n(.*?)^```"
@@ -143,7 +126,7 @@ def test_a_table_larger_than_this_machine_is_divided(strategy: ParameterServerSt
     with strategy.scope():
         ours = EmbeddingCollection(configs(num_embeddings=many), device="meta")
     last = torchrec.KeyedJaggedTensor(
-        ["user", "seen", "liked"],
+        KEYS,
         torch.tensor([1, 1, many - 1]),
         lengths=torch.tensor([1, 1, 1]),
     )
