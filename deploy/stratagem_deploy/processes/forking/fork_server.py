@@ -1,8 +1,8 @@
 """Starting a process by a fork of one that has loaded the modules of its program.
 
 To import torch takes about two seconds of a core, and a fork some milliseconds. What libraries read
-from the environment while they are loaded, they read in the process that is forked; so it is
-replaced when the environment changes.
+from the environment while they are loaded, they read in the process that is forked; so each
+environment has a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, tell
 from stratagem_deploy.processes.process import Process
 
 # Libraries do not read these while they are loaded, and they change from process to process.
-_READ_LATER = ("STRATAGEM_", "TF_CONFIG", "PYTEST_")
+_READ_LATER = ("STRATAGEM_", "TF_CONFIG", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR")
+# Each has the memory of a process that has loaded torch.
+_MOST = 4
 _LOAD_SECONDS = 120.0
 # Elsewhere a fork is not safe once frameworks are loaded, or there is none.
 _CAN_FORK = sys.platform == "linux"
@@ -96,27 +98,30 @@ class _Forked:
 
 
 class _ForkServers:
-    """The fork servers of this process: for each program, that of the latest environment."""
+    """The fork servers of this process: those of the programs and environments used last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._servers: dict[str, tuple[object, ForkServer]] = {}
+        # From the one that was used the longest time ago.
+        self._servers: dict[object, ForkServer] = {}
 
     def of(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        key = os.getpid(), _read_early(environment)
+        key = module, os.getpid(), _read_early(environment)
         with self._lock:
-            known, server = self._servers.get(module, (None, None))
-            if server is None or known != key or not server.runs:
+            server = self._servers.pop(key, None)
+            if server is None or not server.runs:
                 server = ForkServer(module, environment)
-                self._servers[module] = key, server
+            self._servers[key] = server
+            if len(self._servers) > _MOST:
+                del self._servers[next(iter(self._servers))]
             return server
 
 
 _servers = _ForkServers()
 
 
-def _read_early(environment: Mapping[str, str]) -> Mapping[str, str]:
-    return {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+def _read_early(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in environment.items() if not item[0].startswith(_READ_LATER))
 
 
 def start_forked(start: Start) -> Child:
