@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -17,11 +18,7 @@ from tests.client.relayed_clusters import RelayedCluster, relayed
 
 pytestmark = pytest.mark.cluster
 
-CONSISTENCIES = [
-    Async(),
-    Sync(3),
-    *(pytest.param(each, marks=pytest.mark.long) for each in (Bounded(1), Sync())),
-]
+CONSISTENCIES = (Async(), Sync(3), Bounded(1), Sync())
 LEAST_CUTS = 2_000  # of all cases together
 
 # Cuts of each case. What goes by gRPC takes longest to go on.
@@ -36,7 +33,15 @@ SIZES = {AUTO: 1 << 15}
 MOST_BYTES = {GRPC: 2_500, AUTO: 700}
 
 
-@pytest.fixture(params=CUTS)
+# One of each kind. `make test-long` tries all with all.
+BRIEF = ((GRPC, Async()), (TCP, Sync(3)), (UNIX, Async()), (AUTO, Sync(3)))
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.long] * (case not in BRIEF))
+    for case in itertools.product(CUTS, CONSISTENCIES)
+]
+
+
+@pytest.fixture
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(VARIABLE, request.param)
     return str(request.param)
@@ -135,7 +140,7 @@ class Training:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("consistency", CONSISTENCIES, ids=str)
+@pytest.mark.parametrize(("transport", "consistency"), CASES, ids=str, indirect=["transport"])
 def test_each_update_counts_once_however_often_connections_are_cut(
     relays: RelayedCluster, transport: str, consistency: Consistency
 ) -> None:

@@ -79,7 +79,7 @@ class Servers:
         eventually(lambda: {STANDING_PRIMARY, STANDING_BACKUP} == {*self.standings()}, PATIENCE)
 
     def kill_primary(self) -> None:
-        self._running[self.standings().index(STANDING_PRIMARY)].popen.send_signal(signal.SIGKILL)
+        self._running[self.standings().index(STANDING_PRIMARY)].send(signal.SIGKILL)
 
 
 @contextmanager

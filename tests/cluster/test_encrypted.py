@@ -67,7 +67,7 @@ def test_functions_show_the_certificate_that_their_worker_server_was_given(
             tmp_path / "worker",
             *given,
             str(authority.of("worker:0")),
-            program="stratagem_worker",
+            module="stratagem_worker.__main__",
         ) as worker,
         presenting(authority.of("chief:0")),
     ):

@@ -82,6 +82,7 @@ def command(folder: Path, *options: str) -> list[str]:
     return [*run, str(folder / "train.py")]
 
 
+@pytest.mark.long
 def test_a_run_that_is_to_end_lets_all_workers_finish_their_step(tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     with python(

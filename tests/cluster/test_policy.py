@@ -96,6 +96,7 @@ def test_a_worker_updates_what_the_policy_lets_it_and_the_chief_all(
     assert of_other[0].startswith("items.weight")
 
 
+@pytest.mark.long
 def test_a_script_is_told_what_its_worker_may_not(tmp_path: Path, policy: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

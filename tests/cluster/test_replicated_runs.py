@@ -103,6 +103,7 @@ def test_a_replica_that_is_killed_comes_back_and_nothing_is_lost(tmp_path: Path)
     assert "lost 0" in [line.get("line") for line in lines]
 
 
+@pytest.mark.long
 def test_a_run_ends_when_both_replicas_have_ended(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         run.kill_all()

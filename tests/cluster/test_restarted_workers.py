@@ -89,6 +89,7 @@ def test_training_goes_on_with_a_worker_that_was_started_again(
     ) in errors
 
 
+@pytest.mark.long
 def test_without_restarts_the_first_failure_ends_the_run(tmp_path: Path) -> None:
     options = ["--workers", "2"]
     code, output, errors = finished(tmp_path, TRAIN, options, "async", "1", "kill")

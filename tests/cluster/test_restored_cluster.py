@@ -93,6 +93,7 @@ def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_script_that_is_run_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     script, root = tmp_path / "script.py", str(tmp_path / "run")
     script.write_text(SCRIPT)

@@ -43,8 +43,8 @@ class Servers:
         return self._stack.enter_context(serving(folder, *arguments))
 
     def kill(self, task: int) -> None:
-        self._running[task].popen.send_signal(signal.SIGKILL)
-        self._running[task].popen.wait()
+        self._running[task].send(signal.SIGKILL)
+        self._running[task].exit_code()
 
     def restart(self, task: int) -> None:
         self.kill(task)

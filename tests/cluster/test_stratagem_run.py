@@ -126,6 +126,7 @@ def finished(script: Path, *options: str) -> tuple[int, list[str], list[str]]:
     return run.returncode, output.splitlines(), errors.splitlines()
 
 
+@pytest.mark.long
 def test_workers_may_train_without_servers(script: Callable[[str], Path]) -> None:
     path = script(TOGETHER)
     code, chief, others = finished(path, "--ps", "0", "--workers", "2")

@@ -12,7 +12,7 @@ import pytest
 from tests.fuzzing.planted import PLANTED
 
 TREE = Path(__file__).parents[2]
-SECONDS = 60
+SECONDS = 20
 
 pytestmark = [
     pytest.mark.cluster,
@@ -40,6 +40,7 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     assert [*tmp_path.glob(f"{target}-*")]
 
 
+@pytest.mark.long
 def test_an_input_that_is_a_fault_can_be_decoded_again(tmp_path: Path) -> None:
     failure, fault = tmp_path / "failure", "a number is taken for bytes"
     # Two chunks, one of them as a number of 32 bits.

@@ -94,7 +94,7 @@ def test_a_proxy_for_the_web_does_not_lead_to_servers(monkeypatch: pytest.Monkey
 @pytest.mark.cluster
 def test_a_server_whose_loop_is_stuck_does_not_say_that_it_serves() -> None:
     going_on = threading.Event()
-    with ParameterServer(ServerSettings()) as server:
+    with ParameterServer(ServerSettings(lease_seconds=2.0)) as server:
         assert health_of(server) == SERVING
         server._loop.call(going_on.wait)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratagem_deploy.processes.process import import_path
+from stratagem_deploy.processes.child import start_program
+from stratagem_deploy.processes.forking.fork_server import start_forked
+from stratagem_deploy.processes.process import Process, import_path
+from stratagem_deploy.processes.transcript import Transcript
 from tests.waiting import eventually
 
 PATIENCE = 60.0
@@ -24,60 +26,69 @@ class ServerProcess:
 
     address: str
     health_address: str
-    popen: subprocess.Popen[str]
-    said: Path
+    _process: Process
+    _lines: list[str]
 
     @property
     def log(self) -> str:
         """What it has written so far."""
-        return self.said.read_text(encoding="utf-8")
+        return "\n".join(self._lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, signum: int) -> None:
+        self._process.send(signum)
+
+    def exit_code(self) -> int:
+        """How it ends, as `Popen.returncode`; waits until it does."""
+        assert self._process.wait(PATIENCE)
+        code = self._process.exit_code
+        assert code is not None
+        return code
 
     def thread_count(self) -> int:
-        return len(os.listdir(f"/proc/{self.popen.pid}/task"))
+        return len(os.listdir(f"/proc/{self.pid}/task"))
 
 
-def launch(
-    *arguments: str,
-    program: str = "stratagem_psserver",
-    files: int | None = None,
-    stderr: int = subprocess.PIPE,
-) -> subprocess.Popen[str]:
-    """Starts `python -m` of a server, which may open so many files."""
+def launch(*arguments: str, program: str = "stratagem_psserver") -> subprocess.Popen[str]:
+    """Starts `python -m` of a server."""
+    command = [sys.executable, "-m", program, *arguments]
+    environment = os.environ | import_path()
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def limited() -> None:
-        assert files is not None
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    return subprocess.Popen(
-        [sys.executable, "-m", program, *arguments],
-        env=os.environ | import_path(),
-        # With a function, gRPC takes part in the fork, and may write to the child's log.
-        preexec_fn=limited if files is not None else None,
-        stderr=stderr,
-        text=True,
-    )
+def _begun(command: list[str], files: int | None, transcript: Transcript) -> Process:
+    start = start_forked
+    if files is not None:
+        # The fork server may open more.
+        command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        start = start_program
+    return Process("server", command, environment=import_path(), output=transcript, start=start)
 
 
 @contextmanager
 def serving(
     directory: Path,
     *arguments: str,
-    program: str = "stratagem_psserver",
+    module: str = "stratagem_psserver.__main__",
     files: int | None = None,
 ) -> Iterator[ServerProcess]:
-    """Runs a server until the end of the body; the rest is as for `launch`."""
-    ready, said = directory / "ready.json", directory / "log.jsonl"
+    """Runs the function `main` of a module, a server, until the end of the body.
+
+    It may open so many files.
+    """
+    ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    # A pipe that nobody reads would hold a server up once it is full.
-    with said.open("w") as log:
-        told = ("--ready-file", str(ready), *arguments)
-        popen = launch(*told, program=program, files=files, stderr=log.fileno())
+    command = [sys.executable, "-m", module, "--ready-file", str(ready), *arguments]
+    lines: list[str] = []
+    process = _begun(command, files, Transcript(lines.append))
     try:
-        eventually(lambda: ready.exists() or popen.poll() is not None)
-        assert popen.poll() is None, said.read_text(encoding="utf-8")
+        eventually(lambda: ready.exists() or process.exit_code is not None)
+        assert process.exit_code is None, "\n".join(lines)
         facts = json.loads(ready.read_text(encoding="utf-8"))
-        assert facts["pid"] == popen.pid
-        yield ServerProcess(facts["address"], facts["health_address"], popen, said)
+        assert facts["pid"] == process.pid
+        yield ServerProcess(facts["address"], facts["health_address"], process, lines)
     finally:
-        popen.kill()
-        popen.wait()
+        process.end(grace=0)

@@ -79,25 +79,25 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         call = assign.future(frames(), timeout=PATIENCE)
         begun.wait(PATIENCE)
         client.heartbeat()  # answered after what was sent before it has come
-        server.popen.send_signal(signal.SIGTERM)
+        server.send(signal.SIGTERM)
         eventually(lambda: health(probe) == NOT_SERVING)
         # Probes hear of it first, so that what comes at that moment may get in.
         eventually(lambda: _refuses_a_newcomer(server.address))
         refused.set()
         assert list(AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]
-        assert server.popen.wait(PATIENCE) == 0
+        assert server.exit_code() == 0
 
 
 def test_an_idle_server_exits_at_once_on_ctrl_c(tmp_path: Path) -> None:
     with serving(tmp_path, "--drain-seconds", "3600") as server:
-        server.popen.send_signal(signal.SIGINT)
-        assert server.popen.wait(PATIENCE) == 0
+        server.send(signal.SIGINT)
+        assert server.exit_code() == 0
 
 
 def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     with serving(tmp_path, "--task", "3") as server:
-        server.popen.terminate()
-        server.popen.wait(PATIENCE)
+        server.send(signal.SIGTERM)
+        server.exit_code()
     entries = [json.loads(line) for line in server.log.splitlines()]
     events = [entry["event"] for entry in entries]
     assert events == ["serving", "ends with what it has", "stopped"]
@@ -123,8 +123,8 @@ def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     file.write_text("the cluster's secret\n")
     file.chmod(0o644)
     with serving(tmp_path, "--token-file", str(file)) as server:
-        server.popen.terminate()
-        server.popen.wait(PATIENCE)
+        server.send(signal.SIGTERM)
+        server.exit_code()
     warning = json.loads(server.log.splitlines()[0])
     assert warning["level"] == "warning"
     assert warning["remedy"] == f"chmod 600 {file}"
@@ -141,7 +141,7 @@ def test_a_mistake_ends_the_process_without_a_traceback() -> None:
 def test_a_killed_server_is_unavailable(tmp_path: Path) -> None:
     with serving(tmp_path) as server, RawClient(server.address, "") as client:
         client.open()
-        server.popen.send_signal(signal.SIGKILL)
-        assert server.popen.wait(PATIENCE) == -signal.SIGKILL
+        server.send(signal.SIGKILL)
+        assert server.exit_code() == -signal.SIGKILL
         with pytest.raises(UnavailableError):
             client.listing()

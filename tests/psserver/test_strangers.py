@@ -34,7 +34,7 @@ def test_strangers_leave_files_to_the_server_and_are_gone_soon(tmp_path: Path) -
     ):
         client.open()
         client.create(w=torch.zeros(3))
-        files = Path(f"/proc/{server.popen.pid}/fd")
+        files = Path(f"/proc/{server.pid}/fd")
         before = len(os.listdir(files))
         host, port = server.address.split(":")
         for _ in range(CONNECTIONS):
@@ -56,12 +56,12 @@ GREETED, CALLS, MOST_BYTES = 2_500, 300, 64 << 20
 
 
 def memory_of(server: ServerProcess) -> int:
-    pages = Path(f"/proc/{server.popen.pid}/statm").read_text().split()[1]
+    pages = Path(f"/proc/{server.pid}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 
 def files_of(server: ServerProcess) -> int:
-    return len(os.listdir(f"/proc/{server.popen.pid}/fd"))
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
 def step_seconds(client: RawClient, number: int = 40) -> float:

@@ -40,13 +40,13 @@ def token_file(tmp_path: Path) -> Path:
 def working(token_file: Path, *arguments: str) -> AbstractContextManager[ServerProcess]:
     """A worker server in a process, until the end of the body."""
     token = "--token-file", str(token_file)
-    return serving(token_file.parent, *token, *arguments, program="stratagem_worker")
+    return serving(token_file.parent, *token, *arguments, module="stratagem_worker.__main__")
 
 
 @pytest.fixture
-def process(token_file: Path) -> Iterator[ServerProcess]:
-    with working(token_file) as process:
-        yield process
+def server(token_file: Path) -> Iterator[ServerProcess]:
+    with working(token_file) as server:
+        yield server
 
 
 def wait_for(file: Path) -> str:
@@ -58,8 +58,8 @@ def wait_for(file: Path) -> str:
 
 def test_a_worker_has_as_many_logical_cpus_as_it_is_told(token_file: Path) -> None:
     with (
-        working(token_file, "--logical-cpus", "3") as process,
-        connected(process.address) as link,
+        working(token_file, "--logical-cpus", "3") as server,
+        connected(server.address) as link,
     ):
         assert len(result(link, 1, list_logical_devices)) >= 3
 
@@ -74,7 +74,7 @@ def test_a_worker_runs_functions_of_the_modules_that_it_is_told_and_no_others(
     flags = ("--importable-only", modules) if by == "flag" else ()
     touched = str(tmp_path / "touched")
     called = FunctionCall(importable_steps.touched, (touched,), {})
-    with working(token_file, *flags) as process, connected(process.address) as link:
+    with working(token_file, *flags) as server, connected(server.address) as link:
         assert result(link, 1, called) is None
         assert Path(touched).exists()
         for closure, refused in enumerate([os.getpid, lambda: 1], 2):
@@ -83,44 +83,44 @@ def test_a_worker_runs_functions_of_the_modules_that_it_is_told_and_no_others(
             assert "loads no code from others" in str(error.exception)
 
 
-def test_functions_run_in_the_process_of_the_worker(process: ServerProcess) -> None:
+def test_functions_run_in_the_process_of_the_worker(server: ServerProcess) -> None:
     shown: Shown = []
-    with connected(process.address, shown) as link:
-        assert result(link, 1, os.getpid) == process.popen.pid
+    with connected(server.address, shown) as link:
+        assert result(link, 1, os.getpid) == server.pid
         result(link, 2, lambda: print("word"))
         assert result(link, 3, lambda: __import__("stratagem").__name__) == "stratagem"
     assert shown == [("stdout", "word")]
     with pytest.raises(UnauthenticatedError):
-        link_to(process.address, token="a guess by somebody").connect()
+        link_to(server.address, token="a guess by somebody").connect()
 
 
-def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -> None:
+def test_sigterm_lets_the_function_end(server: ServerProcess, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with connected(process.address) as link:
+    with connected(server.address) as link:
         running = link.run(1, payload_of(lambda: wait_for(mark)))
         waiting = link.run(2, payload_of(os.getpid))
         eventually(mark.exists)
-        process.popen.send_signal(signal.SIGTERM)
-        eventually(lambda: refuses(process.address))
+        server.send(signal.SIGTERM)
+        eventually(lambda: refuses(server.address))
         with pytest.raises(ClosureFailure, match="given up") as given_back:
             waiting.result(PATIENCE)
         assert given_back.value.kind is FailureKind.CANCELLED
         assert not running.done()
         mark.unlink()
         assert loaded(running.result(PATIENCE).payload) == "through"
-    assert process.popen.wait(PATIENCE) == 0
+    assert server.exit_code() == 0
 
 
 def test_a_killed_worker_is_lost_before_its_lease_ends(token_file: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     lease = str(4 * LONGEST_LOSS)
     with (
-        working(token_file, "--lease-seconds", lease) as process,
-        connected(process.address) as link,
+        working(token_file, "--lease-seconds", lease) as server,
+        connected(server.address) as link,
     ):
         futures = [link.run(n, payload_of(lambda: wait_for(mark))) for n in range(3)]
         eventually(mark.exists)
-        process.popen.kill()
+        server.send(signal.SIGKILL)
         began = time.monotonic()
         for future in futures:
             with pytest.raises(WorkerLostError, match="/job:worker/task:0"):
@@ -134,25 +134,25 @@ def test_a_worker_that_comes_back_is_connected_again(token_file: Path) -> None:
             link = link_to(first.address)
             link.connect()
             before = link.incarnation
-            first.popen.kill()
-            first.popen.wait()
+            first.send(signal.SIGKILL)
+            first.exit_code()
             with pytest.raises(WorkerLostError):
                 result(link, 1, os.getpid)
         with working(token_file, "--bind", str(address)) as second:
             link.connect()
             assert link.incarnation != before
-            assert result(link, 1, os.getpid) == second.popen.pid
+            assert result(link, 1, os.getpid) == second.pid
             link.close()
 
 
 def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
-    process: ServerProcess, tmp_path: Path
+    server: ServerProcess, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    with connected(process.address) as link:
+    with connected(server.address) as link:
         future = link.run(1, payload_of(lambda: wait_for(mark)))
         eventually(mark.exists)
-        with stopped(process.popen.pid):
+        with stopped(server.pid):
             threading.Event().wait(5)
         mark.unlink()
         assert loaded(future.result(PATIENCE).payload) == "through"
@@ -161,9 +161,9 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
 @pytest.mark.spec("PS2-9")
 def test_a_worker_that_is_stopped_for_longer_is_lost(token_file: Path) -> None:
     with (
-        working(token_file, "--lease-seconds", "0.5") as process,
-        connected(process.address) as link,
-        stopped(process.popen.pid),
+        working(token_file, "--lease-seconds", "0.5") as server,
+        connected(server.address) as link,
+        stopped(server.pid),
         pytest.raises(WorkerLostError, match="nothing was heard"),
     ):
         result(link, 1, os.getpid)

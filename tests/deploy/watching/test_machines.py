@@ -111,7 +111,7 @@ from stratagem_proto.serving import status
 status.time = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 60)
 """
 ANOTHER_PYTHON = "import platform\nplatform.python_version = lambda: '3.99.0'\n"
-SERVER = "import runpy\nrunpy.run_module('stratagem_psserver', run_name='__main__')\n"
+SERVER = "from stratagem_psserver.__main__ import main\n"
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def another_machine(
     (folder / "another_machine.py").write_text(difference + SERVER)
     monkeypatch.syspath_prepend(folder)
     arguments = ("--task", "1", "--token-file", str(folder / "token"))
-    with serving(folder, *arguments, program="another_machine") as server:
+    with serving(folder, *arguments, module="another_machine") as server:
         yield server.address
 
 
