@@ -76,7 +76,7 @@ def trained_together(cluster: Cluster, steps: int = STEPS) -> list[nn.Module]:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 200])
+@pytest.mark.parametrize("steps", [1, 50, pytest.param(200, marks=pytest.mark.long)])
 def test_two_workers_equal_one_on_the_joined_batch(steps: int) -> None:
     with running(num_servers=2, num_workers=2) as cluster:
         first, second = trained_together(cluster, steps)

@@ -93,7 +93,9 @@ def summed(strategy: ParameterServerStrategy, moving: Moving) -> list[float]:
     return [float(end) for each in values for end in (each.min(), each.max())]
 
 
-@pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
+@pytest.mark.parametrize(
+    "consistency", ["async", pytest.param("bounded", marks=pytest.mark.long), "sync"]
+)
 def test_each_step_counts_once_while_tasks_move(servers: MovableServers, consistency: str) -> None:
     cluster = Cluster(servers.addresses, WORKERS)
     with Moving(servers) as moving:

@@ -76,7 +76,11 @@ def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (3, 5), (5, 3)]
+    ("before", "after"),
+    [
+        *((1, 3), (2, 2), (3, 2)),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, 1), (2, 1), (3, 5), (5, 3)]),
+    ],
 )
 def test_training_goes_on_with_the_same_rows_on_any_number_of_servers(
     before: int, after: int, tmp_path: Path

@@ -38,7 +38,12 @@ FORKED = """
 
 
 @pytest.mark.parametrize(
-    "program", [CLUSTER.format(processes=False), CLUSTER.format(processes=True), SERVER]
+    "program",
+    [
+        pytest.param(CLUSTER.format(processes=False), id="threads", marks=pytest.mark.long),
+        pytest.param(CLUSTER.format(processes=True), id="processes"),
+        pytest.param(SERVER, id="server", marks=pytest.mark.long),
+    ],
 )
 def test_servers_that_nobody_closed_end_with_the_program_and_not_with_its_forked_child(
     program: str,

@@ -255,7 +255,7 @@ def test_a_page_with_certificates_is_for_those_who_are_certified_and_have_the_to
             assert b"<title>Stratagem</title>" in answer.read()
 
 
-@pytest.mark.parametrize("kind", ["ps", "worker"])
+@pytest.mark.parametrize("kind", ["ps", pytest.param("worker", marks=pytest.mark.long)])
 def test_the_command_logs_what_signs_in(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text(TOKEN)
