@@ -24,7 +24,9 @@ pytestmark = pytest.mark.unlogged
 
 
 @pytest.fixture
-def token_file(tmp_path: Path) -> str:
+def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    # What else runs on this machine is recorded elsewhere.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "token").write_text(TOKEN)
     return str(tmp_path / "token")
 

@@ -245,6 +245,7 @@ def reading_begun(client: RawClient) -> None:
     client.heartbeat()
 
 
+@pytest.mark.unlogged
 def test_a_thousand_waiters_cost_no_thread_and_delay_nobody(tmp_path: Path) -> None:
     """Waiters "hold no server thread": health and small updates go on as before."""
     with (

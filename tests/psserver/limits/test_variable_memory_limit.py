@@ -169,6 +169,7 @@ def test_a_table_with_a_limit_of_its_own_makes_room_itself(client: RawClient) ->
         client.assign("t", torch.ones(100, 10), rows=batch)
 
 
+@pytest.mark.unlogged
 @pytest.mark.parametrize("arguments", [["--variable-bytes", "1000"], []])
 def test_the_limit_comes_from_the_command_line_or_the_environment(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
