@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
@@ -59,7 +60,11 @@ class MovableServers:
 
     def _is_settled(self, number: int) -> bool:
         """Whether a server serves the task that it began with, or knows who does."""
-        view = self.located(number, number).get(number)
+        try:
+            view = self.located(number, number).get(number)
+        except UnavailableError:
+            # On a busy machine, an arbiter may not answer in time.
+            return False
         return view is not None and (view.primary.index != number or number in self.tasks(number))
 
     @property
