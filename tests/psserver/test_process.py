@@ -13,7 +13,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.errors import UnauthenticatedError, UnavailableError
+from stratagem_proto.errors import CancelledError, UnauthenticatedError, UnavailableError
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_SET,
     AssignHeader,
@@ -48,6 +48,9 @@ def _refuses_a_newcomer(address: str) -> bool:
             late.open()
         except UnavailableError:
             return True
+        except CancelledError:
+            # It came at the very moment; clients try again.
+            return False
     return False
 
 
