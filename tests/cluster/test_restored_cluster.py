@@ -13,6 +13,8 @@ import stratagem
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from tests.deploy.processes.process_tree import python
 
 SCRIPT = """
@@ -68,17 +70,32 @@ def test_a_local_cluster_goes_on_from_a_checkpoint(processes: bool, tmp_path: Pa
         assert cluster.run(count, root) == [[4.0, 4.0]]
 
 
-def test_another_number_of_servers_is_refused_with_the_way_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ps", [1, 3])
+def test_another_number_of_servers_is_refused_with_the_way_out(ps: int, tmp_path: Path) -> None:
+    """Fewer would leave parts out, and the variables in them would begin anew."""
     with LocalCluster(ps=2) as cluster:
         cluster.run(count, tmp_path)
-    with (
-        pytest.raises(
-            stratagem.FailedPreconditionError,
-            match=r"nothing of /job:ps/task:2: 2 servers wrote it.*strategy\.restore",
-        ),
-        LocalCluster(ps=3, restore=tmp_path),
+    with pytest.raises(
+        stratagem.FailedPreconditionError,
+        match=rf"{ps} parameter servers cannot begin.* 2 servers wrote it.*strategy\.restore",
     ):
-        pass
+        LocalCluster(ps=ps, restore=tmp_path)
+    script = tmp_path / "script.py"
+    script.touch()
+    options = ["--ps", str(ps), "--restore", str(tmp_path), str(script)]
+    refused = CliRunner().invoke(app, ["run", *options])
+    assert refused.exit_code == 2
+    assert "2 servers wrote it" in " ".join(refused.output.replace("│", "").split())
+
+
+def test_a_server_of_which_a_checkpoint_has_no_part_does_not_begin(tmp_path: Path) -> None:
+    with LocalCluster(ps=2) as cluster:
+        cluster.run(count, tmp_path)
+    with pytest.raises(
+        stratagem.FailedPreconditionError,
+        match="nothing of /job:ps/task:2: 2 servers wrote it",
+    ):
+        ParameterServer(ServerSettings(task=2, restore=str(tmp_path))).start()
 
 
 def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class LocalCluster(Cluster):
                 well as worker servers, a folder, a policy or replicas are given without parameter
                 servers, durability, its folder, replicas and movable do not go together, or the
                 policy is not valid.
+            FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`.
+            DataLossError: That checkpoint is damaged.
         """
         folders = storage(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)

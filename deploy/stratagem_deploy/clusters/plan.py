@@ -37,6 +37,8 @@ class Plan:
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
             kinds, or folders or replicas are asked for that parameter servers cannot have.
+        FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
+        DataLossError: That is damaged.
     """
 
     ps: int
@@ -69,6 +71,7 @@ class Plan:
                 f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "
                 "or leave it out, and restore a checkpoint by strategy.restore()"
             )
+        storage.check_written_by(self.ps)
         check_replicas(self.replicas, self.ps, self.storage)
         if self.movable:
             check_movable(self.replicas, self.ps, self.storage)
@@ -134,7 +137,7 @@ def planned(
         replicas: As for `Plan`.
 
     Raises:
-        InvalidArgumentError: As for `Plan`.
+        StratagemError: As for `Plan`.
     """
     return Plan(
         ps,

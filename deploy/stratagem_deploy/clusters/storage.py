@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from stratagem_proto.serving.policy.language import read_policy
 from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_proto.stores.places import absolute_place, shared_place
@@ -49,6 +50,29 @@ class Storage:
 
     def _read_policy(self) -> AccessPolicy | None:
         return read_policy(Path(self.policy)) if self.policy else None
+
+    def check_written_by(self, ps: int) -> None:
+        """Check that so many servers have written the checkpoint that servers begin with, if any.
+
+        Each server restores its own part, so the parts that fewer servers leave would be missing.
+
+        Raises:
+            FailedPreconditionError: Another number of servers has.
+            DataLossError: It is damaged.
+        """
+        if not self.restore:
+            return
+        try:
+            checkpoint = open_checkpoint(shared_place(self.restore))
+        except NotFoundError:
+            return
+        if (written := len(checkpoint.index.servers)) != ps:
+            raise FailedPreconditionError(
+                f"{ps} parameter servers cannot begin with {str(checkpoint.folder)!r}: {written} "
+                f"servers wrote it, and each has the variables of its part. Start {written}, or "
+                "begin without it and let the program restore it by strategy.restore(), which "
+                "takes any number of servers"
+            )
 
     @property
     def outlives_servers(self) -> bool:

@@ -19,6 +19,7 @@ from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     StratagemError,
@@ -182,11 +183,12 @@ def run(
         folders = storage(
             options.restore, options.durability, options.durability_folder, options.policy
         )
+        folders.check_written_by(options.ps)
         check_replicas(options.replicas, options.ps, folders)
         if options.movable:
             check_movable(options.replicas, options.ps, folders)
         notice = notice_at(options.notice) if options.notice else None
-    except (InvalidArgumentError, FailedPreconditionError) as error:
+    except (InvalidArgumentError, FailedPreconditionError, DataLossError) as error:
         raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
