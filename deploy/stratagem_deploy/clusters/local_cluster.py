@@ -102,7 +102,6 @@ class LocalCluster(Cluster):
                 servers, durability, its folder, replicas and movable do not go together, or the
                 policy is not valid.
             FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`.
-            DataLossError: That checkpoint is damaged.
         """
         folders = storage(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)

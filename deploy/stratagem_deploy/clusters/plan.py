@@ -38,7 +38,6 @@ class Plan:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
             kinds, or folders or replicas are asked for that parameter servers cannot have.
         FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
-        DataLossError: That is damaged.
     """
 
     ps: int

@@ -8,8 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from stratagem_proto.serving.policy.language import read_policy
 from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_proto.stores.places import absolute_place, shared_place
@@ -58,13 +62,16 @@ class Storage:
 
         Raises:
             FailedPreconditionError: Another number of servers has.
-            DataLossError: It is damaged.
         """
         if not self.restore:
             return
+        # It loads torch, for which commands without checkpoints do not wait.
+        from stratagem_proto.checkpoint.folder import open_checkpoint
+
         try:
             checkpoint = open_checkpoint(shared_place(self.restore))
-        except NotFoundError:
+        except (NotFoundError, DataLossError):
+            # Servers begin with nothing, or say what is damaged.
             return
         if (written := len(checkpoint.index.servers)) != ps:
             raise FailedPreconditionError(

@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 
 from stratagem_deploy.clusters.replication import check_movable, check_replicas
-from stratagem_deploy.clusters.storage import storage
+from stratagem_deploy.clusters.storage import Storage, storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.json_lines import JsonLines
 from stratagem_deploy.output.screen import Screen
@@ -19,7 +19,6 @@ from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import (
-    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     StratagemError,
@@ -180,15 +179,9 @@ def run(
             "give --ps a number above 0"
         )
     try:
-        folders = storage(
-            options.restore, options.durability, options.durability_folder, options.policy
-        )
-        folders.check_written_by(options.ps)
-        check_replicas(options.replicas, options.ps, folders)
-        if options.movable:
-            check_movable(options.replicas, options.ps, folders)
+        folders = _checked_storage(options)
         notice = notice_at(options.notice) if options.notice else None
-    except (InvalidArgumentError, FailedPreconditionError, DataLossError) as error:
+    except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
@@ -209,6 +202,23 @@ def run(
     if as_json:
         display = JsonLines(sys.stdout)
     raise typer.Exit(_shown(settings, display))
+
+
+def _checked_storage(options: RunCommandOptions) -> Storage:
+    """Return the files and folders of the servers.
+
+    Raises:
+        InvalidArgumentError: They do not go together, or not with the other options.
+        FailedPreconditionError: Another number of servers wrote the checkpoint.
+    """
+    folders = storage(
+        options.restore, options.durability, options.durability_folder, options.policy
+    )
+    folders.check_written_by(options.ps)
+    check_replicas(options.replicas, options.ps, folders)
+    if options.movable:
+        check_movable(options.replicas, options.ps, folders)
+    return folders
 
 
 def _of_script(arguments: list[str]) -> list[str]:
