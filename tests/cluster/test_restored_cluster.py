@@ -88,6 +88,19 @@ def test_another_number_of_servers_is_refused_with_the_way_out(ps: int, tmp_path
     assert "2 servers wrote it" in " ".join(refused.output.replace("│", "").split())
 
 
+def test_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    """A program without a cluster saves one, which has no parts of servers."""
+    file = tmp_path / "saved"
+    strategy = stratagem.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        stratagem.Variable(1.0, name="one")
+    strategy.save(file)
+    with pytest.raises(
+        stratagem.FailedPreconditionError, match=rf"{file}': 0 servers wrote it.*\. Begin without"
+    ):
+        LocalCluster(ps=1, restore=file)
+
+
 def test_a_server_of_which_a_checkpoint_has_no_part_does_not_begin(tmp_path: Path) -> None:
     with LocalCluster(ps=2) as cluster:
         cluster.run(count, tmp_path)

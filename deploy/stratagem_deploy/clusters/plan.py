@@ -136,7 +136,8 @@ def planned(
         replicas: As for `Plan`.
 
     Raises:
-        StratagemError: As for `Plan`.
+        InvalidArgumentError: As for `Plan`.
+        FailedPreconditionError: Likewise.
     """
     return Plan(
         ps,

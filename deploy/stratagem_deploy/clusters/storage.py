@@ -74,11 +74,11 @@ class Storage:
             # Servers begin with nothing, or say what is damaged.
             return
         if (written := len(checkpoint.index.servers)) != ps:
+            remedy = f"Start {written}, or begin" if written else "Begin"
             raise FailedPreconditionError(
-                f"{ps} parameter servers cannot begin with {str(checkpoint.folder)!r}: {written} "
-                f"servers wrote it, and each has the variables of its part. Start {written}, or "
-                "begin without it and let the program restore it by strategy.restore(), which "
-                "takes any number of servers"
+                f"{ps} parameter servers cannot begin with {self.restore!r}: {written} servers "
+                f"wrote it, and each restores only its own part. {remedy} without it and let the "
+                "program restore it by strategy.restore(), which takes any number of servers"
             )
 
     @property

@@ -91,6 +91,7 @@ class RayCluster(Cluster):
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
                 well as worker servers, a folder or a policy is given without parameter servers,
                 durability and its folder do not go together, or the policy is not valid.
+            FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`.
             UnimplementedError: Servers are to have replicas.
 
         Entering the block raises `ImportError` if Ray is not installed, `ResourceExhaustedError` if
