@@ -44,22 +44,11 @@ def proof_of_client(token: str, method: str, asking: OpenSessionRequest) -> byte
         method: The name of the RPC without its service.
         asking: What is asked with; its nonce and its challenge are there already.
     """
-    proof, task = asking.proof, asking.task
-    return _mac(
-        token,
-        b"stratagem client",
-        proof.nonce,
-        proof.challenge,
-        method.encode(),
-        _number(asking.protocol_version),
-        asking.session_id,
-        _number(asking.role),
-        task.job.encode(),
-        _number(task.index),
-        asking.client,
-        asking.incarnation,
-        asking.program,
-    )
+    told = OpenSessionRequest()
+    told.CopyFrom(asking)
+    told.proof.ClearField("mac")
+    content = told.SerializeToString(deterministic=True)
+    return _mac(token, b"stratagem client", method.encode(), content)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,6 @@ from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
-from stratagem_psserver.device_filters import DeviceFilters
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import SessionLedger
@@ -31,6 +30,7 @@ from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
+from stratagem_psserver.known_cluster import KnownCluster
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.log.changes import Changes
@@ -80,7 +80,7 @@ class ServerState:
         self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.succession = Succession()
         self.ledger = self._new_ledger()
-        self.filters = DeviceFilters(settings.label)
+        self.cluster = KnownCluster(settings.label)
         self.attendance = Attendance()
         self.lost = LostClients()
         self.absences = Absences(settings.rejoin_seconds)
@@ -166,17 +166,19 @@ class ServerState:
             self.changes.finished(session.id, step, report)
         self.waits.changed(STEPS)
 
-    def open_session(self, session: Session, filtered: FilteredTasks | None = None) -> Session:
+    def open_session(
+        self, session: Session, filtered: FilteredTasks | None = None, ps_tasks: int = 0
+    ) -> Session:
         """Begin or resume a session, of which its client has said so much.
 
         Args:
             session: The session.
             filtered: From which tasks the server is hidden, if a chief has said it.
+            ps_tasks: Over how many servers variables are placed; 0 unless a chief has said it.
         """
         self.ledger.open(session, self.clock())
-        if filtered is not None:
-            self.filters.learn(filtered)
-        self.changes.opened(session, filtered)
+        self.cluster.learn(filtered, ps_tasks)
+        self.changes.opened(session, filtered, ps_tasks)
         self.lost.discard(session)
         self.barriers.session_opened(session.id)
         self.restored.session_opened(session.id)

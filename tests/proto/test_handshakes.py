@@ -19,7 +19,13 @@ from stratagem_proto.serving.callers import arrived
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_CHIEF,
+    FilteredTask,
+    FilteredTasks,
+    OpenSessionRequest,
+    Task,
+)
 from tests.conftest import TOKEN
 
 SETTINGS = ServingSettings(job="ps", token=TOKEN)
@@ -144,4 +150,28 @@ def test_what_a_server_proves_is_no_proof_of_a_client(handshakes: Handshakes) ->
     request = answered(answer.challenge)
     request.proof.mac = answer.proof
     with pytest.raises(UnauthenticatedError, match="a wrong proof"):
+        check(handshakes, request)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        OpenSessionRequest(session_id=b"another"),
+        OpenSessionRequest(role=ROLE_CHIEF),
+        OpenSessionRequest(task=Task(index=1)),
+        OpenSessionRequest(client=b"another"),
+        OpenSessionRequest(incarnation=b"another"),
+        OpenSessionRequest(program=b"another"),
+        OpenSessionRequest(process=b"another"),
+        OpenSessionRequest(filtered=FilteredTasks(tasks=[FilteredTask(task=Task(index=1))])),
+        OpenSessionRequest(ps_tasks=1),
+    ],
+    ids=lambda told: told.ListFields()[0][0].name,
+)
+def test_a_proof_is_of_all_that_is_asked_with(
+    told: OpenSessionRequest, handshakes: Handshakes
+) -> None:
+    request = answered(handshakes.challenge(ASKED, b"").challenge)
+    request.MergeFrom(told)
+    with pytest.raises(UnauthenticatedError, match="wrong proof"):
         check(handshakes, request)

@@ -87,7 +87,9 @@ class ServerGroup:
         self.steps: StepCount = StepCount()
         self.snapshot = b""
         self.changes: int = 0
-        client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
+        client = replace(
+            identity, client=secrets.token_bytes(SESSION_ID_BYTES), ps_tasks=len(addresses)
+        )
         made: list[Connection] = []
         # This must not keep the group alive, which closes its connections at its end.
         servers = partial(_known, made, self._visible.called)

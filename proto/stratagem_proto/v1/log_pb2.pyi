@@ -211,12 +211,15 @@ class OpenedSession(google.protobuf.message.Message):
     PROGRAM_FIELD_NUMBER: builtins.int
     PROCESS_FIELD_NUMBER: builtins.int
     FILTERED_FIELD_NUMBER: builtins.int
+    PS_TASKS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """Name of the session, a digest of its id; see `session_name` in `stratagem_proto.protocol`."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     client: builtins.bytes
     program: builtins.bytes
     process: builtins.bytes
+    ps_tasks: builtins.int
+    """As in OpenSessionRequest; 0 unless a chief has said it."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task: ...
     @property
@@ -233,9 +236,10 @@ class OpenedSession(google.protobuf.message.Message):
         program: builtins.bytes = ...,
         process: builtins.bytes = ...,
         filtered: stratagem_proto.v1.session_pb2.FilteredTasks | None = ...,
+        ps_tasks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["filtered", b"filtered", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "process", b"process", "program", b"program", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "process", b"process", "program", b"program", "ps_tasks", b"ps_tasks", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenedSession = OpenedSession
 

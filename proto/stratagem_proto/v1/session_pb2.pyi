@@ -121,8 +121,8 @@ class Proof(google.protobuf.message.Message):
     challenge: builtins.bytes
     """As in ChallengeResponse."""
     mac: builtins.bytes
-    """HMAC-SHA256 under the cluster's secret of the nonce, the challenge, the name of the RPC and all
-    other fields of the OpenSessionRequest; see `stratagem_proto.proofs`.
+    """HMAC-SHA256 under the cluster's secret of the name of the RPC and of the OpenSessionRequest
+    without this field, serialised in the order of its fields; see `stratagem_proto.proofs`.
     """
     def __init__(
         self,
@@ -193,6 +193,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     PROGRAM_FIELD_NUMBER: builtins.int
     PROCESS_FIELD_NUMBER: builtins.int
     FILTERED_FIELD_NUMBER: builtins.int
+    PS_TASKS_FIELD_NUMBER: builtins.int
     PROOF_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
@@ -225,6 +226,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
     ends the sessions of the others before it answers, and refuses what they ask. Empty for a client
     that is to end no others.
     """
+    ps_tasks: builtins.int
+    """How many tasks the job ps of the client's cluster has, over which it places variables. A server
+    that has variables refuses another number than they were placed over, which it takes from a
+    chief or from the checkpoint that it began with. 0 for a client that places none.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions. A session is not opened
@@ -256,10 +262,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
         program: builtins.bytes = ...,
         process: builtins.bytes = ...,
         filtered: global___FilteredTasks | None = ...,
+        ps_tasks: builtins.int = ...,
         proof: global___Proof | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["filtered", b"filtered", "proof", b"proof", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "ps_tasks", b"ps_tasks", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

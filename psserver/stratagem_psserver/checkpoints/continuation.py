@@ -47,7 +47,7 @@ def facts_of(state: ServerState) -> dict[str, Any]:
     return {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "fence": state.ledger.fence.facts(),
-        "filters": state.filters.facts(),
+        **state.cluster.facts(),
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
         "clocks": state.clocks.facts(),
@@ -115,6 +115,8 @@ def resume(state: ServerState, path: str) -> bool:
             "the program restore it by strategy.restore()"
         )
     resume_as_another_run(state, checkpoint)
+    # Checkpoints of earlier releases do not say it otherwise.
+    state.cluster.size.learn(len(checkpoint.index.servers))
     return True
 
 
@@ -145,7 +147,7 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     # Checkpoints of earlier releases lack some of these.
     if fence := facts.get("fence"):
         state.ledger.fence.restore(fence)
-    state.filters.restore(facts.get("filters", ()))
+    state.cluster.restore(facts)
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))

@@ -174,7 +174,9 @@ class Changes:
             )
             self.log.append(pb.LogRecord(mutation=mutation), request.tensors)
 
-    def opened(self, session: OpenSession, filtered: FilteredTasks | None) -> None:
+    def opened(
+        self, session: OpenSession, filtered: FilteredTasks | None, ps_tasks: int = 0
+    ) -> None:
         """Record that a session was opened or resumed, and what a chief has said with it."""
         opened = pb.OpenedSession(
             session_id=session.id,
@@ -184,6 +186,7 @@ class Changes:
             program=session.program,
             process=session.process,
             filtered=filtered,
+            ps_tasks=ps_tasks,
         )
         self._append(pb.LogRecord(opened=opened))
 

@@ -199,7 +199,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
 
 def _open(state: ServerState, opened: logged.OpenedSession) -> None:
     filtered = opened.filtered if opened.HasField("filtered") else None
-    state.open_session(session_of(opened, opened.session_id), filtered)
+    state.open_session(session_of(opened, opened.session_id), filtered, opened.ps_tasks)
 
 
 def _end(state: ServerState, ended: logged.EndedSession) -> None:

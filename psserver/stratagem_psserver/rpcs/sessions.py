@@ -38,17 +38,22 @@ class SessionRpcs:
         if request.incarnation != self._state.incarnation:
             return self._response(request, 0)
         session = session_of(request, session_name(request.session_id))
-        self._state.filters.require(session)
+        self._state.cluster.require(session, self._placed_over(request))
         former = self._state.ledger.replace(session)
         # The next process has to see what was being applied of the former one.
         await self._end(former, f"another process has taken the place of {session.label}")
-        if request.role == pb.ROLE_CHIEF and request.HasField("filtered"):
-            self._state.open_session(session, request.filtered)
-            hidden = self._state.filters.hidden_from(self._state.ledger.opened())
-            await self._end(hidden, "its device filters hide this server")
-        else:
+        if request.role != pb.ROLE_CHIEF:
             self._state.open_session(session)
+        else:
+            filtered = request.filtered if request.HasField("filtered") else None
+            self._state.open_session(session, filtered, request.ps_tasks)
+            hidden = self._state.cluster.hidden_from(self._state.ledger.opened())
+            await self._end(hidden, "its device filters hide this server")
         return self._response(request, session.numbering.last)
+
+    def _placed_over(self, request: pb.OpenSessionRequest) -> int:
+        """Return over how many servers a client places variables; 0 where there are none yet."""
+        return 0 if self._state.store.is_empty else request.ps_tasks
 
     async def _end(self, sessions: Iterable[Session], why: str) -> None:
         """End sessions, each once what was being applied of it is."""

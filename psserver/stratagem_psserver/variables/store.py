@@ -159,6 +159,11 @@ class VariableStore:
     def find(self, name: str) -> Variable | None:
         return self._variables.get(name)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no variables."""
+        return not self._variables
+
     def variables(self) -> Iterable[Variable]:
         """Return all variables, owners before their slots."""
         return self._variables.values()

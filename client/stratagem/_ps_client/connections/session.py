@@ -46,6 +46,7 @@ class Identity:
     what was applied since. `program` is the `process_name` of the process that coordinates or
     creates variables, also of workers that run its functions; `process` is that of this one.
     `filtered` are the tasks from which a server is hidden; None if that is for others to say.
+    `ps_tasks` is the number of servers over which it places variables; 0 if it places none.
 
     Raises:
         InvalidArgumentError: The token is too short.
@@ -60,6 +61,7 @@ class Identity:
     program: bytes = b""
     process: bytes = b""
     filtered: FilteredTasks | None = None
+    ps_tasks: int = 0
 
     def __post_init__(self) -> None:
         check_token(self.token)
@@ -226,6 +228,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
         program=identity.program,
         process=identity.process,
         filtered=identity.filtered,
+        ps_tasks=identity.ps_tasks,
     )
 
 
