@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+FIRST_VERSION = 1
+"""The version of a variable as a program has created it; of one from a checkpoint it is another."""
+
 # No variable is changed as often as this in one run.
 _COUNT_BITS = 40
 

@@ -71,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     authority = certified(tmp_path_factory.mktemp("prod"))
     with ParameterServer(ServerSettings(tls=authority.of("ps:0"))) as server:
         hidden = FilteredTask(task=HIDDEN[2], device_filters=["/job:ps/task:1"])
-        server._state.filters.learn(FilteredTasks(tasks=[hidden]))
+        server._state.cluster.learn(FilteredTasks(tasks=[hidden]), 0)
         yield Place(server, authority)
 
 

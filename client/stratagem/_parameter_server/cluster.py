@@ -162,7 +162,8 @@ class TrainingCluster:
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Restore all servers; see `ParameterServerStrategy.restore`."""
-        self._refresh()
+        if self._store.training.is_whole:
+            self._refresh()
         restoration = self._checkpoints.restore(path, strict)
         # The parameters of modules are to have the values at once.
         self._refresh()

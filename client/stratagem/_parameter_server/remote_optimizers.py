@@ -59,6 +59,7 @@ class RemoteOptimizers:
 
     def apply(self, step: OptimizerStep) -> bool:
         """Carry out a step; return whether the parameters have its values already."""
+        self._store.training.require_all(f"a step of {step.optimizer}")
         self._divide_run(step.optimizer)
         is_fresh = _apply_step(self._store, step, self._overlaps.get(step.optimizer))
         self._store.servers.steps.pace.step_ended(step.optimizer)
@@ -148,7 +149,7 @@ def _existing(
     existing = {}
     for server, group in groups.items():
         names = {variable.name for variable in group}
-        specs = [info.spec for info in listings[server] if info.spec.slot_of in names]
+        specs = [info.spec for info in listings[server].variables if info.spec.slot_of in names]
         existing[server] = [
             spec for spec in specs if spec.name.startswith(_prefix(spec, optimizer))
         ]

@@ -91,8 +91,8 @@ class RemoteVariables:
         listing = self.store.listing()
         return placements(
             {
-                f"/job:ps/task:{server}": [info.spec for info in infos]
-                for server, infos in listing.items()
+                f"/job:ps/task:{server}": [info.spec for info in listed.variables]
+                for server, listed in listing.items()
             }
         )
 

@@ -27,39 +27,39 @@ from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor_
 from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*stratagem_proto/v1/variable_requests.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a!stratagem_proto/v1/variable.proto\"~\n\x16\x43reateVariablesRequest\x12\x39\n\x06header\x18\x01 \x01(\x0b\x32).stratagem_proto.v1.CreateVariablesHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"y\n\x15\x43reateVariablesHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\tvariables\x18\x02 \x03(\x0b\x32 .stratagem_proto.v1.VariableSpec\"N\n\x17\x43reateVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"=\n\x18\x44\x65scribeVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\"P\n\x19\x44\x65scribeVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"[\n\x14ListVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12/\n\x05kinds\x18\x02 \x03(\x0e\x32 .stratagem_proto.v1.VariableKind\"L\n\x15ListVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"T\n\x16\x44\x65leteVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\r\n\x05names\x18\x02 \x03(\t\"(\n\x17\x44\x65leteVariablesResponse\x12\r\n\x05names\x18\x01 \x03(\t\"l\n\rAssignRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.AssignHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa1\x01\n\x0c\x41ssignHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.Assignment\x12/\n\x07tensors\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"w\n\nAssignment\x12\x10\n\x08variable\x18\x01 \x01(\t\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.stratagem_proto.v1.AssignMode\x12\r\n\x05value\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\"\n\x0e\x41ssignResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04*\xd1\x01\n\nAssignMode\x12\x1b\n\x17\x41SSIGN_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41SSIGN_MODE_SET\x10\x01\x12\x13\n\x0f\x41SSIGN_MODE_ADD\x10\x02\x12\x18\n\x14\x41SSIGN_MODE_SUBTRACT\x10\x03\x12\x18\n\x14\x41SSIGN_MODE_MULTIPLY\x10\x04\x12\x16\n\x12\x41SSIGN_MODE_DIVIDE\x10\x05\x12\x17\n\x13\x41SSIGN_MODE_MINIMUM\x10\x06\x12\x17\n\x13\x41SSIGN_MODE_MAXIMUM\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*stratagem_proto/v1/variable_requests.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a!stratagem_proto/v1/variable.proto\"~\n\x16\x43reateVariablesRequest\x12\x39\n\x06header\x18\x01 \x01(\x0b\x32).stratagem_proto.v1.CreateVariablesHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\x8b\x01\n\x15\x43reateVariablesHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\tvariables\x18\x02 \x03(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\x10\n\x08training\x18\x03 \x01(\x0c\"N\n\x17\x43reateVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"=\n\x18\x44\x65scribeVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\"P\n\x19\x44\x65scribeVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"[\n\x14ListVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12/\n\x05kinds\x18\x02 \x03(\x0e\x32 .stratagem_proto.v1.VariableKind\"^\n\x15ListVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\x12\x10\n\x08training\x18\x02 \x01(\x0c\"T\n\x16\x44\x65leteVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\r\n\x05names\x18\x02 \x03(\t\"(\n\x17\x44\x65leteVariablesResponse\x12\r\n\x05names\x18\x01 \x03(\t\"l\n\rAssignRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.AssignHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa1\x01\n\x0c\x41ssignHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.Assignment\x12/\n\x07tensors\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"w\n\nAssignment\x12\x10\n\x08variable\x18\x01 \x01(\t\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.stratagem_proto.v1.AssignMode\x12\r\n\x05value\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\"\n\x0e\x41ssignResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04*\xd1\x01\n\nAssignMode\x12\x1b\n\x17\x41SSIGN_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41SSIGN_MODE_SET\x10\x01\x12\x13\n\x0f\x41SSIGN_MODE_ADD\x10\x02\x12\x18\n\x14\x41SSIGN_MODE_SUBTRACT\x10\x03\x12\x18\n\x14\x41SSIGN_MODE_MULTIPLY\x10\x04\x12\x16\n\x12\x41SSIGN_MODE_DIVIDE\x10\x05\x12\x17\n\x13\x41SSIGN_MODE_MINIMUM\x10\x06\x12\x17\n\x13\x41SSIGN_MODE_MAXIMUM\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.variable_requests_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ASSIGNMODE']._serialized_start=1375
-  _globals['_ASSIGNMODE']._serialized_end=1584
+  _globals['_ASSIGNMODE']._serialized_start=1412
+  _globals['_ASSIGNMODE']._serialized_end=1621
   _globals['_CREATEVARIABLESREQUEST']._serialized_start=168
   _globals['_CREATEVARIABLESREQUEST']._serialized_end=294
-  _globals['_CREATEVARIABLESHEADER']._serialized_start=296
-  _globals['_CREATEVARIABLESHEADER']._serialized_end=417
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_start=419
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_end=497
-  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_start=499
-  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_end=560
-  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_start=562
-  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_end=642
-  _globals['_LISTVARIABLESREQUEST']._serialized_start=644
-  _globals['_LISTVARIABLESREQUEST']._serialized_end=735
-  _globals['_LISTVARIABLESRESPONSE']._serialized_start=737
-  _globals['_LISTVARIABLESRESPONSE']._serialized_end=813
-  _globals['_DELETEVARIABLESREQUEST']._serialized_start=815
-  _globals['_DELETEVARIABLESREQUEST']._serialized_end=899
-  _globals['_DELETEVARIABLESRESPONSE']._serialized_start=901
-  _globals['_DELETEVARIABLESRESPONSE']._serialized_end=941
-  _globals['_ASSIGNREQUEST']._serialized_start=943
-  _globals['_ASSIGNREQUEST']._serialized_end=1051
-  _globals['_ASSIGNHEADER']._serialized_start=1054
-  _globals['_ASSIGNHEADER']._serialized_end=1215
-  _globals['_ASSIGNMENT']._serialized_start=1217
-  _globals['_ASSIGNMENT']._serialized_end=1336
-  _globals['_ASSIGNRESPONSE']._serialized_start=1338
-  _globals['_ASSIGNRESPONSE']._serialized_end=1372
+  _globals['_CREATEVARIABLESHEADER']._serialized_start=297
+  _globals['_CREATEVARIABLESHEADER']._serialized_end=436
+  _globals['_CREATEVARIABLESRESPONSE']._serialized_start=438
+  _globals['_CREATEVARIABLESRESPONSE']._serialized_end=516
+  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_start=518
+  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_end=579
+  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_start=581
+  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_end=661
+  _globals['_LISTVARIABLESREQUEST']._serialized_start=663
+  _globals['_LISTVARIABLESREQUEST']._serialized_end=754
+  _globals['_LISTVARIABLESRESPONSE']._serialized_start=756
+  _globals['_LISTVARIABLESRESPONSE']._serialized_end=850
+  _globals['_DELETEVARIABLESREQUEST']._serialized_start=852
+  _globals['_DELETEVARIABLESREQUEST']._serialized_end=936
+  _globals['_DELETEVARIABLESRESPONSE']._serialized_start=938
+  _globals['_DELETEVARIABLESRESPONSE']._serialized_end=978
+  _globals['_ASSIGNREQUEST']._serialized_start=980
+  _globals['_ASSIGNREQUEST']._serialized_end=1088
+  _globals['_ASSIGNHEADER']._serialized_start=1091
+  _globals['_ASSIGNHEADER']._serialized_end=1252
+  _globals['_ASSIGNMENT']._serialized_start=1254
+  _globals['_ASSIGNMENT']._serialized_end=1373
+  _globals['_ASSIGNRESPONSE']._serialized_start=1375
+  _globals['_ASSIGNRESPONSE']._serialized_end=1409
 # @@protoc_insertion_point(module_scope)

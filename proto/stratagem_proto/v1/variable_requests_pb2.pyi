@@ -97,6 +97,12 @@ class CreateVariablesHeader(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     VARIABLES_FIELD_NUMBER: builtins.int
+    TRAINING_FIELD_NUMBER: builtins.int
+    training: builtins.bytes
+    """The training that the variables of all servers belong to: 16 random bytes, drawn by the program
+    that created the first ones. The server keeps it with its state. Programs that go on with some
+    variables tell by it a server that has lost its own. Empty leaves what the server knows.
+    """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
         """Number of the request."""
@@ -112,9 +118,10 @@ class CreateVariablesHeader(google.protobuf.message.Message):
         *,
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         variables: collections.abc.Iterable[stratagem_proto.v1.variable_pb2.VariableSpec] | None = ...,
+        training: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "variables", b"variables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "training", b"training", "variables", b"variables"]) -> None: ...
 
 global___CreateVariablesHeader = CreateVariablesHeader
 
@@ -203,6 +210,9 @@ class ListVariablesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VARIABLES_FIELD_NUMBER: builtins.int
+    TRAINING_FIELD_NUMBER: builtins.int
+    training: builtins.bytes
+    """As in CreateVariablesHeader; empty if nobody has told it."""
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.variable_pb2.VariableInfo]:
         """In order of creation."""
@@ -211,8 +221,9 @@ class ListVariablesResponse(google.protobuf.message.Message):
         self,
         *,
         variables: collections.abc.Iterable[stratagem_proto.v1.variable_pb2.VariableInfo] | None = ...,
+        training: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["variables", b"variables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["training", b"training", "variables", b"variables"]) -> None: ...
 
 global___ListVariablesResponse = ListVariablesResponse
 

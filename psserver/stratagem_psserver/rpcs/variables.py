@@ -22,6 +22,7 @@ from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.known_cluster import check_training
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
@@ -39,6 +40,7 @@ class VariableRpcs:
     async def create(
         self, header: CreateVariablesHeader, chunks: Chunks
     ) -> CreateVariablesResponse:
+        check_training(header.training)
         sent = sent_tensors(header.variables)
         return await self._state.mutations.apply_once(
             header, Manifest(sent), chunks, partial(self._create, header), CreateVariablesResponse
@@ -56,6 +58,7 @@ class VariableRpcs:
         names = [variable.slot_of or variable.name for variable in specs]
         async with state.locked(names, LockUse(staged.session.label, "creation")):
             created = state.store.create(specs, values)
+            state.cluster.training = header.training or state.cluster.training
             return CreateVariablesResponse(variables=created)
 
     async def describe(self, request: DescribeVariablesRequest) -> DescribeVariablesResponse:
@@ -65,8 +68,8 @@ class VariableRpcs:
 
     async def list(self, request: ListVariablesRequest) -> ListVariablesResponse:
         self._state.session(request.session_id)
-        listed = self._state.store.listing(request.kinds)
-        return ListVariablesResponse(variables=listed)
+        listed, training = self._state.store.listing(request.kinds), self._state.cluster.training
+        return ListVariablesResponse(variables=listed, training=training)
 
     async def delete(self, request: DeleteVariablesRequest) -> DeleteVariablesResponse:
         return await self._state.mutations.once(

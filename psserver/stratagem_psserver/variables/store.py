@@ -25,6 +25,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableKind,
     VariableSpec,
 )
+from stratagem_proto.versions import FIRST_VERSION
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
@@ -56,7 +57,7 @@ class Variable:
 
     spec: VariableSpec
     value: torch.Tensor
-    version: int = 1
+    version: int = FIRST_VERSION
     arena: Arena | None = None
     joint: JointMemory | None = None
 
@@ -124,7 +125,7 @@ class VariableStore:
     def __init__(self, memory_limit: VariableMemoryLimit | None = None) -> None:
         self.memory_limit = memory_limit or VariableMemoryLimit()
         self.generation = 0
-        self.first_version = 1
+        self.first_version = FIRST_VERSION
         self._watching: list[Callable[[], object]] = []
         self._variables: dict[str, Variable] = {}
         # The names of slots by owner, and the owner of each slot.

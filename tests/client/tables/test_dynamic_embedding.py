@@ -97,8 +97,8 @@ def stored_bytes(strategy: ParameterServerStrategy) -> int:
     listing = strategy.extended._store.listing()  # type: ignore[union-attr]
     return sum(
         info.table.bytes
-        for infos in listing.values()
-        for info in infos
+        for listed in listing.values()
+        for info in listed.variables
         if info.spec.table.dynamic.max_bytes
     )
 

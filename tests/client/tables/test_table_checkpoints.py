@@ -229,7 +229,7 @@ def test_admission_and_eviction_go_on_as_if_nothing_had_been(
 def _statistics(strategy: ParameterServerStrategy) -> dict[str, int]:
     """The statistics of all parts added up."""
     listing = strategy.extended._store.listing()  # type: ignore[union-attr]
-    infos = [info.table for infos in listing.values() for info in infos]
+    infos = [info.table for listed in listing.values() for info in listed.variables]
     names = [field.name for field in TableStatistics.DESCRIPTOR.fields]
     return {name: sum(getattr(one, name) for one in infos) for name in names}
 

@@ -53,6 +53,7 @@ class ClusterCheckpoints:
         if not self._membership.is_chief:
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
+        self._store.training.require_all("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
         contents = Contents(local, extra, self._membership.num_trainers)
         return self._saver.save(root, contents, series)

@@ -165,6 +165,7 @@ class ClusterRestorer:
         """
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
         if self._membership.creates:
+            self._store.create(self._store.training.released(known))
             wanted = {
                 server: Wanted([variable.name for variable in group])
                 for server, group in by_server(known).items()

@@ -13,14 +13,16 @@ from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.errors import AlreadyExistsError, AttachmentError
-from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
+from stratagem_proto.versions import FIRST_VERSION
 from stratagem_proto.wire.tensors import decode_dtype
 
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 _SHOWN_NAMES = 10
 
-Listing = Callable[[], Mapping[int, Sequence[VariableInfo]]]
+Listing = Callable[[], Mapping[int, ListVariablesResponse]]
 
 
 class Attachment:
@@ -102,18 +104,19 @@ class Attachment:
 
 
 class Found(NamedTuple):
-    """A variable that the chief created, and the index of its server."""
+    """A variable that the chief created, the index of its server, and its version."""
 
     server: int
     spec: VariableSpec
+    version: int
 
 
-def find(listing: Mapping[int, Sequence[VariableInfo]]) -> dict[int, Found]:
+def find(listing: Mapping[int, ListVariablesResponse]) -> dict[int, Found]:
     """Return the variables that a chief created, by their place in its order."""
     return {
-        info.spec.ordinal: Found(server, info.spec)
-        for server, infos in listing.items()
-        for info in infos
+        info.spec.ordinal: Found(server, info.spec, info.version)
+        for server, listed in listing.items()
+        for info in listed.variables
         if info.spec.HasField("ordinal")
     }
 
@@ -199,11 +202,17 @@ class EarlierRun:
     def _look(self) -> dict[int, Found]:
         # Whether a strategy is still in use must not depend on when cycles are collected.
         gc.collect()
-        return {
+        listing = self._store.listing()
+        found = {
             ordinal: one
-            for ordinal, one in find(self._store.listing()).items()
+            for ordinal, one in find(listing).items()
             if not self._is_in_use(one.server, one.spec.name)
         }
+        told = {server: listed.training for server, listed in listing.items()}
+        # What was only created may be created again: the former chief may not have got further.
+        trained = {one.server for one in found.values() if one.version != FIRST_VERSION}
+        self._store.training.begin(told, trained, self._task)
+        return found
 
     def _is_in_use(self, server: int, name: str) -> bool:
         user = _in_use.get(self._key(server, name))

@@ -108,14 +108,14 @@ class RemoteCreation:
         names = {variable.name for variable in kept}
         created = [one for one in variables if one.name not in names]
         self._earlier.require_unused(created)
-        self._store.create(created)
+        self._store.create(self._store.training.creatable(created))
         self._earlier.take(variables)
         self._store.refresh(kept)
 
     def _attach(self, variables: Sequence[RemoteVariable]) -> None:
         found = self._attachment.attach([variable.spec for variable in variables])
-        for variable, (server, _) in zip(variables, found, strict=True):
-            _require_same_server(variable, server)
+        for variable, one in zip(variables, found, strict=True):
+            _require_same_server(variable, one.server)
         self._store.refresh(variables)
 
 

@@ -12,6 +12,7 @@ import torch
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.hosting.step_reads import StepReads
 from stratagem._parameter_server.hosting.synchronous_steps import Contributions, StepEnds
+from stratagem._parameter_server.hosting.training import Training
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
@@ -32,7 +33,7 @@ from stratagem._ps_client.requests.variables import (
 )
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
-from stratagem_proto.v1.variable_pb2 import VariableInfo
+from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
 
 
 class RemoteStore:
@@ -54,6 +55,7 @@ class RemoteStore:
         routes: Where gradients go.
         reads: Reading what steps need.
         ends: The ends of synchronous steps.
+        training: What the variables belong to.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class RemoteStore:
         self.routes: GradientRouter = GradientRouter()
         self.reads: StepReads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
         self.ends: StepEnds = StepEnds(servers, step_tracker, self.reads, self.pushing)
+        self.training: Training = Training()
 
     @property
     def first(self) -> int:
@@ -92,12 +95,12 @@ class RemoteStore:
             AlreadyExistsError: A server has a variable of that name.
         """
         groups = by_server(variables)
-        answers = self.servers.together(
-            {
-                server: create([v.spec for v in group], _initial_values(group))
-                for server, group in groups.items()
-            }
-        )
+        training = self.training.identifier
+        requests = {server: create([], [], training) for server in self.training.unaware()}
+        for server, group in groups.items():
+            specs = [variable.spec for variable in group]
+            requests[server] = create(specs, _initial_values(group), training)
+        answers = self.servers.together(requests)
         for server, group in groups.items():
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.accept(info.version)
@@ -111,6 +114,7 @@ class RemoteStore:
         """
         self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
+        self.training.require(copies)
         if training and self.pushing.refresh(copies):
             return
         bring = partial(self.reads.bring, training=training)
@@ -140,6 +144,7 @@ class RemoteStore:
 
         As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
         """
+        self.training.require(variables)
         found = [
             variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
             for variable, wanted in zip(variables, rows, strict=True)
@@ -206,6 +211,7 @@ class RemoteStore:
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""
+        self.training.require([variable])
         value = torch.empty(variable.shape, dtype=variable.dtype)
         reading = Reading(variable.name, value)
         self.reads.after(None, {variable.place.server: [reading]})
@@ -213,6 +219,7 @@ class RemoteStore:
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
         """Write variables, those of one server at once; return their new versions by name."""
+        self.training.require(writings)
         groups = by_server(writings)
         versions = self.servers.together(_assignments(groups, writings))
         return {
@@ -223,12 +230,13 @@ class RemoteStore:
 
     def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
         """Write variables; a scheduled function does not wait until that is done."""
+        self.training.require(writings)
         self.servers.write(_assignments(by_server(writings), writings))
         for variable in writings:
             variable.outdate()
 
-    def listing(self) -> dict[int, list[VariableInfo]]:
-        """Return what each server hosts, slot variables included."""
+    def listing(self) -> dict[int, ListVariablesResponse]:
+        """Return what each server hosts, slot variables included, and of which training it is."""
         return self.servers.on_all(list_variables)
 
 

@@ -11,7 +11,7 @@ from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind, VariableSpec
+from stratagem_proto.v1.variable_pb2 import VariableKind, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     Assignment,
@@ -38,10 +38,13 @@ class Writing:
 
 
 def create(
-    specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
+    specs: Sequence[VariableSpec], values: Sequence[torch.Tensor], training: bytes = b""
 ) -> Request[CreateVariablesResponse]:
-    """Return the request that creates variables with initial values; all or none."""
-    header = CreateVariablesHeader(variables=specs)
+    """Return the request that creates variables with initial values; all or none.
+
+    It tells the server of the training that they belong to, unless that is empty.
+    """
+    header = CreateVariablesHeader(variables=specs, training=training)
     return Request("CreateVariables", header, sole(CreateVariablesResponse), tensors=values)
 
 
@@ -99,13 +102,12 @@ class Attachments:
         return [spec_of(tensor) for tensor in self.tensors]
 
 
-def list_variables(kinds: Sequence[VariableKind.ValueType] = ()) -> Request[list[VariableInfo]]:
+def list_variables(
+    kinds: Sequence[VariableKind.ValueType] = (),
+) -> Request[ListVariablesResponse]:
     """Return the request for variables of these kinds, or all, by their creation."""
-    return Request("ListVariables", ListVariablesRequest(kinds=kinds), _listed)
-
-
-def _listed(responses: Iterator[bytes]) -> list[VariableInfo]:
-    return list(sole(ListVariablesResponse)(responses).variables)
+    message = ListVariablesRequest(kinds=kinds)
+    return Request("ListVariables", message, sole(ListVariablesResponse))
 
 
 @dataclass(frozen=True)
