@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,17 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 
+Servers = tuple[ParameterServer, ParameterServer]
+
 _LOST = r"needs '0.bias', which /job:ps/task:1 had before it was started again without it"
 
 
 def server(task: int, **settings: Any) -> ParameterServer:
     return ParameterServer(ServerSettings(task=task, token=TOKEN, **settings))
+
+
+def cluster_of(servers: Servers, workers: int = 1) -> Cluster:
+    return Cluster([one.address for one in servers], workers)
 
 
 class Training:
@@ -38,7 +44,7 @@ class Training:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        sum(parameter.sum() for parameter in self.model.parameters()).backward()
+        torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum().backward()
         self.optimizer.step()
 
     def values(self) -> dict[str, Any]:
@@ -47,24 +53,22 @@ class Training:
 
 
 @contextmanager
-def trained_and_lost(root: Path) -> Iterator[tuple[Sequence[str], dict[str, Any]]]:
-    """The addresses of two servers, the second one new, and the values that are saved."""
-    with server(0) as kept:
-        with server(1) as lost:
-            with Cluster([kept.address, lost.address], 1).strategy() as strategy:
-                training = Training(strategy)
-                training.step()
-                strategy.save(root)
-                values = training.values()
-                training.step()
-        with server(1) as empty:
-            yield [kept.address, empty.address], values
+def trained_and_lost(root: Path) -> Iterator[tuple[Servers, dict[str, Any]]]:
+    """Two servers, the second one new, and the values that are saved."""
+    with server(0) as kept, server(1) as empty:
+        with server(1) as lost, cluster_of((kept, lost)).strategy() as strategy:
+            training = Training(strategy)
+            training.step()
+            strategy.save(root)
+            values = training.values()
+            training.step()
+        yield (kept, empty), values
 
 
 def test_old_and_new_values_make_no_model(tmp_path: Path) -> None:
-    with trained_and_lost(tmp_path) as (addresses, _):
+    with trained_and_lost(tmp_path) as (servers, _):
         for _ in range(2):  # whoever starts it again gets the same answer
-            with Cluster(addresses, 1).strategy() as strategy:
+            with cluster_of(servers).strategy() as strategy:
                 training = Training(strategy)
                 for use in (training.step, training.values, lambda: strategy.save(tmp_path / "b")):
                     with pytest.raises(stratagem.FailedPreconditionError, match=_LOST):
@@ -73,23 +77,23 @@ def test_old_and_new_values_make_no_model(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_makes_it_whole(tmp_path: Path) -> None:
-    with trained_and_lost(tmp_path) as (addresses, values):
+    with trained_and_lost(tmp_path) as (servers, values):
         for _ in range(2):
-            with Cluster(addresses, 1).strategy() as strategy:
+            with cluster_of(servers).strategy() as strategy:
                 training = Training(strategy)
                 strategy.restore(tmp_path)
                 assert training.values() == values
                 training.step()
                 after = training.values()
-        with Cluster(addresses, 1).strategy() as strategy:
+        with cluster_of(servers).strategy() as strategy:
             assert Training(strategy).values() == after
 
 
 def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) -> None:
-    with trained_and_lost(tmp_path) as (addresses, values):
-        with Cluster(addresses, 1).strategy() as strategy:
-            strategy.restore(tmp_path, strict=False)
-            assert Training(strategy).values() == values
+    lost = trained_and_lost(tmp_path)
+    with lost as (servers, values), cluster_of(servers).strategy() as strategy:
+        strategy.restore(tmp_path, strict=False)
+        assert Training(strategy).values() == values
 
 
 def test_other_workers_wait_for_the_checkpoint(tmp_path: Path) -> None:
@@ -98,63 +102,56 @@ def test_other_workers_wait_for_the_checkpoint(tmp_path: Path) -> None:
         strategy.restore(tmp_path)
         return training.values()
 
-    with trained_and_lost(tmp_path) as (addresses, values):
-        assert Cluster(addresses, 2).run(restored) == [values] * 2
-        with Cluster(addresses, 2).strategy(1) as worker:
+    with trained_and_lost(tmp_path) as (servers, values):
+        cluster = cluster_of(servers, workers=2)
+        assert cluster.run(restored) == [values] * 2
+        with cluster.strategy(1) as worker:
             assert Training(worker).values() == values
 
 
 def test_what_was_never_trained_may_be_created_again() -> None:
-    with server(0) as kept, server(1) as lost, server(1) as empty:
-        with Cluster([kept.address, lost.address], 1).strategy() as strategy:
+    with server(0) as kept, server(1) as empty:
+        with server(1) as lost, cluster_of((kept, lost)).strategy() as strategy:
             Training(strategy)
-        with Cluster([kept.address, empty.address], 1).strategy() as strategy:
-            training = Training(strategy)
-            training.step()
-        with Cluster([kept.address, empty.address], 1).strategy() as strategy:
-            Training(strategy).step()
+        for _ in range(2):
+            with cluster_of((kept, empty)).strategy() as strategy:
+                Training(strategy).step()
+
+
+def counted(servers: Servers, number: int) -> list[float]:
+    """What so many counters have once each was added to."""
+    with cluster_of(servers).strategy() as strategy:
+        with strategy.scope():
+            counters = [stratagem.Variable(0.0) for _ in range(number)]
+        for counter in counters:
+            counter.assign_add(1.0)
+        return [float(counter.numpy()) for counter in counters]
 
 
 def test_a_program_may_have_more_variables_than_the_one_before() -> None:
-    def count(addresses: Sequence[str], number: int) -> list[float]:
-        with Cluster(addresses, 1).strategy() as strategy:
-            with strategy.scope():
-                counters = [stratagem.Variable(0.0) for _ in range(number)]
-            for counter in counters:
-                counter.assign_add(1.0)
-            return [float(counter.numpy()) for counter in counters]
-
-    with server(0) as first, server(1) as second:
-        addresses = [first.address, second.address]
-        assert count(addresses, 1) == [1.0]
-        assert count(addresses, 3) == [2.0, 1.0, 1.0]
-        with server(1) as empty:
-            with pytest.raises(stratagem.FailedPreconditionError, match="started again without"):
-                count([first.address, empty.address], 3)
+    with server(0) as first, server(1) as second, server(1) as empty:
+        assert counted((first, second), 1) == [1.0]
+        assert counted((first, second), 3) == [2.0, 1.0, 1.0]
+        with pytest.raises(stratagem.FailedPreconditionError, match="started again without"):
+            counted((first, empty), 3)
 
 
 def test_a_server_with_a_log_has_lost_nothing(tmp_path: Path) -> None:
     kept = {"durability": "log", "durability_folder": str(tmp_path)}
     with server(0) as first:
-        values = []
-        for _ in range(2):
+        for runs in (1.0, 2.0):
             with server(1, **kept) as second:
-                with Cluster([first.address, second.address], 1).strategy() as strategy:
-                    training = Training(strategy)
-                    values.append(training.values())
-                    training.step()
-    assert values[0] != values[1]
+                assert counted((first, second), 3) == [runs] * 3
 
 
 def test_servers_with_variables_of_different_trainings_are_refused(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        with server(0) as first, server(1) as second:
-            with Cluster([first.address, second.address], 1).strategy() as strategy:
-                training = Training(strategy)
-                training.step()
-                strategy.save(tmp_path / name)
-    ours, theirs = (str(tmp_path / name) for name in ("a", "b"))
-    with server(0, restore=ours) as first, server(1, restore=theirs) as second:
-        with Cluster([first.address, second.address], 1).strategy() as strategy:
-            with pytest.raises(stratagem.AttachmentError, match="task:1 have .* different trai"):
-                Training(strategy)
+    for name in ("ours", "theirs"):
+        servers = server(0), server(1)
+        with servers[0], servers[1], cluster_of(servers).strategy() as strategy:
+            Training(strategy).step()
+            strategy.save(tmp_path / name)
+    first = server(0, restore=str(tmp_path / "ours"))
+    second = server(1, restore=str(tmp_path / "theirs"))
+    refused = pytest.raises(stratagem.AttachmentError, match=r"ps/task:1 have .* different train")
+    with first, second, cluster_of((first, second)).strategy() as strategy, refused:
+        Training(strategy)
