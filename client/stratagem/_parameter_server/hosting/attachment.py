@@ -83,9 +83,10 @@ class Attachment:
 
     def _difference(self, theirs: VariableSpec, ours: VariableSpec) -> AttachmentError:
         return AttachmentError(
-            f"variable {ours.ordinal} of the chief's program is {described(theirs)}, "
-            f"but of {self._worker}'s it is {described(ours)}; run the same program "
-            "on all workers, with the same settings",
+            f"variable {ours.ordinal} of the chief's program, or of one before it, is "
+            f"{described(theirs)}, but of {self._worker}'s it is {described(ours)}; run the same "
+            "program on all workers, with the same settings. If all do, the servers still hold "
+            "what an earlier run has left: restart them to begin anew",
             variable=ours.name,
             task=self._worker,
         )
