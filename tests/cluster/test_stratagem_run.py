@@ -159,6 +159,17 @@ def test_every_worker_finds_its_cluster_in_its_environment(
     assert views[0]["token"] == views[1]["token"]
 
 
+def test_servers_read_their_table_of_the_file_of_the_run(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("[run]\nps = 2\n[ps]\nvariable_byte = 8\n")
+    code, _, errors = finished(script("Path(folder / 'ran').touch()"), "--config", str(file))
+    problem = f"{file}: ps.variable_byte is not a setting; did you mean variable_bytes?"
+    assert (code, any(problem in line for line in errors)) == (1, True)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_output_is_the_chiefs_and_what_others_say_is_labelled(
     script: Callable[[str], Path],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -197,6 +198,7 @@ def run(
         coordinators=options.coordinators,
         notice=notice,
         tls=tls,
+        config=os.path.abspath(options.config) if options.config else "",
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:

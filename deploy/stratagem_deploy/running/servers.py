@@ -19,6 +19,7 @@ from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.process import Process, share_of_cores
 from stratagem_deploy.running.credentials import RunCredentials
 from stratagem_deploy.running.settings import ScriptSettings
+from stratagem_proto.configuration.model import variable
 
 _ROUTINE_LEVELS = {"debug", "info"}
 
@@ -88,6 +89,7 @@ class RunServers:
         settings, credentials = self._settings, self._credentials
         own = {
             **(patience_for_restarts() if settings.max_restarts else {}),
+            **self._file_of_settings(),
             **credentials.certificates("server", "ps", index),
         }
 
@@ -106,7 +108,8 @@ class RunServers:
 
     def new_workers(self, addresses: Sequence[ReservedAddresses]) -> Sequence[RestartableServer]:
         """Return the workers that run functions of a coordinator, not started."""
-        own, credentials = share_of_cores(len(addresses)), self._credentials
+        own = {**share_of_cores(len(addresses)), **self._file_of_settings()}
+        credentials = self._credentials
         servers = [
             self._process(
                 ServerCommand(
@@ -118,6 +121,9 @@ class RunServers:
         ]
         self.stateless = [server.name for server in servers]
         return servers
+
+    def _file_of_settings(self) -> dict[str, str]:
+        return {variable("config"): self._settings.config} if self._settings.config else {}
 
     def _process(self, command: ServerCommand) -> ServerProcess:
         show = self._shown_log(command.name, command.task)

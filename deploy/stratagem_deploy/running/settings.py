@@ -28,6 +28,7 @@ class ScriptSettings:
             servers: one does, and the others stand by. 0 if each worker runs it.
         notice: What says that the run is to end, as SIGTERM does.
         tls: Whether the processes know each other by certificates, and encrypt what they send.
+        config: Absolute path of the file in which servers look for their settings; "" for none.
     """
 
     command: tuple[str, ...]
@@ -43,3 +44,4 @@ class ScriptSettings:
     coordinators: int = 0
     notice: Notice | None = None
     tls: bool = False
+    config: str = ""

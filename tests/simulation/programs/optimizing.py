@@ -136,7 +136,7 @@ class Optimizing(Program):
     async def _read_slots(self, reader: Process, server: int) -> dict[str, torch.Tensor]:
         listed = await reader.call(server, variables.list_variables())
         found = {}
-        for info in listed:
+        for info in listed.variables:
             parts = SlotName.parse(info.spec.name)
             if parts is not None and info.spec.tensor.shape:
                 found[parts.key] = torch.zeros(_SIZE)
