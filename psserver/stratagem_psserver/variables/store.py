@@ -171,9 +171,7 @@ class VariableStore:
 
     def _advice(self, name: str) -> str:
         if not self._variables:
-            return (
-                "it hosts none; create it first, or restore a checkpoint if the server began anew"
-            )
+            return "it hosts none yet; create it first, or restore a checkpoint"
         # Comparing 10^5 names would take seconds, in which no other request is served.
         alike = nlargest(_COMPARED, self._variables, key=partial(_beginning, name))
         near = difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
