@@ -43,8 +43,9 @@ def stalled(
     waiting = {task_name(wait.client) for _, wait in waits}.union(excused)
     roots = [stall for stall in stalls if stall.culprit not in waiting]
     known, servers = clients(answers), dict(statuses(answers))
-    # Those who wait for each other in a circle are all told.
-    for stall in roots or [stall for stall in stalls if stall.culprit not in excused]:
+    if not roots and (circle := [one for one in stalls if one.culprit not in excused]):
+        yield _told_together(circle)
+    for stall in roots:
         if stall.culprit in servers and stall.reason == LOCK:
             yield _busy(stall)
         else:
@@ -95,6 +96,19 @@ def _told(stall: _Stall, client: Client | None) -> Finding:
         _remedy(client),
         stalls=True,
         culprits=(stall.culprit,),
+    )
+
+
+def _told_together(circle: Sequence[_Stall]) -> Finding:
+    """Tell of clients that wait for each other, of which none is more to blame than the others."""
+    culprits = sorted({stall.culprit for stall in circle})
+    waits = (f"{_waiting(stall)} of {stall.culprit}{_on(stall.servers)}" for stall in circle)
+    return Finding(
+        f"{' and '.join(culprits)} wait for each other, so that none goes on: {'; '.join(waits)}",
+        "their programs have parted: see that all take as many steps, with sync, and pass the same "
+        "barriers in the same order; often one has fewer batches. Then start all of them again",
+        stalls=True,
+        culprits=culprits,
     )
 
 
