@@ -94,8 +94,9 @@ class Training:
             self.iterations = Variable(0, name="iterations")
             self.endless = Variable(0, name="endless")
         # The servers may have them from an earlier program.
-        for variable in self.weights, self.iterations, self.endless:
-            variable.assign(torch.zeros_like(variable.read_value()))
+        self.weights.assign(zeros)
+        self.iterations.assign(0)
+        self.endless.assign(0)
         self.rebuild_iterators()
 
     def rebuild_iterators(self, use_function: bool = True) -> None:

@@ -96,6 +96,29 @@ def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) 
         assert Training(strategy).values() == values
 
 
+def test_values_that_are_assigned_make_it_whole(tmp_path: Path) -> None:
+    with trained_and_lost(tmp_path) as (servers, values):
+        with cluster_of(servers).strategy() as strategy:
+            training = Training(strategy)
+            training.model.load_state_dict({k: torch.tensor(v) for k, v in values.items()})
+            assert training.values() == values
+            training.step()
+        with cluster_of(servers).strategy() as strategy:
+            Training(strategy).step()
+
+
+def test_to_add_to_what_is_lost_is_refused(tmp_path: Path) -> None:
+    with server(0) as first, server(1) as second, server(1) as empty:
+        assert counted((first, second), 2) == [1.0, 1.0]
+        with cluster_of((first, empty)).strategy() as strategy, strategy.scope():
+            _, lost = (stratagem.Variable(0.0) for _ in range(2))
+            with pytest.raises(stratagem.FailedPreconditionError, match="started again without"):
+                lost.assign_add(1.0)
+            lost.assign(1.0)
+            lost.assign_add(1.0)
+            assert lost.numpy() == 2.0
+
+
 def test_other_workers_wait_for_the_checkpoint(tmp_path: Path) -> None:
     def restored(strategy: ParameterServerStrategy, worker: int) -> dict[str, Any]:
         training = Training(strategy)

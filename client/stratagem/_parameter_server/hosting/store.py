@@ -33,7 +33,7 @@ from stratagem._ps_client.requests.variables import (
 )
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
-from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
 
 
 class RemoteStore:
@@ -219,7 +219,7 @@ class RemoteStore:
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
         """Write variables, those of one server at once; return their new versions by name."""
-        self.training.require(writings)
+        self._make_up(writings)
         groups = by_server(writings)
         versions = self.servers.together(_assignments(groups, writings))
         return {
@@ -230,10 +230,18 @@ class RemoteStore:
 
     def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
         """Write variables; a scheduled function does not wait until that is done."""
-        self.training.require(writings)
+        self._make_up(writings)
         self.servers.write(_assignments(by_server(writings), writings))
         for variable in writings:
             variable.outdate()
+
+    def _make_up(self, writings: Mapping[RemoteVariable, Writing]) -> None:
+        """Create what a server has lost of these variables, if they get whole values."""
+        if self.training.is_whole:
+            return
+        whole = [v for v, w in writings.items() if w.mode == ASSIGN_MODE_SET and w.rows is None]
+        self.create(self.training.released(whole))
+        self.training.require(writings)
 
     def listing(self) -> dict[int, ListVariablesResponse]:
         """Return what each server hosts, slot variables included, and of which training it is."""

@@ -15,7 +15,7 @@ class Training:
 
     A server that was started again without what it had knows of no training. To create its
     variables anew beside those that other servers have kept would make a model of old and new
-    values. So they do not exist before they get values from a checkpoint.
+    values. So they do not exist before they get values from a checkpoint, or are assigned.
 
     Attributes:
         identifier: As in `CreateVariablesHeader`; empty before `begin`.
@@ -99,8 +99,8 @@ class Training:
         lost = " and ".join(f"/job:ps/task:{one}" for one in servers or sorted(self._lost))
         return FailedPreconditionError(
             f"{what} needs {name!r}, which {lost} had before it was started again without it, "
-            "while other servers have kept the values of an earlier run. Restore a checkpoint by "
-            "strategy.restore() first, or restart all servers to begin anew. A server with "
-            "--durability log loses nothing when it is started again",
+            "while other servers have kept the values of an earlier run. First restore a "
+            "checkpoint by strategy.restore(), or assign a value to it; or restart all servers to "
+            "begin anew. A server with --durability log loses nothing when it is started again",
             variable=name,
         )
