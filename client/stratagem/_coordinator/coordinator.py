@@ -185,6 +185,8 @@ class ClusterCoordinator:
         Raises:
             InvalidTypeError: `fn` cannot be called, not with these arguments, or something that it
                 uses cannot be sent.
+            FailedPreconditionError: It uses a lazy parameter that has no shape yet, or a variable
+                that a server has lost to the end of an earlier run.
             DeadlineExceededError: It found no room in that time, and does not run.
             Exception: What an earlier function raised. `fn` is then cancelled too.
 

@@ -33,6 +33,7 @@ class HostedKind(ChangingKind):
         if hosted is not None:
             own = hosted.variable.distribute_strategy
             require_own(f"parameter {hosted.name!r}", own, strategy)
+            require_existing(hosted.variable)
             return hosted
         if is_lazy(value):
             raise FailedPreconditionError(
@@ -86,6 +87,7 @@ class VariableKind(ObjectKind):
         whole = own_variable(value, strategy)
         if isinstance(whole, SplitVariable):
             raise of_a_parameter(whole)
+        require_existing(whole)
         return whole
 
     def label(self, subject: Variable) -> str:
@@ -133,6 +135,12 @@ def own_variable(value: Variable, strategy: Strategy) -> Variable:
     """
     require_own(f"variable {value.name!r}", value.distribute_strategy, strategy)
     return value if value.container is None else value.container
+
+
+def require_existing(variable: Variable) -> None:
+    """Check that servers have a variable; raise as `RemoteVariable.require_existing`."""
+    for part in parts_of(variable):
+        part.require_existing()
 
 
 def of_a_parameter(variable: Variable) -> InvalidArgumentError:

@@ -16,6 +16,7 @@ from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickling import Pickler, mark_of
 from stratagem._shipping.refusal import refusal
 from stratagem._strategies.strategy import Strategy
+from stratagem_proto.errors import FailedPreconditionError
 
 
 class ClosurePickler:
@@ -39,6 +40,7 @@ class ClosurePickler:
 
         Raises:
             InvalidTypeError: Something in it cannot be pickled; says which, and where.
+            FailedPreconditionError: A variable in it does not exist at present.
             UnavailableError: A server cannot be reached, to which a parameter has to be written.
         """
         self._write_parameters()
@@ -46,6 +48,9 @@ class ClosurePickler:
             self._edited.look()
             try:
                 return self._parcel(value)
+            except FailedPreconditionError:
+                # It could be sent at another time.
+                raise
             except Exception as error:
                 raise refusal(value, what, self._parcel, error) from error
 

@@ -105,6 +105,10 @@ class RemoteStore:
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.accept(info.version)
 
+    def require(self, variables: Iterable[RemoteVariable]) -> None:
+        """Check that variables exist; raise FailedPreconditionError if a server has lost one."""
+        self.training.require(variables)
+
     def refresh(self, variables: Iterable[RemoteVariable], training: bool = False) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.
 
@@ -114,7 +118,7 @@ class RemoteStore:
         """
         self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
-        self.training.require(copies)
+        self.require(copies)
         if training and self.pushing.refresh(copies):
             return
         bring = partial(self.reads.bring, training=training)
@@ -144,7 +148,7 @@ class RemoteStore:
 
         As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
         """
-        self.training.require(variables)
+        self.require(variables)
         found = [
             variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
             for variable, wanted in zip(variables, rows, strict=True)
@@ -211,7 +215,7 @@ class RemoteStore:
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""
-        self.training.require([variable])
+        self.require([variable])
         value = torch.empty(variable.shape, dtype=variable.dtype)
         reading = Reading(variable.name, value)
         self.reads.after(None, {variable.place.server: [reading]})
@@ -241,7 +245,7 @@ class RemoteStore:
             return
         whole = [v for v, w in writings.items() if w.mode == ASSIGN_MODE_SET and w.rows is None]
         self.create(self.training.released(whole))
-        self.training.require(writings)
+        self.require(writings)
 
     def listing(self) -> dict[int, ListVariablesResponse]:
         """Return what each server hosts, slot variables included, and of which training it is."""

@@ -53,6 +53,8 @@ class AnyStore(Protocol):
 
     servers: ServerGroup
 
+    def require(self, variables: Iterable[Any]) -> None: ...
+
     def refresh(self, variables: Iterable[Any], training: bool = False) -> None: ...
 
     def write_behind(self, writings: Mapping[Any, Writing]) -> None: ...
@@ -219,6 +221,14 @@ class RemoteVariable(Variable):
         found = operand(self, value)
         plain = found.detach() if found.requires_grad else found
         return Writing(self.name, MODES[write], plain)
+
+    def require_existing(self) -> None:
+        """Check that its server has it, which may have lost it to the end of an earlier run.
+
+        Raises:
+            FailedPreconditionError: It does not exist before it gets a value.
+        """
+        self._store.require([self])
 
     def is_in_use(self, run: bytes | None) -> bool:
         """Return whether its strategy is open, and uses this run of its server.
