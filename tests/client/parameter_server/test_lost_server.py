@@ -65,7 +65,7 @@ def trained_and_lost(root: Path) -> Iterator[tuple[Servers, dict[str, Any]]]:
         yield (kept, empty), values
 
 
-def test_old_and_new_values_make_no_model(tmp_path: Path) -> None:
+def test_old_and_new_values_make_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with trained_and_lost(tmp_path) as (servers, _):
         for _ in range(2):  # whoever starts it again gets the same answer
             with cluster_of(servers).strategy() as strategy:
@@ -74,6 +74,8 @@ def test_old_and_new_values_make_no_model(tmp_path: Path) -> None:
                     with pytest.raises(stratagem.FailedPreconditionError, match=_LOST):
                         use()
         assert not (tmp_path / "b").exists()
+    assert "1 that a server has lost get values from a checkpoint only" in caplog.text
+    assert "others are created" not in caplog.text
 
 
 def test_a_checkpoint_makes_it_whole(tmp_path: Path) -> None:

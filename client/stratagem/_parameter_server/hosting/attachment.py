@@ -173,8 +173,6 @@ class EarlierRun:
         kept = [one for one in wanted if one.place.ordinal in found]
         for variable in kept:
             self._require_equal(found[variable.place.ordinal], variable)
-        if kept:
-            self._report(kept, len(wanted) - len(kept))
         return kept
 
     def require_unused(self, variables: Sequence[RemoteVariable]) -> None:
@@ -239,8 +237,19 @@ class EarlierRun:
             task=self._task,
         )
 
-    def _report(self, kept: Sequence[RemoteVariable], created: int) -> None:
+    def report(self, kept: Sequence[RemoteVariable], created: int, withheld: int) -> None:
+        """Log which variables have values of an earlier run, and what becomes of the others.
+
+        Args:
+            kept: Those that have; if there are none, there is nothing to log.
+            created: How many are created.
+            withheld: How many are not, because a server has lost theirs.
+        """
+        if not kept:
+            return
         others = f"; the {created} others are created" if created else ""
+        if withheld:
+            others += f"; {withheld} that a server has lost get values from a checkpoint only"
         _LOG.warning(
             "%s goes on with the values of an earlier run, which the servers kept, "
             "for %s%s. Restart the servers to begin anew",

@@ -106,9 +106,11 @@ class RemoteCreation:
     def _create(self, variables: Sequence[RemoteVariable]) -> None:
         kept = self._earlier.kept(variables)
         names = {variable.name for variable in kept}
-        created = [one for one in variables if one.name not in names]
-        self._earlier.require_unused(created)
-        self._store.create(self._store.training.creatable(created))
+        others = [one for one in variables if one.name not in names]
+        self._earlier.require_unused(others)
+        created = self._store.training.creatable(others)
+        self._earlier.report(kept, len(created), len(others) - len(created))
+        self._store.create(created)
         self._earlier.take(variables)
         self._store.refresh(kept)
 
