@@ -101,7 +101,7 @@ def _told(stall: _Stall, client: Client | None) -> Finding:
 
 def _told_together(circle: Sequence[_Stall]) -> Finding:
     """Tell of clients that wait for each other, of which none is more to blame than the others."""
-    culprits = sorted({stall.culprit for stall in circle})
+    culprits = tuple(sorted({stall.culprit for stall in circle}))
     waits = (f"{_waiting(stall)} of {stall.culprit}{_on(stall.servers)}" for stall in circle)
     return Finding(
         f"{' and '.join(culprits)} wait for each other, so that none goes on: {'; '.join(waits)}",
