@@ -112,7 +112,9 @@ def test_strangers_who_send_large_messages_take_the_memory_of_a_few(tmp_path: Pa
         before = memory_of(server)
         for _ in range(UPLOADS):
             stranger.send(stranger.begin(f"/{SERVICE}/Assign", MESSAGE_BYTES), UPLOAD_BYTES)
-        kept = STRANGERS.most * MESSAGE_BYTES + MOST_BYTES
+        # Of 560 MiB that were sent. How much it has read of those that it refuses is up to gRPC.
+        kept = STRANGERS.most * MESSAGE_BYTES + 2 * MOST_BYTES
+        assert kept < UPLOADS * UPLOAD_BYTES
         eventually(lambda: memory_of(server) - before < kept)
         client.assign("w", torch.ones(3))
         assert client.read("w")[0].tolist() == [1, 1, 1]
