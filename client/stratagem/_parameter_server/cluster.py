@@ -162,6 +162,7 @@ class TrainingCluster:
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Restore all servers; see `ParameterServerStrategy.restore`."""
+        # What servers have lost cannot be read before it has the values of the checkpoint.
         if self._store.training.is_whole:
             self._refresh()
         restoration = self._checkpoints.restore(path, strict)

@@ -174,9 +174,7 @@ class Changes:
             )
             self.log.append(pb.LogRecord(mutation=mutation), request.tensors)
 
-    def opened(
-        self, session: OpenSession, filtered: FilteredTasks | None, ps_tasks: int = 0
-    ) -> None:
+    def opened(self, session: OpenSession, filtered: FilteredTasks | None, ps_tasks: int) -> None:
         """Record that a session was opened or resumed, and what a chief has said with it."""
         opened = pb.OpenedSession(
             session_id=session.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_old_and_new_values_make_no_model(tmp_path: Path, caplog: pytest.LogCapt
                     with pytest.raises(stratagem.FailedPreconditionError, match=_LOST):
                         use()
         assert not (tmp_path / "b").exists()
-    assert "1 that a server has lost get values from a checkpoint only" in caplog.text
+    assert "1 that a server has lost have none before they are restored" in caplog.text
     assert "others are created" not in caplog.text
 
 
@@ -89,6 +90,26 @@ def test_a_checkpoint_makes_it_whole(tmp_path: Path) -> None:
                 after = training.values()
         with cluster_of(servers).strategy() as strategy:
             assert Training(strategy).values() == after
+
+
+def test_a_checkpoint_that_is_damaged_changes_nothing(tmp_path: Path) -> None:
+    with trained_and_lost(tmp_path / "good") as (servers, values):
+        shutil.copytree(tmp_path / "good", tmp_path / "damaged")
+        (part,) = (tmp_path / "damaged").glob("*/part-1.safetensors")
+        content = bytearray(part.read_bytes())
+        content[-1] ^= 1
+        part.write_bytes(content)
+        for _ in range(2):  # nor is the next program deceived
+            with cluster_of(servers).strategy() as strategy:
+                training = Training(strategy)
+                with pytest.raises(stratagem.DataLossError):
+                    strategy.restore(tmp_path / "damaged")
+                with pytest.raises(stratagem.FailedPreconditionError, match=_LOST):
+                    training.step()
+        with cluster_of(servers).strategy() as strategy:
+            training = Training(strategy)
+            strategy.restore(tmp_path / "good")
+            assert training.values() == values
 
 
 def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) -> None:

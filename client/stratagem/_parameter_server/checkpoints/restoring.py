@@ -165,7 +165,6 @@ class ClusterRestorer:
         """
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
         if self._membership.creates:
-            self._store.create(self._store.training.released(known))
             wanted = {
                 server: Wanted([variable.name for variable in group])
                 for server, group in by_server(known).items()
@@ -173,8 +172,9 @@ class ClusterRestorer:
             if accounts and self._checkpoint.index.servers:
                 wanted |= self._with_accounts(wanted)
             restoration = Restoration(self._store.servers, str(self._path), wanted)
-            restoration.stage(self._store.peer_seconds)
-            restoration.replace()
+            with self._store.filling(known):
+                restoration.stage(self._store.peer_seconds)
+                restoration.replace()
         for variable in known:
             variable.outdate()
             self._use(self._wholes[whole_name(variable.spec)])

@@ -249,7 +249,7 @@ class EarlierRun:
             return
         others = f"; the {created} others are created" if created else ""
         if withheld:
-            others += f"; {withheld} that a server has lost get values from a checkpoint only"
+            others += f"; {withheld} that a server has lost have none before they are restored"
         _LOG.warning(
             "%s goes on with the values of an earlier run, which the servers kept, "
             "for %s%s. Restart the servers to begin anew",

@@ -28,10 +28,11 @@ from stratagem._ps_client.requests.variables import (
     Writing,
     assign,
     create,
+    delete,
     list_keys,
     list_variables,
 )
-from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.errors import DeadlineExceededError, StratagemError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
 
@@ -94,9 +95,15 @@ class RemoteStore:
         Raises:
             AlreadyExistsError: A server has a variable of that name.
         """
+        self._create(variables, self.training.identifier, self.training.unaware)
+        self.training.unaware = set()
+
+    def _create(
+        self, variables: Sequence[RemoteVariable], training: bytes, told: Iterable[int] = ()
+    ) -> None:
+        """Create variables, and tell their servers and others of the training if it is given."""
         groups = by_server(variables)
-        training = self.training.identifier
-        requests = {server: create([], [], training) for server in self.training.unaware()}
+        requests = {server: create([], [], training) for server in told}
         for server, group in groups.items():
             specs = [variable.spec for variable in group]
             requests[server] = create(specs, _initial_values(group), training)
@@ -104,6 +111,28 @@ class RemoteStore:
         for server, group in groups.items():
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.accept(info.version)
+
+    @contextmanager
+    def filling(self, variables: Iterable[RemoteVariable]) -> Iterator[None]:
+        """Create what servers have lost of variables, which get their values in the block.
+
+        If they do not, they are lost again, to the next program too: a server is told of the
+        training once it has values of it.
+        """
+        lost = self.training.released(variables)
+        if not lost:
+            yield
+            return
+        groups = by_server(lost)
+        self._create(lost, b"")
+        try:
+            yield
+        except BaseException:
+            self.training.withhold(lost)
+            with suppress(StratagemError):
+                self.servers.together({s: delete([v.name for v in g]) for s, g in groups.items()})
+            raise
+        self._create((), self.training.identifier, groups)
 
     def require(self, variables: Iterable[RemoteVariable]) -> None:
         """Check that variables exist; raise FailedPreconditionError if a server has lost one."""
@@ -223,9 +252,9 @@ class RemoteStore:
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
         """Write variables, those of one server at once; return their new versions by name."""
-        self._make_up(writings)
         groups = by_server(writings)
-        versions = self.servers.together(_assignments(groups, writings))
+        with self._filling_whole(writings):
+            versions = self.servers.together(_assignments(groups, writings))
         return {
             variable.name: version
             for server, group in groups.items()
@@ -234,18 +263,21 @@ class RemoteStore:
 
     def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
         """Write variables; a scheduled function does not wait until that is done."""
-        self._make_up(writings)
-        self.servers.write(_assignments(by_server(writings), writings))
+        with self._filling_whole(writings):
+            self.servers.write(_assignments(by_server(writings), writings))
         for variable in writings:
             variable.outdate()
 
-    def _make_up(self, writings: Mapping[RemoteVariable, Writing]) -> None:
-        """Create what a server has lost of these variables, if they get whole values."""
+    @contextmanager
+    def _filling_whole(self, writings: Mapping[RemoteVariable, Writing]) -> Iterator[None]:
+        """As `filling`, for variables that get whole values; others have to exist."""
         if self.training.is_whole:
+            yield
             return
-        whole = [v for v, w in writings.items() if w.mode == ASSIGN_MODE_SET and w.rows is None]
-        self.create(self.training.released(whole))
-        self.require(writings)
+        whole = {v for v, w in writings.items() if w.mode == ASSIGN_MODE_SET and w.rows is None}
+        self.require(writings.keys() - whole)
+        with self.filling(whole):
+            yield
 
     def listing(self) -> dict[int, ListVariablesResponse]:
         """Return what each server hosts, slot variables included, and of which training it is."""

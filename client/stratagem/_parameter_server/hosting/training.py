@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.errors import AttachmentError, FailedPreconditionError
@@ -19,16 +19,17 @@ class Training:
 
     Attributes:
         identifier: As in `CreateVariablesHeader`; empty before `begin`.
+        unaware: The servers that are to be told of it.
     """
 
     def __init__(self) -> None:
         """Know of none."""
         self.identifier = b""
-        self._unaware: set[int] = set()
+        self.unaware: set[int] = set()
         self._lost: set[int] = set()
         self._withheld: set[str] = set()
 
-    def begin(self, told: Mapping[int, bytes], trained: Iterable[int], task: str) -> None:
+    def begin(self, told: Mapping[int, bytes], trained: Set[int], task: str) -> None:
         """Go on with the training of an earlier run, or begin one.
 
         Args:
@@ -41,7 +42,7 @@ class Training:
         """
         earlier = {told[server] for server in trained}
         if len(earlier) > 1:
-            servers = " and ".join(f"/job:ps/task:{server}" for server in sorted(set(trained)))
+            servers = " and ".join(f"/job:ps/task:{server}" for server in sorted(trained))
             raise AttachmentError(
                 f"the servers {servers} have variables of different trainings, perhaps of "
                 "checkpoints that do not belong together. Restart all servers, with one checkpoint "
@@ -54,21 +55,19 @@ class Training:
         if known:
             self._lost = others
         else:
-            self._unaware = others
+            self.unaware = others
 
-    def unaware(self) -> set[int]:
-        """Return the servers that are to be told of the training; each once."""
-        unaware, self._unaware = self._unaware, set()
-        return unaware
-
-    def creatable(self, variables: Iterable[RemoteVariable]) -> list[RemoteVariable]:
+    def creatable(self, variables: Sequence[RemoteVariable]) -> list[RemoteVariable]:
         """Return the variables that may be created now; the others are withheld."""
-        variables = list(variables)
-        self._withheld.update(one.name for one in variables if one.place.server in self._lost)
+        self.withhold(one for one in variables if one.place.server in self._lost)
         return [one for one in variables if one.name not in self._withheld]
 
+    def withhold(self, variables: Iterable[RemoteVariable]) -> None:
+        """Note that variables do not exist before they get values."""
+        self._withheld.update(one.name for one in variables)
+
     def released(self, variables: Iterable[RemoteVariable]) -> list[RemoteVariable]:
-        """Return those of variables that were withheld, which are to be created now."""
+        """Return those of variables that are withheld, and withhold them no more."""
         released = [one for one in variables if one.name in self._withheld]
         self._withheld.difference_update(one.name for one in released)
         return released
