@@ -37,9 +37,9 @@ class ClusterSize:
         if told and self.known not in (0, told):
             raise FailedPreconditionError(
                 f"{self._server} has its part of variables that are placed over {self.known} "
-                f"parameter servers, and the cluster of {client} has {told}. Start {self.known}, "
-                "or start all anew, with an empty --durability-folder and without --restore, and "
-                "let the program restore its checkpoint by strategy.restore(), which takes any "
-                "number of servers",
+                f"parameter servers, and the cluster of {client} has {told}. Give the "
+                f"program all {self.known}, or start all servers anew, with an empty "
+                "--durability-folder and without --restore, and let it restore its checkpoint by "
+                "strategy.restore(), which takes any number of servers",
                 task=self._server,
             )
