@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes.process_tree import command, python, tasks
+from tests.deploy.processes.process_tree import command, fork_servers, python, tasks
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -269,16 +270,40 @@ def test_a_worker_that_ignores_the_interruption_is_killed(
     assert run.returncode == 128 + signal.SIGINT
 
 
+def test_a_signal_that_wakes_nobody_is_noticed(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with start(script(STUBBORN), "--grace", "0.1") as run:
+        eventually((tmp_path / "ready-0").exists)
+        threads = {int(each.name) for each in Path(f"/proc/{run.pid}/task").iterdir()}
+        # Python acts on signals in its main thread, which one for another thread does not wake.
+        ctypes.CDLL(None).tgkill(run.pid, max(threads - {run.pid}), signal.SIGINT)
+        run.communicate()
+    assert run.returncode == 128 + signal.SIGINT
+
+
 def test_an_interruption_before_the_script_starts_ends_the_run(
     script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with start(script(STUBBORN)) as run:
-        eventually(lambda: any("psserver" in command(p) for p in tasks(run.pid)))
+        eventually(lambda: bool(fork_servers(run.pid)))
+        # It needs seconds until it can fork a server, and gets none.
+        for each in fork_servers(run.pid):
+            os.kill(each, signal.SIGSTOP)
         os.kill(run.pid, signal.SIGINT)
         output, errors = run.communicate()
     assert (run.returncode, output) == (128 + signal.SIGINT, "")
     assert "Traceback" not in errors
     assert not (tmp_path / "ready-0").exists()
+
+
+def test_an_interruption_while_a_server_starts_ends_the_run(script: Callable[[str], Path]) -> None:
+    with start(script(STUBBORN), "--grace", "0.1") as run:
+        eventually(lambda: any("psserver" in command(pid) for pid in tasks(run.pid)))
+        os.kill(run.pid, signal.SIGINT)
+        run.communicate()
+    # A worker may have been started, and Python ends with 1 if it was about to find its own files.
+    assert run.returncode in (1, 128 + signal.SIGINT)
 
 
 def test_on_a_terminal_the_chief_sees_it_and_labels_have_colours(

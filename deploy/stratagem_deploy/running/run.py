@@ -32,9 +32,12 @@ from stratagem_proto.notices.watch import watched
 
 _SERVER_START_SECONDS = 60.0
 
+# A signal that comes just before a thread begins to wait does not wake it: of 20,000, two did not.
+_LONGEST_WAIT_SECONDS = 1.0
+
 
 class InterruptedRun(KeyboardInterrupt):
-    """A signal came before there was a worker to pass it on to."""
+    """A signal came while the servers started."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -56,6 +59,8 @@ class ScriptRun:
         self._workers: list[Process] = []
         self._resources = ExitStack()
         self._servers: RunServers
+        # Between two steps of anything later, an exception would leave half of it done.
+        self._interruptible = False
 
     def exit_code(self) -> int:
         """Run the script; return its exit code, that of the first worker to fail.
@@ -79,6 +84,7 @@ class ScriptRun:
             return self._supervise(starter)
 
     def _start(self, resources: ExitStack) -> ScriptWorkers:
+        self._interruptible = True
         addresses = {
             job: [resources.enter_context(self._reserved(job)) for _ in range(count)]
             for job, count in self._counts.items()
@@ -90,6 +96,7 @@ class ScriptRun:
         if credentials.of_operator is not None:
             resources.enter_context(presenting(credentials.of_operator))
         self._start_servers(addresses, credentials)
+        self._interruptible = False
         record = self._record(cluster, credentials)
         self._display.started(cluster, record.credentials)
         if record.additions is not None:
@@ -150,9 +157,11 @@ class ScriptRun:
         return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if not self._workers:
-            raise InterruptedRun(signum)
+        # Python drops an exception in some places, for instance in a callback of a weak reference.
         self._events.put(signum)
+        if self._interruptible:
+            self._interruptible = False
+            raise InterruptedRun(signum)
 
     def _on_resize(self, signum: int, frame: FrameType | None) -> None:
         for chief in self._workers[:1]:
@@ -216,9 +225,8 @@ class ScriptRun:
         return self._on_end(supervision, event)
 
     def _next_event(self, until: float) -> Process | int | Addition:
-        """Wait for it until a time of the monotonic clock, or without a limit."""
-        endless = until == math.inf
-        patience = None if endless else max(0.0, until - time.monotonic())
+        """Wait for it for some time, but not after a time of the monotonic clock."""
+        patience = min(_LONGEST_WAIT_SECONDS, max(0.0, until - time.monotonic()))
         return self._events.get(timeout=patience)
 
     def _on_end(self, supervision: Supervision, process: Process) -> int:

@@ -25,7 +25,12 @@ def descendants(pid: int) -> set[int]:
 
 def tasks(pid: int) -> set[int]:
     """Those of the descendants that are no fork servers, which stay for further clusters."""
-    return {each for each in descendants(pid) if "processes.forking" not in command(each)}
+    return descendants(pid) - fork_servers(pid)
+
+
+def fork_servers(pid: int) -> set[int]:
+    """Those of the descendants that fork others."""
+    return {each for each in descendants(pid) if "processes.forking" in command(each)}
 
 
 def command(pid: int) -> str:
