@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from stratagem_proto.serving.loop import LoopThread
@@ -19,10 +18,8 @@ from stratagem_proto.sockets.server.listening import unix_socket
 from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.probes import NOT_SERVING, SERVING, health_at
 from tests.waiting import eventually
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Unlucky(ParameterServer):
@@ -70,15 +67,6 @@ def test_who_waits_for_the_loop_need_not_wait_for_ever() -> None:
     loop.release()
 
 
-def health_of(server: ParameterServer) -> int:
-    with open_channel(server.health_address) as channel:
-        request = health_pb2.HealthCheckRequest()
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(request, timeout=30)
-        status: int = answer.status
-        return status
-
-
 def test_a_proxy_for_the_web_does_not_lead_to_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as proxy,
@@ -88,20 +76,20 @@ def test_a_proxy_for_the_web_does_not_lead_to_servers(monkeypatch: pytest.Monkey
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("no_grpc_proxy", raising=False)
-        assert health_of(server) == SERVING
+        assert health_at(server.health_address) == SERVING
 
 
 @pytest.mark.cluster
 def test_a_server_whose_loop_is_stuck_does_not_say_that_it_serves() -> None:
     going_on = threading.Event()
     with ParameterServer(ServerSettings(lease_seconds=2.0)) as server:
-        assert health_of(server) == SERVING
+        assert health_at(server.health_address) == SERVING
         server._loop.call(going_on.wait)
         try:
-            eventually(lambda: health_of(server) == NOT_SERVING, 60)
+            eventually(lambda: health_at(server.health_address) == NOT_SERVING, 60)
         finally:
             going_on.set()
-        eventually(lambda: health_of(server) == SERVING, 60)
+        eventually(lambda: health_at(server.health_address) == SERVING, 60)
 
 
 def test_streams_that_look_at_services_leave_threads_to_probes() -> None:
@@ -123,6 +111,6 @@ def test_streams_that_look_at_services_leave_threads_to_probes() -> None:
             assert ParameterServer.service in {each.name for each in names[0]}
             with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
                 next(ask(idle()))
-            assert health_of(server) == SERVING
+            assert health_at(server.health_address) == SERVING
         finally:
             closed.set()

@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from grpc_health.v1 import health_pb2
 
 from stratagem_proto.errors import CancelledError, UnauthenticatedError, UnavailableError
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -22,24 +21,12 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.tensors import spec_of
+from tests.probes import NOT_SERVING, SERVING, health
 from tests.psserver.process import PATIENCE, launch, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def health(channel: grpc.Channel) -> int:
-    check = channel.unary_unary(
-        "/grpc.health.v1.Health/Check",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )
-    status: int = check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
-    return status
 
 
 def _refuses_a_newcomer(address: str) -> bool:

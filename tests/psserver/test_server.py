@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 import torch
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from stratagem_proto.errors import (
@@ -41,6 +40,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.probes import SERVING, health_at
 from tests.psserver.wire import (
     LARGE,
     SECONDS,
@@ -223,15 +223,7 @@ def test_a_closed_session_is_lost(client: RawClient) -> None:
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_is_served_on_a_port_of_its_own(server: ParameterServer, service: str) -> None:
-    with open_channel(server.health_address) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-        response = check(request, timeout=10)
-    assert response.status == health_pb2.HealthCheckResponse.SERVING
+    assert health_at(server.health_address, service) == SERVING
     assert server.health_address != server.address
 
 

@@ -6,11 +6,11 @@ import statistics
 import time
 
 import torch
-from grpc_health.v1 import health_pb2
 
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.wire.channel import open_channel
 from tests.conftest import TOKEN
+from tests.probes import SERVING, health, health_at
 from tests.psserver.process import ServerProcess
 from tests.psserver.wire import RawClient, sgd
 
@@ -36,15 +36,11 @@ def p50_of_small_updates(client: RawClient) -> float:
 
 def health_seconds(server: ServerProcess) -> float:
     """The fastest of a few checks on a new connection."""
+    assert health_at(server.health_address) == SERVING
+    seconds = []
     with open_channel(server.health_address) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-        seconds = []
         for _ in range(5):
             start = time.perf_counter()
-            check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            health(channel)
             seconds.append(time.perf_counter() - start)
     return min(seconds)

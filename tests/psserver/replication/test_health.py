@@ -6,9 +6,13 @@ from pathlib import Path
 
 from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
-from tests.psserver.replication.health import serves
+from tests.probes import SERVING, health_at
 from tests.psserver.replication.pairs import pair, report_of
 from tests.waiting import eventually
+
+
+def serves(server: ParameterServer, service: str) -> bool:
+    return health_at(server.health_address, service) == SERVING
 
 
 async def looked_at(server: ParameterServer) -> None:
