@@ -104,6 +104,7 @@ class Hosting(ABC):
     - `before_replicas()`: before replicas run. It calls the method of this class,
       carries local writes to the variables (`parameters.written_locally()`), and newer
       values of the variables into the parameters (`HostedParameter.write`).
+    - `after_replicas()`: after they have run.
     - `apply_gradients(step)`: when the replicas meet in an optimizer's step.
     - `slots`, `set_slots`: for `state_dict` and `load_state_dict`.
 
@@ -162,6 +163,11 @@ class Hosting(ABC):
         living_hostings.add(self)
         self.adopter.adopt()
         self.buffers.follow_first()
+        self.parameters.carry_outside_changes()
+
+    def after_replicas(self) -> None:
+        """Note how replicas have left parameters."""
+        self.parameters.note_replicas_work()
 
     def unshared_writes(self) -> Sequence[str]:
         """Return the names of parameters that the program wrote and other workers do not know."""

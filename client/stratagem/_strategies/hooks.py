@@ -193,6 +193,11 @@ class StrategyHooks(StrategyPrimitives):
         if self._hosting is not None:
             self._hosting.before_replicas()
 
+    def _after_replicas(self) -> None:
+        """Note what replicas have left behind, whether or not they raised."""
+        if self._hosting is not None:
+            self._hosting.after_replicas()
+
     def _before_run(self) -> None:
         """Prepare for a `run`; usually as for any other use of fresh values."""
         self._before_replicas()

@@ -34,6 +34,8 @@ class StrategyPrimitives:
         @property
         def _num_local_replicas(self) -> int: ...
 
+        def _after_replicas(self) -> None: ...
+
     def _container_strategy(self) -> AnyStrategy:
         strategy = self._container()
         if strategy is None:
@@ -55,7 +57,10 @@ class StrategyPrimitives:
         Of distributed values each replica gets its component; what the replicas return is merged,
         and they may make merge calls. Spec: RUN-1 to RUN-7.
         """
-        return run_replicas(self._container_strategy(), devices, fn, args, kwargs)
+        try:
+            return run_replicas(self._container_strategy(), devices, fn, args, kwargs)
+        finally:
+            self._after_replicas()
 
     def _share(self, variable: Variable) -> Variable:
         """Return what all replicas share of a variable, for `_create_variable`.

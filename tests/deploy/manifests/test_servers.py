@@ -10,7 +10,7 @@ from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, number, port, servers
-from tests.psserver.replication.health import serves
+from tests.probes import SERVING, health_at
 from tests.psserver.replication.pairs import pair
 from tests.waiting import eventually
 
@@ -63,11 +63,12 @@ def test_probes_ask_the_port_and_the_service_that_answer(
 ) -> None:
     with pair(tmp_path) as both:
         replica = both.servers[0]
-        eventually(lambda: serves(replica, FOLLOWING))
+        eventually(lambda: health_at(replica.health_address, FOLLOWING) == SERVING)
         for overlay in OVERLAYS:
             for pod, given in servers(overlay):
                 for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                     probe = pod.container.manifest[kind]["grpc"]
                     assert probe["port"] == port(given["health_bind"])
                     answering = replica if given.get("replicas", 1) > 1 else server
-                    assert serves(answering, probe.get("service", ""))
+                    health = health_at(answering.health_address, probe.get("service", ""))
+                    assert health == SERVING

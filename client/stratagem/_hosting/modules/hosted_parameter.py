@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from stratagem._core.contexts.context import current_replica_id
 from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.outside_changes import OutsideChanges
 
 # More of them are looked through before the next step does.
 _MOST_NEW = 64
@@ -133,6 +134,7 @@ class HostedParameter:
     Attributes:
         variable: The variable that has the value.
         leaves: The parameter as each replica sees it.
+        outside_changes: What the program did to its gradient and its hooks between runs.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class HostedParameter:
         self._owners: list[tuple[ref[nn.Module], str]] = []
         self._replaced: list[Parameter] = []
         self.leaves: tuple[nn.Parameter, ...] = (parameter, *others)
+        self.outside_changes = OutsideChanges()
         # Each parameter is looked at three times in a step; few give out their data.
         self._lent: DataViews | None = None
         for leaf in self.leaves:

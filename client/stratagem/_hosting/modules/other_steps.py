@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
+from stratagem._hosting.modules.outside_changes import HookOfParameter
 from stratagem_proto.errors import FailedPreconditionError
 
 _handles: WeakKeyDictionary[HostedParameter, Any] = WeakKeyDictionary()
@@ -41,7 +42,7 @@ class _Written(NamedTuple):
     sum: str
 
 
-class _Backwards:
+class _Backwards(HookOfParameter):
     """Hook that is called after each backward to a parameter."""
 
     def __init__(self, hosted: HostedParameter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -14,7 +14,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
 from stratagem._hosting.modules.replica_buffers import ReplicaView
-from stratagem_proto.errors import InternalError
+from stratagem_proto.errors import FailedPreconditionError, InternalError
 
 
 def follow_replica(module: nn.Module) -> None:
@@ -196,6 +196,38 @@ class ParameterRegistry:
         other replicas' leaves here.
         """
         return [hosted for hosted in self._entries if hosted.written_locally()]
+
+    def carry_outside_changes(self) -> None:
+        """Carry what was done to gradients and hooks since replicas ran to those of all of them."""
+        for hosted in self._entries if len(self.devices) > 1 else ():
+            hosted.outside_changes.carry(hosted.leaves)
+
+    def note_replicas_work(self) -> None:
+        """Take gradients and hooks as they are for the work of replicas."""
+        for hosted in self._entries if len(self.devices) > 1 else ():
+            hosted.outside_changes.note(hosted.leaves)
+
+    def require_gradients_of_replicas(self, variables: Iterable[Variable]) -> None:
+        """Check that all replicas have what is to be applied to variables.
+
+        Raises:
+            FailedPreconditionError: The program has changed the gradient of the first one alone.
+        """
+        changed = [
+            hosted
+            for hosted in self._entries
+            if len(self.devices) > 1 and hosted.outside_changes.gradient_changed(hosted.parameter)
+        ]
+        stepped = {id(variable) for variable in variables} if changed else ()
+        for hosted in changed:
+            if id(hosted.variable) in stepped:
+                raise FailedPreconditionError(
+                    f"the gradient of {hosted.name!r} was changed outside of run(), where it is "
+                    f"that of the first of {len(self.devices)} replicas alone; change it in the "
+                    "function that strategy.run() is given, before optimizer.step(), or clear it "
+                    "by zero_grad()",
+                    variable=hosted.name,
+                )
 
     def __iter__(self) -> Iterator[HostedParameter]:
         return iter(self._entries)

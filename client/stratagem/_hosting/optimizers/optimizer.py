@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
@@ -227,8 +228,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         Raises:
             ContextError: No replica of the parameters' strategy is running, and it has several in
                 this process, or another strategy is in charge.
-            FailedPreconditionError: With `overlap`, a gradient was changed since backward; nothing
-                is applied.
+            FailedPreconditionError: With `overlap`, a gradient was changed since backward; or, with
+                several replicas in this process, outside of `run`. Nothing is applied.
         """
         loss = None
         if closure is not None:
@@ -284,11 +285,14 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
         each = _each(contributions, self._hosting)
+        groups = group_steps(each)
+        stepped = chain.from_iterable([group.variables for group in groups])
+        self._hosting.parameters.require_gradients_of_replicas(stepped)
         self._hosting.apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
-                self._rules.divided(group_steps(each), self._inner.param_groups),
+                self._rules.divided(groups, self._inner.param_groups),
                 self._reduce_op,
                 sum(map(bool, each)),
                 self._compressor,
