@@ -15,6 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from stratagem_deploy.certificates import authority as authorities
 from stratagem_proto.certificates import contents
 from stratagem_proto.certificates.presented import presenting
+from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.serving.access import Access, first_message, handshake_in
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -152,7 +153,8 @@ def asked(place: Place, caller: Caller, method: MethodDescriptor, way: str) -> g
     said.incarnation = state.incarnation
     begin(place.server, said)
     offered = state.frame_sockets
-    told = offered.to(said.session_id) if offered else FrameSockets()
+    shown = shown_certificate((caller.shown / "tls.crt").read_bytes()) if way == UNIX else None
+    told = offered.to(said.session_id, shown) if offered else FrameSockets()
     try:
         with careless(), presenting(caller.shown):
             request = request_of(method, said, "", token="")

@@ -14,6 +14,7 @@ from stratagem._shipping.outcome_forms import form_for
 from stratagem._worker_client.link import this_runtime
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
+from stratagem_proto.serving.certified_callers import certificate_of_caller
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.sockets.server.listening import OfferedSockets
@@ -85,14 +86,14 @@ class WorkerState:
 
     def answer(self, session: WorkSession) -> pb.WorkerSessionOpened:
         """Return what the client of a new session is told."""
-        sockets = self.frame_sockets
+        sockets, shown = self.frame_sockets, certificate_of_caller(self.settings)
         return pb.WorkerSessionOpened(
             session=OpenSessionResponse(
                 protocol_version=PROTOCOL_VERSION,
                 incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
-                frame_sockets=sockets.to(session.results.session_id) if sockets else None,
+                frame_sockets=sockets.to(session.results.session_id, shown) if sockets else None,
             ),
             gpus=self._gpus,
         )

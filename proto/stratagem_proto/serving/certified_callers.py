@@ -41,12 +41,14 @@ _ROLES: Mapping[str, frozenset[Role.ValueType]] = {
 }
 
 
-# Which calls with a handshake go on with the session of their Unix socket.
-_OPENING = {"OpenSession", "Work"}
-
 # Whose sessions with parameter servers also have filters and policies of their tasks. Who leads has
 # sessions of no task, too, while it waits for its turn.
 _LED = frozenset({ROLE_WORKER, ROLE_EVALUATOR})
+
+
+def certificate_of_caller(settings: ServingSettings) -> ShownCertificate | None:
+    """Return what the present call has shown; None on a server without certificates."""
+    return None if settings.tls is None else _shown_by(present_call())
 
 
 def require_certified_handshake(
@@ -61,13 +63,6 @@ def require_certified_handshake(
         method: The name of the RPC without its service.
         settings: The settings of the server.
     """
-    call = present_call()
-    is_certified = settings.tls is None or call is None or _shown_by(call) is not None
-    if not is_certified and method not in _OPENING:
-        raise PermissionDeniedError(
-            f"{settings.label} got {method} over a Unix socket, on which nobody shows a "
-            "certificate; call it by gRPC"
-        )
     shown = require_certified(asking.role, asking.task, settings)
     is_led = method == "OpenSession" and asking.role in _LED
     if is_led and shown is not None and shown.job and not asking.task.job:
@@ -79,8 +74,8 @@ def require_certified(
 ) -> CertifiedIdentity | None:
     """Check that the present call comes from whom it says that it comes from.
 
-    Calls over Unix sockets have no certificates: they act for the session of their socket alone,
-    which was opened by a call that had one.
+    A Unix socket acts for one session alone; its calls count as having shown what the call has
+    shown that opened the session.
 
     Args:
         role: What the caller says that it is to the cluster.
@@ -94,7 +89,8 @@ def require_certified(
         UnauthenticatedError: The certificate of the caller counts no more.
         PermissionDeniedError: It is that of somebody else.
     """
-    if settings.tls is None or (shown := _shown_by(present_call())) is None:
+    shown = certificate_of_caller(settings)
+    if shown is None:
         return None
     identity = _identity(shown, settings)
     if role not in _ROLES[identity.role]:

@@ -12,6 +12,7 @@ from stratagem_proto.protocol import (
     SESSION_ID_BYTES,
     session_name,
 )
+from stratagem_proto.serving.certified_callers import certificate_of_caller
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.exactly_once.session import Session, session_of
@@ -69,6 +70,7 @@ class SessionRpcs:
         self, request: pb.OpenSessionRequest, last_sequence: int
     ) -> pb.OpenSessionResponse:
         settings, sockets = self._state.settings, self._state.frame_sockets
+        shown = certificate_of_caller(settings)
         return pb.OpenSessionResponse(
             protocol_version=PROTOCOL_VERSION,
             incarnation=self._state.incarnation,
@@ -79,7 +81,7 @@ class SessionRpcs:
             max_request_bytes=self._state.budget.largest,
             last_sequence=last_sequence,
             restored=self._state.resumed,
-            frame_sockets=sockets.to(request.session_id) if sockets else None,
+            frame_sockets=sockets.to(request.session_id, shown) if sockets else None,
             replicas=settings.replicas if settings.replicas > 1 else 0,
         )
 

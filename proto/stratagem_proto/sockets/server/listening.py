@@ -6,7 +6,8 @@ import secrets
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, NamedTuple
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.server_log import LOG
@@ -15,10 +16,19 @@ from stratagem_proto.sockets.greeting import SECRET_BYTES, secret_of
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.shown import ShownCertificate
+
 _BACKLOG = 4096
 
 # The value of `data_port` for no data port.
 NO_PORT = -1
+
+
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
+
+# So many sessions with certificates may use Unix sockets at once.
+_MOST_SHOWN = 65_536
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,31 @@ class OfferedSockets:
 
     described: FrameSockets
     run_secret: bytes = field(repr=False)
+    # By session; from the one that was told the longest time ago.
+    _shown: dict[bytes, ShownCertificate] = field(default_factory=dict, repr=False)
 
-    def to(self, session_id: bytes) -> FrameSockets:
-        """Return what a session is told, which it alone can use."""
+    def to(self, session_id: bytes, certificate: ShownCertificate | None = None) -> FrameSockets:
+        """Return what a session is told, which it alone can use.
+
+        Args:
+            session_id: The session.
+            certificate: What its client has shown when it opened the session. It counts for the
+                Unix socket, too, on which nobody shows any, nor one that was renewed: so its end
+                does not matter there.
+        """
+        if certificate is not None:
+            self._shown.pop(session_id, None)
+            self._shown[session_id] = certificate._replace(ends=_NEVER)
+            if len(self._shown) > _MOST_SHOWN:
+                del self._shown[next(iter(self._shown))]
         told = FrameSockets()
         told.CopyFrom(self.described)
         told.session_id, told.secret = session_id, secret_of(session_id, self.run_secret)
         return told
+
+    def certificate_of(self, session_id: bytes) -> ShownCertificate | None:
+        """Return what the client of a session has shown; None if it is not known."""
+        return self._shown.get(session_id)
 
 
 class Listening(NamedTuple):

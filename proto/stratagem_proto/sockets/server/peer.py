@@ -114,9 +114,22 @@ class Peer:
         self._out.send(FrameKind.HELLO, self._greeting.answer(frame), is_last=True)
         if self._greeting.is_over:
             self._patience.cancel()
+            if self._listener.encryption is not None and self._certificate is None:
+                self._certificate = self._certificate_of_session()
             self._listener.admitted(self)
             self._reader.admit()
             self._take = self._handle_frame
+
+    def _certificate_of_session(self) -> ShownCertificate:
+        """Return what the client of a Unix socket has shown elsewhere.
+
+        Raises:
+            MalformedStreamError: Nobody knows any more.
+        """
+        shown = self._listener.offered.certificate_of(self._greeting.session_id)
+        if shown is None:
+            raise MalformedStreamError("the certificate of the session is not known; open another")
+        return shown
 
     def _handle_frame(self, frame: SocketFrame) -> None:
         if frame.kind == FrameKind.CALL and self._whole and self._call is None:
