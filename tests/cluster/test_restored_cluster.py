@@ -96,7 +96,8 @@ def test_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
         stratagem.Variable(1.0, name="one")
     strategy.save(file)
     with pytest.raises(
-        stratagem.FailedPreconditionError, match=rf"{file}': 0 servers wrote it.*\. Begin without"
+        stratagem.FailedPreconditionError,
+        match=rf"{file}': no servers.*\. Begin without",
     ):
         LocalCluster(ps=1, restore=file)
 

@@ -156,6 +156,8 @@ REFUSED = {
     "may read emb": "no rule",
     "wroker may read emb": "'wroker' is neither a role nor a pattern of tasks; write one of worker",
     "worker/one may read emb": "neither a role nor a pattern of tasks",
+    "worker/01 may read emb": "neither a role nor a pattern of tasks",
+    "worker/0* may read emb": "neither a role nor a pattern of tasks",
     "worker/** may read emb": "neither a role nor a pattern of tasks",
     "a/b/1 may read emb": "neither a role nor a pattern of tasks",
     "unspecified may read emb": "neither a role",

@@ -18,7 +18,7 @@ from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.certified import certified
+from tests.certified import certified, serial
 from tests.waiting import eventually
 
 ANYWHERE = "127.0.0.1:0"
@@ -94,3 +94,6 @@ def test_figures_are_for_those_who_are_certified(tmp_path: Path) -> None:
         # New certificates count for the next connection.
         authority.of("ps:0"), authority.of("observer")
         assert 'server="ps:0"' in scraped(address, context(observer, folder))
+        (folder / "denied.txt").write_text(f"{serial(observer):x}\n")
+        with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
+            scraped(address, context(observer, folder))

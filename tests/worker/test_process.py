@@ -83,6 +83,15 @@ def test_a_worker_runs_functions_of_the_modules_that_it_is_told_and_no_others(
             assert "loads no code from others" in str(error.exception)
 
 
+@pytest.mark.parametrize("named", ["", " , "])
+def test_a_worker_that_is_told_no_module_does_not_start(token_file: Path, named: str) -> None:
+    command = ["--token-file", str(token_file), "--importable-only", named]
+    with launch(*command, program="stratagem_worker") as started:
+        _, errors = started.communicate()
+    assert started.returncode == 2
+    assert "names no module" in " ".join(errors.replace("│", "").split())
+
+
 def test_functions_run_in_the_process_of_the_worker(server: ServerProcess) -> None:
     shown: Shown = []
     with connected(server.address, shown) as link:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.options import Job, ServingOptions
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class WorkerOptions(ServingOptions):
         1, ge=1, description="Number of logical CPUs; without GPUs a replica can run on each."
     )
 
-    importable_only: str = Field(
-        "",
+    importable_only: str | None = Field(
+        None,
         description="Run only functions of these modules and packages, separated by commas, and "
         "load no code that travels.",
     )
@@ -44,7 +45,23 @@ class WorkerOptions(ServingOptions):
 
         given = self.serving()
         del given["logical_cpus"]
-        given["importable_only"] = tuple(filter(None, self.importable_only.split(",")))
+        given["importable_only"] = self._modules()
         if self.result_bytes is None:
             del given["result_bytes"]
         return WorkerSettings(**given)
+
+    def _modules(self) -> tuple[str, ...]:
+        """Return those whose functions are run; none for any.
+
+        Raises:
+            InvalidArgumentError: Modules were to be named, and none is.
+        """
+        if self.importable_only is None:
+            return ()
+        named = tuple(filter(None, map(str.strip, self.importable_only.split(","))))
+        if not named:
+            raise InvalidArgumentError(
+                f"--importable-only {self.importable_only!r} names no module, and without one a "
+                "worker runs any code; name some modules, or leave it out, also in the environment"
+            )
+        return named

@@ -74,11 +74,13 @@ class Storage:
             # Servers begin with nothing, or say what is damaged.
             return
         if (written := len(checkpoint.index.servers)) != ps:
-            remedy = f"Start {written}, or begin" if written else "Begin"
+            by, remedy = f"{written} servers wrote it", f"Start {written}, or begin"
+            if not written:
+                by, remedy = "no servers, but a command or a program wrote it", "Begin"
             raise FailedPreconditionError(
-                f"{ps} parameter servers cannot begin with {self.restore!r}: {written} servers "
-                f"wrote it, and each restores only its own part. {remedy} without it and let the "
-                "program restore it by strategy.restore(), which takes any number of servers"
+                f"{ps} parameter servers cannot begin with {self.restore!r}: {by}, and each "
+                f"restores only its own part. {remedy} without it and let the program restore it "
+                "by strategy.restore(), which takes any number of servers"
             )
 
     @property

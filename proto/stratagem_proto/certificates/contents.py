@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -24,6 +25,10 @@ CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 
 DENIED = "denied.txt"
 """A file that need not be there: the serial numbers of certificates that count no more."""
+
+# A serial number has at most 20 bytes (RFC 5280). One of 20 has more decimal digits than these.
+_MOST_DIGITS = 40
+_SERIAL = re.compile(rf"[0-9a-fA-F]{{1,{_MOST_DIGITS}}}")
 
 _SPIFFE = "spiffe://"
 
@@ -87,13 +92,13 @@ def _denied(path: Path) -> frozenset[int]:
 
 
 def _serial(path: Path, number: int, text: str) -> int:
-    try:
-        return int(text, 16)
-    except ValueError as error:
+    if not _SERIAL.fullmatch(text):
         raise InvalidArgumentError(
-            f"{path}, line {number}: {text[:60]!r} is no serial number; write one as `stratagem "
-            "certs show --json` prints it, and what it is after a #"
-        ) from error
+            f"{path}, line {number}: {text[:60]!r} is no serial number of at most "
+            f"{_MOST_DIGITS} hexadecimal digits; write one as `stratagem certs show --json` prints "
+            "it, and what it is after a #"
+        )
+    return int(text, 16)
 
 
 def _require_private(path: Path) -> None:

@@ -63,7 +63,10 @@ class CertificateFolder:
         except InvalidArgumentError as error:
             # They are tried again: what was refused may be valid in a moment, by a clock or a mode.
             if written != self._refused:
-                self._warn(f"new certificates cannot be used: {error.message}")
+                self._warn(
+                    "nothing that was written among the certificates counts, new denials included, "
+                    f"until this is mended: {error.message}"
+                )
             self._refused = written
         else:
             self._written = written

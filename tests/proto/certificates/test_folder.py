@@ -129,6 +129,21 @@ def test_a_certificate_that_does_not_say_whose_it_is_is_refused(
         read_certificates(folder)
 
 
+@pytest.mark.parametrize("line", [str(2**158), "-1a", "0x1a", "1_a", "worker:0"])
+def test_what_is_no_serial_number_denies_nobody_and_is_named(
+    authority: Certified, line: str
+) -> None:
+    folder, told = authority.of("ps:0"), list[str]()
+    (folder / "denied.txt").write_text(f"12AB  # lost\n{line}\n")
+    with pytest.raises(InvalidArgumentError, match=r"line 2: .* at most 40 hexadecimal"):
+        read_certificates(folder)
+    (folder / "denied.txt").unlink()
+    read = CertificateFolder(folder, told.append)
+    (folder / "denied.txt").write_text(f"{line}\n")
+    assert not read.current().denied
+    assert "new denials included, until this is mended" in told[0]
+
+
 def test_what_is_written_later_counts_and_what_cannot_be_used_is_told_once(
     authority: Certified,
 ) -> None:

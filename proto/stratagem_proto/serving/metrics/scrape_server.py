@@ -81,6 +81,13 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
             hang_up(oldest)
         super().process_request(request, client_address)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer whoever asks, unless his certificate counts no more."""
+        if self._certificates is not None:
+            request.do_handshake()
+            _require_current(request.getpeercert(binary_form=True), self._certificates.current())
+        super().finish_request(request, client_address)
+
     def shutdown_request(self, request: Any) -> None:
         with self._changing:
             self._open.pop(request, None)
@@ -88,3 +95,11 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Do nothing: whoever asks may leave, or speak something else."""
+
+
+def _require_current(shown: bytes | None, own: Certificates) -> None:
+    """Check the certificate of whoever asks, if connections like this one show any."""
+    from stratagem_proto.certificates.shown import require_current, shown_certificate
+
+    if shown is not None:
+        require_current(shown_certificate(ssl.DER_cert_to_PEM_cert(shown).encode()), own)

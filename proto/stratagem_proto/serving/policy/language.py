@@ -25,7 +25,8 @@ _LIST = r"[^\s,]+(?:\s*,\s*[^\s,]+)*"
 _RULE = re.compile(rf"(\S+)\s+may\s+({_LIST})(?:\s+({_LIST}))?")
 _SEPARATOR = re.compile(r"\s*,\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:+*]+")
-_TASK = re.compile(r"[^/]+/(?:[0-9]+|[0-9]*\*[0-9]*)")
+# No task has an index with a zero in front.
+_TASK = re.compile(r"[^/]+/(?:0|[1-9][0-9]*|(?:[1-9][0-9]*)?\*[0-9]*)")
 
 _EVERYTHING = "everything"
 _SERVER = name_of(ROLE_SERVER)
