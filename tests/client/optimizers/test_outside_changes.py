@@ -176,3 +176,37 @@ def test_a_gradient_changed_and_cleared_in_a_run_is_no_mistake(replicas: Trainin
     replicas.alone()
     replicas.strategy.run(step)
     assert replicas.weight.item() == 1.0
+
+
+def of_variable(strategy: Strategy) -> tuple[stratagem.Variable, Callable[[], None]]:
+    """A variable from zero on, and a step with the gradient -1 in each replica."""
+    with strategy.scope():
+        variable = stratagem.Variable(torch.zeros(()))
+    optimizer = DistributedOptimizer(torch.optim.SGD([variable.value()], lr=1.0))
+
+    def step() -> None:
+        (-variable.value()).backward()
+        optimizer.step()
+
+    return variable, step
+
+
+def test_the_gradient_of_a_variable_is_cleared_in_every_replica(training: Training) -> None:
+    variable, step = of_variable(training.strategy)
+    seen = []
+    for _ in range(3):
+        variable.grad = None
+        training.strategy.run(step)
+        seen.append(float(variable.numpy()))
+    assert seen == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("runs", [0, 1])
+def test_the_gradient_of_a_variable_is_not_set_for_the_first_replica_alone(
+    replicas: Training, runs: int
+) -> None:
+    variable, step = of_variable(replicas.strategy)
+    for _ in range(runs):
+        replicas.strategy.run(step)
+    with pytest.raises(FailedPreconditionError, match=r"set outside of run.* each of 2 replicas"):
+        variable.grad = torch.ones(())

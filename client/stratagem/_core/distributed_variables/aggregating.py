@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +96,9 @@ class AggregatingVariable(ReplicaWritten):
     def _is_seen_as(self, tensor: torch.Tensor) -> bool:
         others = self._leaves.values()
         return self._variable._is_seen_as(tensor) or any(o is tensor for o in others)
+
+    def _leaves_of_replicas(self) -> Sequence[torch.Tensor]:
+        return [self._variable.value(), *self._leaves.values()]
 
     def _target(self, function: str) -> Any:
         if in_cross_replica_context():

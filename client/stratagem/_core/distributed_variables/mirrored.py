@@ -122,6 +122,9 @@ class CopiedVariable(ReplicaWritten):
     def _is_seen_as(self, tensor: torch.Tensor) -> bool:
         return any(copy._is_seen_as(tensor) for copy in self._copies)
 
+    def _leaves_of_replicas(self) -> Sequence[torch.Tensor]:
+        return [copy.value() for copy in self._copies]
+
     def _target(self, function: str) -> Any:
         if updated_component() is not None:
             return self._copy()._target(function)

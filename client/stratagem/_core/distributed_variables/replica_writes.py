@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem._core.contexts.context import current_context
+import torch
+
+from stratagem._core.contexts.context import current_context, current_replica_id
 from stratagem._core.contexts.scope import entered
 from stratagem._core.enums import ReduceOp, VariableAggregation
 from stratagem._core.replicas.replica_context import get_replica_context
@@ -13,7 +16,11 @@ from stratagem._core.values.distributed_values import PerReplica
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
@@ -26,7 +33,7 @@ class ReplicaWritten(Variable):
 
     In a replica context that is a merge call, and `aggregation` says how to combine; in
     cross-replica context what is written is taken as it is. A subclass provides
-    `_write_everywhere`.
+    `_write_everywhere` and `_leaves_of_replicas`.
 
     Spec: VWR-1 to VWR-15, VSC-1 to VSC-5.
     """
@@ -34,6 +41,39 @@ class ReplicaWritten(Variable):
     def _write_everywhere(self, write: Write, value: Any) -> None:
         """Carry out `write` in cross-replica or update context."""
         raise self._missing("_write_everywhere")
+
+    def _leaves_of_replicas(self) -> Sequence[torch.Tensor]:
+        """Return what replicas see as `value()`; the first one's first."""
+        raise self._missing("_leaves_of_replicas")
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient that `backward` accumulated for this replica; outside, for the first one.
+
+        To set it to None outside of replicas clears those of all.
+
+        Raises:
+            FailedPreconditionError: It is set to something else there, and there are several
+                replicas, each with a gradient of its own.
+        """
+        return self.value().grad
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        if current_replica_id() is not None:
+            self.value().grad = gradient
+            return
+        assert self._strategy is not None
+        replicas = self._strategy.extended._num_local_replicas
+        if gradient is not None and replicas > 1:
+            raise FailedPreconditionError(
+                f"the gradient of Variable {self.name!r} is set outside of run(), and each of "
+                f"{replicas} replicas has its own; set it in the function that strategy.run() "
+                "is given",
+                variable=self.name,
+            )
+        for leaf in self._leaves_of_replicas():
+            leaf.grad = gradient
 
     def _write(self, write: Write, value: Any) -> None:
         assert self._strategy is not None
