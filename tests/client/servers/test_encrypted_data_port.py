@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,7 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem_proto.certificates.folder import CertificateFolder
 from stratagem_proto.certificates.presented import presenting
+from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.sockets.client.endpoints import TcpEndpoint
@@ -300,9 +302,10 @@ def test_a_denied_certificate_counts_no_more_on_a_unix_socket(
 def test_a_unix_socket_outlasts_the_certificate_of_its_session(
     authority: Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = authority.of("worker:0=chief", days=5 / 86_400)
+    shown = authority.of("worker:0=chief", days=8 / 86_400)
+    ends = shown_certificate((shown / "tls.crt").read_bytes()).ends
     with on_one_machine(authority, shown, UNIX, monkeypatch) as connection:
-        time.sleep(5)
+        eventually(lambda: datetime.now(timezone.utc) >= ends)
         add(connection, "v", torch.ones(2))
         assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]
 

@@ -197,14 +197,19 @@ class ParameterRegistry:
         """
         return [hosted for hosted in self._entries if hosted.written_locally()]
 
+    @property
+    def _in_several_replicas(self) -> Sequence[HostedParameter]:
+        """All of them where replicas have leaves of their own; nothing has to follow a lone one."""
+        return self._entries if len(self.devices) > 1 else ()
+
     def carry_outside_changes(self) -> None:
         """Carry what was done to gradients and hooks since replicas ran to those of all of them."""
-        for hosted in self._entries if len(self.devices) > 1 else ():
+        for hosted in self._in_several_replicas:
             hosted.outside_changes.carry(hosted.leaves)
 
     def note_replicas_work(self) -> None:
         """Take gradients and hooks as they are for the work of replicas."""
-        for hosted in self._entries if len(self.devices) > 1 else ():
+        for hosted in self._in_several_replicas:
             hosted.outside_changes.note(hosted.leaves)
 
     def require_gradients_of_replicas(self, variables: Iterable[Variable]) -> None:
@@ -215,8 +220,8 @@ class ParameterRegistry:
         """
         changed = [
             hosted
-            for hosted in self._entries
-            if len(self.devices) > 1 and hosted.outside_changes.gradient_changed(hosted.parameter)
+            for hosted in self._in_several_replicas
+            if hosted.outside_changes.gradient_changed(hosted.parameter)
         ]
         stepped = {id(variable) for variable in variables} if changed else ()
         for hosted in changed:
