@@ -7,9 +7,8 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +21,6 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem_proto.certificates.folder import CertificateFolder
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.sockets.client.endpoints import TcpEndpoint
@@ -33,7 +31,7 @@ from stratagem_proto.sockets.server import peer
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, FrameSockets, HeartbeatRequest
 from stratagem_proto.wire.channel import Expected
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_proto.wire.transport import AUTO, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial
@@ -269,45 +267,6 @@ def test_a_denied_certificate_counts_no_more_on_a_connection_or_for_another(
     with pytest.raises(UnauthenticatedError, match="is among the denied ones"):
         add(connection, "v", torch.ones(2))
     refused(endpoint(server, shown), caplog, "is among the denied ones")
-
-
-@contextmanager
-def on_one_machine(
-    authority: Certified, shown: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Connection]:
-    """A session over a Unix socket, with the variable "v" of two zeros."""
-    monkeypatch.setenv(VARIABLE, way)
-    settings = ServerSettings(tls=authority.of("ps:0"))
-    with (
-        ParameterServer(settings) as server,
-        presenting(shown),
-        connected(server.address, CHIEF) as connection,
-    ):
-        make(connection, "v", torch.zeros(2))
-        assert connection.route.way not in (TCP, GRPC)
-        yield connection
-
-
-@pytest.mark.parametrize("way", [AUTO, UNIX])
-def test_a_denied_certificate_counts_no_more_on_a_unix_socket(
-    authority: Certified, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = authority.of("worker:0=chief")
-    with on_one_machine(authority, shown, way, monkeypatch) as connection:
-        (authority.folder / "ps-0" / "denied.txt").write_text(f"{serial(shown):x}\n")
-        with pytest.raises(UnauthenticatedError, match="is among the denied ones"):
-            add(connection, "v", torch.ones(2))
-
-
-def test_a_unix_socket_outlasts_the_certificate_of_its_session(
-    authority: Certified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = authority.of("worker:0=chief", days=8 / 86_400)
-    ends = shown_certificate((shown / "tls.crt").read_bytes()).ends
-    with on_one_machine(authority, shown, UNIX, monkeypatch) as connection:
-        eventually(lambda: datetime.now(timezone.utc) >= ends)
-        add(connection, "v", torch.ones(2))
-        assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]
 
 
 def test_requests_over_a_connection_are_refused_once_its_certificate_has_expired(
