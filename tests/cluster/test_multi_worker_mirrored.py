@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from stratagem import (
 )
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.links import Links
-from stratagem._multi_worker.meeting import Meeting
 from stratagem._multi_worker.place import WorkerPlace
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
@@ -35,7 +33,6 @@ from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.errors import (
     DeadlineExceededError,
-    FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
@@ -155,16 +152,6 @@ def test_a_worker_that_does_not_take_part_is_named(address: str) -> None:
         first.agree("What only one does", [])
     with pytest.raises(DeadlineExceededError, match="missing: second"):
         first.agree("Whatever comes later", [])
-
-
-def test_a_worker_that_was_started_again_is_refused(address: str) -> None:
-    for place in places(address):
-        Meeting(place, 5.0)
-    # A new process, which counts its groups anew.
-    twin = replace(places(address)[1], meeting_point=f"localhost:{address[10:]}")
-    message = "second has joined the workers .* before: .*start all workers anew"
-    with pytest.raises(FailedPreconditionError, match=message):
-        Meeting(twin, 5.0)
 
 
 def test_workers_have_equally_many_replicas(address: str) -> None:

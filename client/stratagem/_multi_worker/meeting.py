@@ -1,18 +1,20 @@
 """How workers find each other, and which of them are missing after a failure.
 
-The workers meet in a key-value store of torch that the chief serves. Each group of workers has its
-own keys there, by the order in which the programs make groups.
+The workers meet in a key-value store of torch that the chief serves. Each worker counts there the
+groups that it comes to, and each group has its own keys, by that number. A group that somebody has
+given up is over: those who wait in it, and those who come to it later, go on to the next one, where
+they find whoever tries again.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import threading
 import time
-from collections import defaultdict
+import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
 from queue import Empty, SimpleQueue
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -27,8 +29,11 @@ _ANSWER_SECONDS = 3 * _REPORT_SECONDS
 _STORES = 16
 """The number of connections that are kept, for worker servers that meet repeatedly."""
 
-# The keys are meeting point, attempt and rank, since workers may be threads of one process.
-_numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(itertools.count)
+# Processes that are forked have it in common, but not their numbers.
+_PROCESS_TOKEN = uuid.uuid4().hex
+
+_OUTCOME = "outcome"
+_MET, _GIVEN_UP = "met", "given up"
 
 
 class Meeting:
@@ -42,45 +47,84 @@ class Meeting:
     def __init__(self, place: WorkerPlace, timeout: float) -> None:
         self._place = place
         self._timeout = timeout
-        key = place.meeting_point, place.attempt, place.rank
-        prefix = f"stratagem/{place.attempt}/{next(_numbers[key])}"
-        self.store: Store = PrefixStore(prefix, _connected(place, timeout))
-        self._arrive()
+        self._groups = PrefixStore(f"stratagem/{place.attempt}", _connected(place, timeout))
+        self._require_first_process()
+        self.store = self._next_group()
 
-    def _arrive(self) -> None:
-        if self.store.add(f"arrivals/{self._place.rank}", 1) > 1:
+    def _require_first_process(self) -> None:
+        process = f"{os.getpid()} {_PROCESS_TOKEN}"
+        first = self._groups.compare_set(f"process/{self._place.rank}", "", process)
+        if first.decode() != process:
             raise FailedPreconditionError(
                 f"{self._place.name} has joined the workers at {self._place.meeting_point} before: "
                 "it was started again while others still run; start all workers anew",
                 task=self._place.name,
             )
-        self.store.set(f"here/{self._place.rank}", "")
+
+    def _next_group(self) -> Store:
+        """Come to the next group, and return its part of the store."""
+        number = self._groups.add(f"number/{self._place.rank}", 1)
+        group = PrefixStore(str(number), self._groups)
+        group.set(f"here/{self._place.rank}", "")
+        if group.add("arrivals", 1) == self._place.size:
+            group.compare_set(_OUTCOME, "", _MET)
+        return group
 
     def wait_for_all(self) -> None:
         """Wait until all workers are here; DeadlineExceededError names the missing."""
         give_up_at = time.monotonic() + self._timeout
         name, where = self._place.name, self._place.meeting_point
-        with Wait(name, f"the other workers, at {where}", self._timeout) as wait:
-            while not self._are_here(give_up_at):
-                wait.whom = f"{self._missing('here')}, at {where}"
+        try:
+            with Wait(name, f"the other workers, at {where}", self._timeout) as wait:
+                while not self._are_here(give_up_at):
+                    wait.whom = f"{self._missing('here')}, at {where}"
+        except BaseException as error:
+            # The last one may have come just now.
+            if self._give_up() or not isinstance(error, DeadlineExceededError):
+                raise
 
     def _are_here(self, give_up_at: float) -> bool:
         """Wait a while for all workers, and return whether they are here."""
         left = max(give_up_at - time.monotonic(), 0.0)
         is_last = left <= _REPORT_SECONDS
+        seconds = left if is_last else _REPORT_SECONDS
         try:
-            seconds = left if is_last else _REPORT_SECONDS
-            self.store.wait(self._keys("here"), timedelta(seconds=seconds))
-        except (DistStoreError, RuntimeError) as error:
-            if isinstance(error, DistStoreError) and not is_last:
+            return self._have_met_within(timedelta(seconds=seconds))
+        except DistStoreError as error:
+            if not is_last:
                 return False
-            raise DeadlineExceededError(
-                f"{self._place.name} waited {self._timeout:g} s at {self._place.meeting_point} for "
-                f"{self._missing('here')}: start all workers of the cluster, or allow more time by "
-                "CommunicationOptions(timeout_seconds=...)",
-                task=self._place.name,
-            ) from error
+            raise self._late() from error
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _have_met_within(self, limit: timedelta) -> bool:
+        self.store.wait([_OUTCOME], limit)
+        have_met = self.store.get(_OUTCOME).decode() == _MET
+        if not have_met:
+            self.store = self._next_group()
+        return have_met
+
+    def _give_up(self) -> bool:
+        """Have the others wait for the next group; return False if all have come to this one."""
+        # The store may be what failed.
+        with suppress(DistStoreError, RuntimeError):
+            return self.store.compare_set(_OUTCOME, "", _GIVEN_UP).decode() != _MET
         return True
+
+    def _late(self) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"{self._place.name} waited {self._timeout:g} s at {self._place.meeting_point} for "
+            f"{self._missing('here')}: start all workers of the cluster, or allow more time by "
+            "CommunicationOptions(timeout_seconds=...)",
+            task=self._place.name,
+        )
+
+    def _lost(self, error: RuntimeError) -> UnavailableError:
+        return UnavailableError(
+            f"{self._place.name} waited for the other workers, and lost {self._host}: "
+            f"{str(error).splitlines()[0]}. Look at its output, and start it again",
+            task=self._place.name,
+        )
 
     def missing_after_failure(self, operation: int) -> str:
         """Return the workers that did not take part in an operation that failed.
@@ -127,9 +171,30 @@ class Meeting:
 
 
 # A store is kept because later groups may use it, and the chief serves them too. Each group keeps
-# the store that it uses.
-@lru_cache(maxsize=_STORES)
+# the store that it uses. The one used last comes last.
+_stores: dict[tuple[WorkerPlace, float], TCPStore] = {}
+
+
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
+    store = _stores.pop((place, timeout), None)
+    if store is None or not _answers(store):
+        store = _new_store(place, timeout)
+    _stores[place, timeout] = store
+    while len(_stores) > _STORES:
+        del _stores[next(iter(_stores))]
+    return store
+
+
+def _answers(store: TCPStore) -> bool:
+    """Return whether the chief still serves a store; it does not if it was started again."""
+    try:
+        store.check(["anything"])
+    except (DistStoreError, RuntimeError):
+        return False
+    return True
+
+
+def _new_store(place: WorkerPlace, timeout: float) -> TCPStore:
     whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"
     try:
         with Wait(place.name, whom, timeout):
