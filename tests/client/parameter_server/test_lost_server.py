@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import nn
 
 import stratagem
 from stratagem import ParameterServerStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.variables.variable import remote_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster
@@ -110,6 +112,34 @@ def test_a_checkpoint_that_is_damaged_changes_nothing(tmp_path: Path) -> None:
             training = Training(strategy)
             strategy.restore(tmp_path / "good")
             assert training.values() == values
+
+
+def test_a_chief_that_is_killed_before_it_has_filled_one_deceives_nobody() -> None:
+    with server(0) as first, server(1) as second, server(1) as empty:
+        assert counted((first, second), 2) == [1.0, 1.0]
+        with cluster_of((first, empty)).strategy() as strategy, strategy.scope():
+            _, lost = (stratagem.Variable(0.0) for _ in range(2))
+            # This process lives on, so the block has no end.
+            unended = filling(strategy, lost)
+            unended.__enter__()
+        for _ in range(2):
+            with pytest.raises(stratagem.FailedPreconditionError, match="started again without"):
+                counted((first, empty), 2)
+        with cluster_of((first, empty)).strategy() as strategy, strategy.scope():
+            _, lost = (stratagem.Variable(0.0) for _ in range(2))
+            lost.assign(5.0)
+        # The two programs that were refused have counted, too.
+        assert counted((first, empty), 2) == [4.0, 6.0]
+
+
+def filling(
+    strategy: ParameterServerStrategy, lost: stratagem.Variable
+) -> AbstractContextManager[None]:
+    """The block in which a chief fills a variable that a server has lost."""
+    extended, variable = strategy.extended, remote_of(lost)
+    assert isinstance(extended, ParameterServerExtended)
+    assert variable is not None
+    return extended._store.filling([variable])
 
 
 def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) -> None:

@@ -211,7 +211,14 @@ class EarlierRun:
         # What was only created may be created again: the former chief may not have got further.
         trained = {one.server for one in found.values() if one.version != FIRST_VERSION}
         self._store.training.begin(told, trained, self._task)
-        return found
+        return self._without_unfilled(found)
+
+    def _without_unfilled(self, found: dict[int, Found]) -> dict[int, Found]:
+        """Delete what an earlier run created anew, and ended before it had values for it."""
+        lost = self._store.training.lost_by
+        unfilled = [one for one in found.values() if one.server in lost]
+        self._store.delete((one.server, one.spec.name) for one in unfilled)
+        return {ordinal: one for ordinal, one in found.items() if one.server not in lost}
 
     def _is_in_use(self, server: int, name: str) -> bool:
         user = _in_use.get(self._key(server, name))

@@ -123,16 +123,22 @@ class RemoteStore:
         if not lost:
             yield
             return
-        groups = by_server(lost)
         self._create(lost, b"")
         try:
             yield
         except BaseException:
             self.training.withhold(lost)
             with suppress(StratagemError):
-                self.servers.together({s: delete([v.name for v in g]) for s, g in groups.items()})
+                self.delete((one.place.server, one.name) for one in lost)
             raise
-        self._create((), self.training.identifier, groups)
+        self._create((), self.training.identifier, by_server(lost))
+
+    def delete(self, variables: Iterable[tuple[int, str]]) -> None:
+        """Delete variables, each given by its server and name."""
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for server, name in variables:
+            names[server].append(name)
+        self.servers.together({server: delete(group) for server, group in names.items()})
 
     def require(self, variables: Iterable[RemoteVariable]) -> None:
         """Check that variables exist; raise FailedPreconditionError if a server has lost one."""

@@ -20,13 +20,14 @@ class Training:
     Attributes:
         identifier: As in `CreateVariablesHeader`; empty before `begin`.
         unaware: The servers that are to be told of it.
+        lost_by: The servers that know nothing of it, but had variables of it.
     """
 
     def __init__(self) -> None:
         """Know of none."""
         self.identifier = b""
         self.unaware: set[int] = set()
-        self._lost: set[int] = set()
+        self.lost_by: set[int] = set()
         self._withheld: set[str] = set()
 
     def begin(self, told: Mapping[int, bytes], trained: Set[int], task: str) -> None:
@@ -53,13 +54,13 @@ class Training:
         self.identifier = known or secrets.token_bytes(SESSION_ID_BYTES)
         others = {server for server, training in told.items() if training != self.identifier}
         if known:
-            self._lost = others
+            self.lost_by = others
         else:
             self.unaware = others
 
     def creatable(self, variables: Sequence[RemoteVariable]) -> list[RemoteVariable]:
         """Return the variables that may be created now; the others are withheld."""
-        self.withhold(one for one in variables if one.place.server in self._lost)
+        self.withhold(one for one in variables if one.place.server in self.lost_by)
         return [one for one in variables if one.name not in self._withheld]
 
     def withhold(self, variables: Iterable[RemoteVariable]) -> None:
@@ -95,7 +96,7 @@ class Training:
     def _lacking(
         self, name: str, what: str, servers: Sequence[int] = ()
     ) -> FailedPreconditionError:
-        lost = " and ".join(f"/job:ps/task:{one}" for one in servers or sorted(self._lost))
+        lost = " and ".join(f"/job:ps/task:{one}" for one in servers or sorted(self.lost_by))
         return FailedPreconditionError(
             f"{what} needs {name!r}, which {lost} had before it was started again without it, "
             "while other servers have kept the values of an earlier run. First restore a "
