@@ -83,12 +83,26 @@ def _content(path: Path) -> bytes:
         ) from error
 
 
-def _denied(path: Path) -> frozenset[int]:
-    if not path.exists():
+def legibly_denied(folder: Path) -> frozenset[int]:
+    """Return the denied serial numbers in a folder, whatever else there cannot be used."""
+    try:
+        given = _denying_lines(folder / DENIED)
+    except InvalidArgumentError:
         return frozenset()
+    return frozenset(int(text, 16) for _, text in given if _SERIAL.fullmatch(text))
+
+
+def _denied(path: Path) -> frozenset[int]:
+    return frozenset(_serial(path, number, text) for number, text in _denying_lines(path))
+
+
+def _denying_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the numbers of lines, and what is in them before a #."""
+    if not path.exists():
+        return []
     lines = _content(path).decode(errors="replace").splitlines()
     given = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
-    return frozenset(_serial(path, number, text) for number, text in given if text)
+    return [(number, text) for number, text in given if text]
 
 
 def _serial(path: Path, number: int, text: str) -> int:

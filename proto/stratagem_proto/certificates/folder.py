@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from stratagem_proto.certificates.contents import (
     DENIED,
     KEY,
     Certificates,
+    legibly_denied,
     read_certificates,
 )
 from stratagem_proto.errors import InvalidArgumentError
@@ -38,7 +40,8 @@ class CertificateFolder:
         Args:
             path: Where it is.
             warn: Is told, once, why what was written later cannot be used. What was there before
-                stays in use then: the files may be written one after the other.
+                stays in use then, with the new denials beside the former ones: the files may be
+                written one after the other.
 
         Raises:
             InvalidArgumentError: As for `read_certificates`.
@@ -64,12 +67,17 @@ class CertificateFolder:
             # They are tried again: what was refused may be valid in a moment, by a clock or a mode.
             if written != self._refused:
                 self._warn(
-                    "nothing that was written among the certificates counts, new denials included, "
-                    f"until this is mended: {error.message}"
+                    "of what was written among the certificates only new denials count, until this "
+                    f"is mended: {error.message}"
                 )
+                self._deny(legibly_denied(self.path))
             self._refused = written
         else:
             self._written = written
+
+    def _deny(self, serials: frozenset[int]) -> None:
+        if not serials <= self._current.denied:
+            self._current = replace(self._current, denied=self._current.denied | serials)
 
     def _signature(self) -> _Signature:
         return tuple(map(_signature, self._files))

@@ -137,11 +137,25 @@ def test_what_is_no_serial_number_denies_nobody_and_is_named(
     (folder / "denied.txt").write_text(f"12AB  # lost\n{line}\n")
     with pytest.raises(InvalidArgumentError, match=r"line 2: .* at most 40 hexadecimal"):
         read_certificates(folder)
-    (folder / "denied.txt").unlink()
+    (folder / "denied.txt").write_text("cd\n")
     read = CertificateFolder(folder, told.append)
-    (folder / "denied.txt").write_text(f"{line}\n")
-    assert not read.current().denied
-    assert "new denials included, until this is mended" in told[0]
+    (folder / "denied.txt").write_text(f"12AB  # lost\n{line}\n")
+    # Those from before, too, since nobody knows what the line is to say.
+    assert read.current().denied == {0x12AB, 0xCD}
+    assert "only new denials count, until this is mended" in told[0]
+    (folder / "denied.txt").write_text("12AB\n")
+    assert read.current().denied == {0x12AB}
+
+
+def test_who_is_denied_while_certificates_are_exchanged_is_refused(authority: Certified) -> None:
+    folder, told = authority.of("ps:0"), list[str]()
+    read = CertificateFolder(folder, told.append)
+    before = read.current()
+    (folder / "tls.key").write_bytes(b"half a key")
+    (folder / "denied.txt").write_text("12AB\n")
+    assert read.current().denied == {0x12AB}
+    assert read.current().key == before.key
+    assert "no private key" in told[0]
 
 
 def test_what_is_written_later_counts_and_what_cannot_be_used_is_told_once(
