@@ -107,6 +107,10 @@ class ServerOptions(ServingOptions):
         None, description="File that says which tasks and roles may do what to which variables."
     )
 
+    @property
+    def secrets(self) -> dict[str, Path | None]:
+        return {**super().secrets, "the key of checkpoints": self.checkpoint_key_file}
+
     def settings(self) -> ServerSettings:
         """Return these options as the settings of a server."""
         given = self.serving()

@@ -108,11 +108,12 @@ def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
             client.open()
 
 
-def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
-    file = tmp_path / "token"
+@pytest.mark.parametrize("option", ["--token-file", "--checkpoint-key-file"])
+def test_a_secret_that_others_may_read_is_warned_of(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "secret"
     file.write_text("the cluster's secret\n")
     file.chmod(0o644)
-    with serving(tmp_path, "--token-file", str(file)) as server:
+    with serving(tmp_path, option, str(file)) as server:
         server.send(signal.SIGTERM)
         server.exit_code()
     warning = json.loads(server.log.splitlines()[0])

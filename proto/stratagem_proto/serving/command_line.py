@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     notice = notice_at(options.notice) if options.notice else None
     to_stderr(as_json)
     raise_limit()
-    _warn_of_readers(options.token_file)
+    _warn_of_readers(options.secrets)
     spans = exported_spans(options.label) if options.traces else nullcontext()
     # What runs in this process calls others, too, as the functions of a worker server do.
     shown = presenting(options.tls) if options.tls else nullcontext()
@@ -67,14 +67,15 @@ def _check_folder(ready_file: Path | None) -> None:
         )
 
 
-def _warn_of_readers(path: Path | None) -> None:
-    """Log a warning if other users of the machine can read the token."""
-    if path is not None and is_readable_by_others(path):
-        LOG.warning(
-            "other users of this machine can read the cluster token",
-            file=str(path),
-            remedy=f"chmod 600 {path}",
-        )
+def _warn_of_readers(secrets: Mapping[str, Path | None]) -> None:
+    """Log a warning of each secret that other users of the machine can read."""
+    for secret, path in secrets.items():
+        if path is not None and is_readable_by_others(path):
+            LOG.warning(
+                f"other users of this machine can read {secret}",
+                file=str(path),
+                remedy=f"chmod 600 {path}",
+            )
 
 
 @contextmanager

@@ -92,6 +92,11 @@ class ServingOptions(ProcessSettings):
         """The task, for instance "ps:0"."""
         return f"{self.job}:{self.task}"
 
+    @property
+    def secrets(self) -> dict[str, Path | None]:
+        """The files with secrets, by what they are."""
+        return {"the cluster token": self.token_file}
+
     def serving(self) -> dict[str, Any]:
         """Return the options that are settings of servers, by name."""
         own = self.model_dump(exclude=_OF_PROCESSES)
