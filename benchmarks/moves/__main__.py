@@ -37,15 +37,20 @@ def main(
     bytes_per_second: Annotated[
         float | None, typer.Option(min=1, help="The pace of moves; by default there is none.")
     ] = None,
+    computing: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that a step of a worker computes elsewhere.")
+    ] = 0.0,
 ) -> None:
     """Train on 4 servers that become 2, 4 and 1, and draw the steps of each second.
+
+    At first nothing moves for a while, which shows how steady the machine is.
 
     Exit code: 0 when each row of the table has the value that it should have; else 1.
     """
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="moves-", dir=_FOLDER) as name:
         rows = megabytes * 1_000_000 // (4 * DIM)
-        plan = Plan(Path(name).resolve(), rows, TASKS, consistency, WORKERS)
+        plan = Plan(Path(name).resolve(), rows, TASKS, consistency, WORKERS, computing)
         moves, wrong = _observed(plan, pause, bytes_per_second)
         steps = sorted(moment for worker in range(WORKERS) for moment in plan.moments(worker))
     picture = _FOLDER / "moves.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -10,6 +11,8 @@ from stratagem import Servers
 from stratagem._ps_client.connections.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
+
+_STILL_SECONDS = 10.0
 
 
 class Act(NamedTuple):
@@ -42,7 +45,8 @@ class Acts:
         )
 
     def all(self) -> Iterator[Act]:
-        """Leave two servers, without the first one, then four, and then one."""
+        """Leave all, then two servers, without the first one, then four, and then one."""
+        yield Act("no move", _nothing)
         for number in (0, 3):
             yield Act(f"drain server {number}", partial(self._drain, number))
         for number in (4, 5):
@@ -58,3 +62,8 @@ class Acts:
 
     def _add(self, address: str) -> int:
         return len(self._servers.add(address, bytes_per_second=self._bytes_per_second))
+
+
+def _nothing() -> int:
+    time.sleep(_STILL_SECONDS)
+    return 0

@@ -32,6 +32,8 @@ class Plan:
         tasks: Over how many tasks of the job ps it is divided.
         consistency: The mode of the strategy.
         workers: How many workers there are.
+        computing: The seconds that a step computes on an accelerator, for which the host only
+            waits.
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class Plan:
     tasks: int
     consistency: str
     workers: int
+    computing: float
 
     def moments(self, worker: int) -> Sequence[float]:
         """Return when a worker has taken its steps, in seconds."""
@@ -85,19 +88,21 @@ def _take_steps(
 ) -> None:
     optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
 
-    def step(ids: Tensor) -> None:
+    def step(ids: Tensor, computing: float) -> None:
         optimizer.zero_grad()
-        (-table(ids)).sum().backward()
+        loss = -table(ids).sum()
+        time.sleep(computing)
+        loss.backward()
         optimizer.step()
 
     # Servers store the rows only that were written.
     for ids in plan.share(worker):
-        strategy.run(step, args=(ids,))
+        strategy.run(step, args=(ids, 0.0))
     with (plan.folder / f"steps-{worker}").open("w", buffering=1) as moments:
         for number, ids in enumerate(_batches(plan, worker)):
             if plan.is_over(number):
                 break
-            strategy.run(step, args=(ids,))
+            strategy.run(step, args=(ids, plan.computing))
             moments.write(f"{time.monotonic()}\n")
 
 

@@ -88,6 +88,7 @@ class OptimizerStep(NamedTuple):
         replicas: How many replicas of this process took part: have any gradient.
         compressor: Makes gradients smaller where they leave this process.
         limiter: Keeps them within limits.
+        untouched: The other variables of the optimizer, which have no gradient in this process.
     """
 
     optimizer: str
@@ -97,6 +98,7 @@ class OptimizerStep(NamedTuple):
     replicas: int
     compressor: Compressor
     limiter: Limiter
+    untouched: Sequence[Variable] = ()
 
     def reduced(self, update: VariableGradients) -> torch.Tensor:
         """Return a gradient as this process alone would apply it.
@@ -221,6 +223,16 @@ def _group_step(parts: Sequence[GroupStep]) -> GroupStep:
         return GroupStep(hyperparameters, variables, gradients)
     pairs = [pair for pair in zip(variables, gradients, strict=True) if pair[1]]
     return GroupStep(hyperparameters, [one for one, _ in pairs], [each for _, each in pairs])
+
+
+def untouched(contribution: Contribution, steps: Sequence[GroupStep]) -> list[Variable]:
+    """Return the variables of a replica's contribution that its groups' steps leave out."""
+    found: list[Variable] = []
+    for group, step in zip(contribution.groups, steps, strict=True):
+        if step.variables is not group.variables:
+            stepped = set(map(id, step.variables))
+            found += [one for one in group.variables if id(one) not in stepped]
+    return found
 
 
 def hyperparameters_of(group: Mapping[str, Any]) -> dict[str, object]:

@@ -114,6 +114,8 @@ class RemoteHosting(Hosting):
         self._steps = RemoteOptimizers(store, variables)
         self.checkpoints = ClusterCheckpoints(membership, store, variables.established, buffers)
         self.trainers = Trainers()
+        # Copies that lone steps leave as they were, though other workers may train them.
+        self._untouched: list[RemoteVariable] = []
 
     # Modules.
 
@@ -188,6 +190,12 @@ class RemoteHosting(Hosting):
             parts = [parts_of(hosted.variable) for hosted in self.parameters]
             self._store.refresh(chain.from_iterable(parts))
 
+    def step_outside_of_runs(self, step: Callable[[], None]) -> None:
+        super().step_outside_of_runs(step)
+        # Inside, the next run brings them up to date.
+        if self._untouched:
+            self._store.refresh(self._untouched, training=True)
+
     def before_lone_step(self) -> None:
         super().before_replicas()
         self.loaded.agree()
@@ -226,6 +234,7 @@ class RemoteHosting(Hosting):
         is_fresh = self._steps.apply(step)
         self._tables.forget(step)
         self.checkpoints.states.ran()
+        self._untouched = self._steps.untouched_copies(step) if is_fresh else []
         if not is_fresh:
             self._steps.await_values(step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -23,7 +24,11 @@ from stratagem._parameter_server.pushing.server_batches import (
 from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.variable import require_whole_state
-from stratagem._parameter_server.variables.split_variable import divided_slots, joined_slots
+from stratagem._parameter_server.variables.split_variable import (
+    divided_slots,
+    joined_slots,
+    parts_of,
+)
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reading import Reading
@@ -77,7 +82,16 @@ class RemoteOptimizers:
 
     def await_values(self, step: OptimizerStep) -> None:
         """Wait until the parameters have the values that a step has made."""
-        self._store.ends.wait(self._store.routes.of(step).copies)
+        copies = self._store.routes.of(step).copies
+        untouched = self.untouched_copies(step)
+        if untouched:
+            copies = by_server(chain(*copies.values(), untouched))
+        self._store.ends.wait(copies)
+
+    def untouched_copies(self, step: OptimizerStep) -> list[RemoteVariable]:
+        """Return the copies of what had no gradient here, but may have had one elsewhere."""
+        parts = chain.from_iterable(map(parts_of, step.untouched))
+        return [part for part in parts if part.has_copy and part.whole.requires_grad]
 
     def overlap(self, optimizer: str, compressor: Compressor) -> GradientOverlap:
         """Return where the gradients of an optimizer go early."""

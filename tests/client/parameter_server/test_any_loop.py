@@ -279,6 +279,42 @@ def test_the_loops_of_two_workers_lose_nothing(in_run: bool, consistency: Any) -
         assert results[0] == results[1] == [*range(2, 2 * STEPS + 1, 2), 2 * STEPS]
 
 
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_loop_sees_what_only_the_other_worker_trains(in_run: bool, consistency: str) -> None:
+    """As with an expert, or a task's head, that only some batches use."""
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        with strategy.scope():
+            module = nn.Linear(1, 1)
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        own, others = [module.weight, module.bias][:: 1 - 2 * worker]
+        optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), "sum")
+
+        def step() -> None:
+            own.grad = torch.full_like(own, -1.0)
+            optimizer.step()
+
+        def loop() -> list[float]:
+            seen = []
+            for _ in range(STEPS):
+                step()
+                seen.append(others.item())
+            return seen
+
+        seen: list[float] = strategy.run(loop) if in_run else loop()
+        strategy.barrier()
+        step()
+        return [*seen, others.item()]
+
+    with running(2, num_workers=2) as cluster:
+        results = cluster.run(program, consistency=consistency)
+    for *seen, last in results:
+        assert last >= STEPS
+        assert consistency == "async" or [*seen, last] == [*range(1, STEPS + 2)]
+
+
 def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old() -> None:
     with (
         running(1, num_workers=2) as cluster,

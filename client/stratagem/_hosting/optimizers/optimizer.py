@@ -20,7 +20,7 @@ from stratagem._core.enums import ReduceOp, reduce_op_from
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._gradients.compressor import compressor_for
 from stratagem._gradients.limiter import Limiter
-from stratagem._gradients.step import Contribution, OptimizerStep, group_steps
+from stratagem._gradients.step import Contribution, OptimizerStep, group_steps, untouched
 from stratagem._hosting.optimizers.overlap import Overlap
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
@@ -297,6 +297,7 @@ class DistributedOptimizer(OptimizerWithSlots):
                 sum(map(bool, each)),
                 self._compressor,
                 self._limiter,
+                untouched(each[-1], groups),
             )
         )
 
