@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -187,6 +187,10 @@ class Hosting(ABC):
         with entered(self._extended._container_strategy()):
             self.before_lone_step()
             self._extended._call_for_each_replica(step, (), {})
+
+    def in_function(self) -> AbstractContextManager[None]:
+        """Return the context of a function that a coordinator has scheduled here."""
+        return nullcontext()
 
     def before_lone_step(self) -> None:
         """Carry the user's writes to the variables, and leave the parameters alone.

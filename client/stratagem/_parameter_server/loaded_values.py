@@ -190,22 +190,36 @@ def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
             part.accept(versions[part.name])
 
 
-def refuse_writes_in_replicas(store: RemoteStore, parameters: ParameterRegistry) -> None:
-    """Raise `ContextError` if a replica function has written parameters.
+IN_REPLICA = (
+    "a replica, where each step would lose it again; write parameters outside of run(), which a "
+    "loop with one replica does not need"
+)
+IN_FUNCTION = (
+    "a function that a coordinator has scheduled, on a worker whose copy nobody else sees; do so "
+    "in the coordinator's program, between functions"
+)
+
+
+def refuse_writes(store: RemoteStore, parameters: ParameterRegistry, where: str) -> None:
+    """Raise `ContextError` if parameters were written there.
 
     They get the variables' values back before the next step.
     """
+    written = drop_writes(store, parameters)
+    if written:
+        raise ContextError(
+            f"parameter {written[0].name!r} was written in {where}, or change it by an optimizer "
+            "or by extended.update()"
+        )
+
+
+def drop_writes(store: RemoteStore, parameters: ParameterRegistry) -> list[HostedParameter]:
+    """Take what was written for no values of the variables, and return where it was."""
     written = store.pulls.apart(parameters.written_locally)
     for hosted in written:
         for part in parts_of(hosted.variable):
             part.distrust()
-    if written:
-        raise ContextError(
-            f"parameter {written[0].name!r} was written in a replica, where each step "
-            "would lose it again; write parameters outside of run(), which a loop with "
-            "one replica does not need, or change them by an optimizer or by "
-            "extended.update()"
-        )
+    return written
 
 
 def _require_same(hosted: HostedParameter) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,8 +22,11 @@ from stratagem._hosting.modules.other_steps import refuse_other_steps
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.loaded_values import (
+    IN_FUNCTION,
+    IN_REPLICA,
     LoadedValues,
-    refuse_writes_in_replicas,
+    drop_writes,
+    refuse_writes,
     written_in,
 )
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
@@ -35,7 +38,7 @@ from stratagem._parameter_server.variables.split_variable import SplitVariable, 
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._strategies.extended import StrategyExtended
 from stratagem.consistency import Consistency
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import ContextError, InvalidArgumentError
 from stratagem_proto.programs.traced_rules import require_whole
 
 if TYPE_CHECKING:
@@ -94,6 +97,8 @@ class RemoteHosting(Hosting):
         loaded: What this program has loaded and the servers may not have yet.
         checkpoints: The strategy's checkpoints.
         trainers: The threads that take steps.
+        seen: How often the program of a coordinator has looked at what functions have made of the
+            parameters, or written them. Functions that it schedules later have to see that, too.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class RemoteHosting(Hosting):
         self.trainers = Trainers()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
+        self.seen = 0
 
     # Modules.
 
@@ -180,11 +186,28 @@ class RemoteHosting(Hosting):
     def before_replicas(self, training: bool = False) -> None:
         """As for `Hosting`; with `training`, gradients will be computed."""
         super().before_replicas()
-        self.loaded.agree()
+        self._agree()
         self._store.refresh(self._variables.established, training)
+
+    def _agree(self) -> None:
+        if self.elsewhere is None:
+            self.loaded.agree()
+        else:
+            refuse_writes(self._store, self.parameters, IN_FUNCTION)
+
+    @contextmanager
+    def in_function(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # Its own error is raised, and no later function is to be told of the write.
+            drop_writes(self._store, self.parameters)
+            raise
+        refuse_writes(self._store, self.parameters, IN_FUNCTION)
 
     def refresh_parameters(self) -> None:
         """Bring the parameters of modules up to date, and nothing else."""
+        self.seen += 1
         if len(self.parameters):
             self.loaded.agree()
             parts = [parts_of(hosted.variable) for hosted in self.parameters]
@@ -198,7 +221,7 @@ class RemoteHosting(Hosting):
 
     def before_lone_step(self) -> None:
         super().before_replicas()
-        self.loaded.agree()
+        self._agree()
         self._store.pushing.refresh(None)
 
     def run(self, call: Callable[[], Result]) -> Result:
@@ -215,7 +238,7 @@ class RemoteHosting(Hosting):
         return result
 
     def _refuse_writes(self) -> None:
-        refuse_writes_in_replicas(self._store, self.parameters)
+        refuse_writes(self._store, self.parameters, IN_REPLICA)
 
     # Optimizers.
 
@@ -265,13 +288,15 @@ class RemoteHosting(Hosting):
 
     def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
         # What was loaded here last is to be seen, or refused.
-        self.loaded.agree()
+        self._agree()
         return self._steps.slots(optimizer, variables)
 
     def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
         if self._membership.creates:
             self._steps.set_slots(optimizer, slots)
             self.loaded.tell_slots(optimizer, slots)
+        elif self.elsewhere is not None:
+            raise ContextError(f"the state of optimizer {optimizer!r} was loaded in {IN_FUNCTION}")
         else:
             require_whole_state(slots)
             self.loaded.hold_slots(optimizer, slots, self._steps.slots)

@@ -56,19 +56,21 @@ class StrategyKind(SessionKind, ChangingKind):
         return made
 
     def stamp(self, subject: ParameterServerStrategy) -> object:
-        return _servers(subject).whereabouts
+        return _servers(subject).whereabouts, _seen(subject)
 
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
         servers = _servers(subject)
-        return {"runs": servers.runs, "addresses": servers.addresses}
+        return {"runs": servers.runs, "addresses": servers.addresses, "seen": _seen(subject)}
 
     def update(self, made: AttachedStrategy, change: Change) -> None:
+        if "seen" in change.state:
+            made.attached.outdate()
         servers = _servers(made)
         servers.move(change.state.get("addresses", servers.addresses))
         servers.expect(change.state.get("runs", {}))
 
     def refresh(self, made: AttachedStrategy) -> None:
-        made.attached.refresh_new()
+        made.attached.refresh()
 
     def close(self, made: AttachedStrategy) -> None:
         made.close()
@@ -125,6 +127,12 @@ def _servers(strategy: ParameterServerStrategy) -> ServerGroup:
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     return extended._store.servers
+
+
+def _seen(strategy: ParameterServerStrategy) -> int:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._hosting.seen
 
 
 def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:

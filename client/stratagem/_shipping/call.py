@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from stratagem._core.contexts.scope import entered
+from stratagem._hosting.hosting import hosting_of
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class FunctionCall:
     def _result(self) -> Any:
         if self.strategy is None:
             return self.function(*self.args, **self.kwargs)
-        with entered(self.strategy):
+        hosting = hosting_of(self.strategy.extended)
+        with entered(self.strategy), nullcontext() if hosting is None else hosting.in_function():
             return self.function(*self.args, **self.kwargs)
 
 

@@ -75,6 +75,7 @@ class ClosurePickler:
         written = written_in(extended._store, extended._hosting.parameters)
         if written:
             carry(extended._store, written)
+            extended._hosting.seen += 1
 
 
 class _Dump:

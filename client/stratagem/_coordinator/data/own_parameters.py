@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from stratagem._core.contexts.context import cross_replica, current_replica_id
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem_proto.errors import CancelledError
 
@@ -27,13 +28,22 @@ class OwnParameters:
     def refresh(self) -> None:
         """Read them, if functions have ended since the last time and none is left.
 
-        In a replica they stay what it works with, and so they do once the strategy is closed.
+        In a replica they stay what it works with, and so they do once the strategy is closed. What
+        the program has a value of is seen by later functions, whether others are left or not.
         """
-        ended = self._ended()
-        if ended in (None, self._seen) or current_replica_id() is not None:
+        if current_replica_id() is not None:
             return
+        ended = self._ended()
+        if ended is None:
+            self._hosting.seen += 1
+        if ended in (None, self._seen):
+            return
+        with suppress(CancelledError), cross_replica(self._strategy):
+            self._hosting.refresh_parameters()
+        self._seen = ended
+
+    @property
+    def _hosting(self) -> RemoteHosting:
         extended = self._strategy.extended
         assert isinstance(extended, ParameterServerExtended)
-        with suppress(CancelledError), cross_replica(self._strategy):
-            extended._hosting.refresh_parameters()
-        self._seen = ended
+        return extended._hosting
