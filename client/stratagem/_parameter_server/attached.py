@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -90,7 +89,7 @@ class AttachedObjects(Attached):
         self._extended = extended
         self._variables = extended._variables
         self._store = extended._store
-        self._is_outdated = False
+        self._has_new_parameters = False
 
     def variable(self, spec: VariableSpec) -> Variable:
         """Return a variable that exists on a server."""
@@ -113,7 +112,7 @@ class AttachedObjects(Attached):
     def parameter(self, parts: ParameterParts) -> Parameter:
         """Return a parameter whose variable exists on servers, without its value.
 
-        `refresh` reads that.
+        `refresh_new` reads that.
         """
         parameter = self._empty(parts)
         variable = self._of_parts(parts, parameter)
@@ -121,22 +120,14 @@ class AttachedObjects(Attached):
         path = parts.specs[0].module_path
         self._hosting.show(variable, Adoption(parts.name, parameter, (), path))
         self._extended._names.record(parts.name, parameter)
-        self._is_outdated = True
+        self._has_new_parameters = True
         return parameter
 
-    def outdate(self) -> None:
-        """Note that the coordinator's program knows newer values than there are here."""
-        self._is_outdated = True
-
-    def refresh(self) -> None:
-        """Bring parameters up to date if some have no value yet, or one that is too old."""
-        if self._is_outdated or not all(one.is_known for one in self._copies):
+    def refresh_new(self) -> None:
+        """Give parameters their values if some have none yet."""
+        if self._has_new_parameters:
             self._store.refresh(self._variables.established)
-            self._is_outdated = False
-
-    @property
-    def _copies(self) -> Iterator[RemoteVariable]:
-        return (one for one in self._variables.established if one.has_copy)
+            self._has_new_parameters = False
 
     def _empty(self, parts: ParameterParts) -> Parameter:
         if parts.readable_nbytes is not None:

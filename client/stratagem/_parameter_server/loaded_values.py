@@ -200,12 +200,8 @@ IN_FUNCTION = (
 )
 
 
-def refuse_writes(store: RemoteStore, parameters: ParameterRegistry, where: str) -> None:
-    """Raise `ContextError` if parameters were written there.
-
-    They get the variables' values back before the next step.
-    """
-    written = drop_writes(store, parameters)
+def refuse_writes(written: Sequence[HostedParameter], where: str) -> None:
+    """Raise `ContextError` if there are parameters that were written there."""
     if written:
         raise ContextError(
             f"parameter {written[0].name!r} was written in {where}, or change it by an optimizer "
@@ -214,7 +210,10 @@ def refuse_writes(store: RemoteStore, parameters: ParameterRegistry, where: str)
 
 
 def drop_writes(store: RemoteStore, parameters: ParameterRegistry) -> list[HostedParameter]:
-    """Take what was written for no values of the variables, and return where it was."""
+    """Take what was written for no values of the variables, and return where it was.
+
+    Parameters get the variables' values back before the next step.
+    """
     written = store.pulls.apart(parameters.written_locally)
     for hosted in written:
         for part in parts_of(hosted.variable):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
+from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -99,6 +100,7 @@ class RemoteHosting(Hosting):
         trainers: The threads that take steps.
         seen: How often the program of a coordinator has looked at what functions have made of the
             parameters, or written them. Functions that it schedules later have to see that, too.
+        outdated: On a worker server, whether they have not seen that yet.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class RemoteHosting(Hosting):
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
         self.seen = 0
+        self.outdated = False
 
     # Modules.
 
@@ -193,25 +196,41 @@ class RemoteHosting(Hosting):
         if self.elsewhere is None:
             self.loaded.agree()
         else:
-            refuse_writes(self._store, self.parameters, IN_FUNCTION)
+            refuse_writes(self._dropped_writes(), IN_FUNCTION)
 
-    @contextmanager
-    def in_function(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            # Its own error is raised, and no later function is to be told of the write.
-            drop_writes(self._store, self.parameters)
-            raise
-        refuse_writes(self._store, self.parameters, IN_FUNCTION)
+    def _dropped_writes(self) -> list[HostedParameter]:
+        written = drop_writes(self._store, self.parameters)
+        self.outdated |= bool(written)
+        return written
+
+    def in_function(self) -> AbstractContextManager[None]:
+        return _Function(self)
+
+    def begin_function(self) -> None:
+        """Bring parameters up to date if the program knows newer values than there are here."""
+        if self.outdated:
+            self._refresh_parameters()
+            self.outdated = False
+
+    def end_function(self, failed: bool) -> None:
+        """Refuse parameters that a function has written.
+
+        Of one that failed its own error is raised. No later function is told of its writes.
+        """
+        written = self._dropped_writes()
+        if not failed:
+            refuse_writes(written, IN_FUNCTION)
 
     def refresh_parameters(self) -> None:
         """Bring the parameters of modules up to date, and nothing else."""
         self.seen += 1
         if len(self.parameters):
             self.loaded.agree()
-            parts = [parts_of(hosted.variable) for hosted in self.parameters]
-            self._store.refresh(chain.from_iterable(parts))
+            self._refresh_parameters()
+
+    def _refresh_parameters(self) -> None:
+        parts = [parts_of(hosted.variable) for hosted in self.parameters]
+        self._store.refresh(chain.from_iterable(parts))
 
     def step_outside_of_runs(self, step: Callable[[], None]) -> None:
         super().step_outside_of_runs(step)
@@ -238,7 +257,7 @@ class RemoteHosting(Hosting):
         return result
 
     def _refuse_writes(self) -> None:
-        refuse_writes(self._store, self.parameters, IN_REPLICA)
+        refuse_writes(self._dropped_writes(), IN_REPLICA)
 
     # Optimizers.
 
@@ -300,3 +319,21 @@ class RemoteHosting(Hosting):
         else:
             require_whole_state(slots)
             self.loaded.hold_slots(optimizer, slots, self._steps.slots)
+
+
+class _Function(AbstractContextManager[None]):
+    """The context of a scheduled function, whose error it leaves as it is."""
+
+    def __init__(self, hosting: RemoteHosting) -> None:
+        self._hosting = hosting
+
+    def __enter__(self) -> None:
+        self._hosting.begin_function()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hosting.end_function(failed=kind is not None)

@@ -26,11 +26,13 @@ class ModuleKind(ChangingKind):
     """A module that was built in the strategy's scope, or a part of one.
 
     Attributes and buffers travel when they change on the coordinator, each by itself. A worker
-    keeps what its functions make of the others, such as running statistics.
+    keeps what its functions make of the others, such as running statistics. But whether the module
+    trains or evaluates is for the program to say, and for each function by itself.
     """
 
     name = "module"
     types = (nn.Module,)
+    settings = frozenset({_ATTRIBUTE + "training"})
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
         hosting = hosting_of(strategy.extended)
@@ -76,6 +78,11 @@ class ModuleKind(ChangingKind):
         whole[_BUFFERS] = _buffers(whole.get(_BUFFERS, {}), change.state, device)
         made.__setstate__(whole)
         Attached(strategy.extended._hosting).module(made)
+
+    def restore(self, made: nn.Module, settings: Mapping[str, Any]) -> None:
+        training = settings.get(_ATTRIBUTE + "training", True)
+        if made.training is not training:
+            made.training = training
 
 
 def _pickles_its_attributes(module: nn.Module) -> bool:

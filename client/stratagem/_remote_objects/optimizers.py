@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import hyperparameters_of
@@ -16,6 +17,7 @@ from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._hosting.optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._remote_objects.hooks import require_no_hooks
 from stratagem._remote_objects.strategies import require_own
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
@@ -33,9 +35,16 @@ class OptimizerKind(ChangingKind):
     """
 
     name = "optimizer"
-    types = (DistributedOptimizer,)
+    types = (DistributedOptimizer, LRScheduler)
+    settings = frozenset({"groups"})
 
-    def subject(self, value: DistributedOptimizer, strategy: Strategy) -> object | None:
+    def subject(
+        self, value: DistributedOptimizer | LRScheduler, strategy: Strategy
+    ) -> object | None:
+        if isinstance(value, LRScheduler):
+            _refuse_stepping(value)
+            return None
+        require_no_hooks(f"optimizer {value.name!r}", value, _STEP_HOOKS)
         require_own(f"DistributedOptimizer {value.name!r}", value._strategy, strategy)
         if value._rules.are_traced:
             # What a worker would build anew lacks what its constructor was given.
@@ -75,10 +84,27 @@ class OptimizerKind(ChangingKind):
     def update(self, made: Any, change: Change) -> None:
         groups: list[Group] = change.state.get("groups", [])
         known = len(made.param_groups)
-        for own, (hyperparameters, _) in zip(made.param_groups, groups, strict=False):
-            own.update(hyperparameters)
+        self.restore(made, change.state)
         for group in groups[known:]:
             made.add_param_group(_param_group(group))
+
+    def restore(self, made: DistributedOptimizer, settings: Mapping[str, Any]) -> None:
+        groups: list[Group] = settings.get("groups", [])
+        for own, (hyperparameters, _) in zip(made.param_groups, groups, strict=False):
+            own.update(hyperparameters)
+
+
+_STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+
+
+def _refuse_stepping(scheduler: LRScheduler) -> None:
+    """Refuse a scheduler of an optimizer that does not travel itself."""
+    if isinstance(scheduler.optimizer, DistributedOptimizer):
+        raise FailedPreconditionError(
+            f"a function on a worker server cannot use a {type(scheduler).__name__}, whose steps "
+            "would be lost with it; call step() of the scheduler in the program, between "
+            "functions: those that are scheduled later have the new rate"
+        )
 
 
 def _groups(optimizer: DistributedOptimizer) -> list[Group]:

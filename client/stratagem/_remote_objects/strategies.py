@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 from stratagem._cluster.spec import ClusterSpec, Tasks
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
 from stratagem._shipping.kinds import (
@@ -56,21 +57,22 @@ class StrategyKind(SessionKind, ChangingKind):
         return made
 
     def stamp(self, subject: ParameterServerStrategy) -> object:
-        return _servers(subject).whereabouts, _seen(subject)
+        return _servers(subject).whereabouts, _hosting(subject).seen
 
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
         servers = _servers(subject)
-        return {"runs": servers.runs, "addresses": servers.addresses, "seen": _seen(subject)}
+        seen = _hosting(subject).seen
+        return {"runs": servers.runs, "addresses": servers.addresses, "seen": seen}
 
     def update(self, made: AttachedStrategy, change: Change) -> None:
         if "seen" in change.state:
-            made.attached.outdate()
+            _hosting(made).outdated = True
         servers = _servers(made)
         servers.move(change.state.get("addresses", servers.addresses))
         servers.expect(change.state.get("runs", {}))
 
     def refresh(self, made: AttachedStrategy) -> None:
-        made.attached.refresh()
+        made.attached.refresh_new()
 
     def close(self, made: AttachedStrategy) -> None:
         made.close()
@@ -129,10 +131,10 @@ def _servers(strategy: ParameterServerStrategy) -> ServerGroup:
     return extended._store.servers
 
 
-def _seen(strategy: ParameterServerStrategy) -> int:
+def _hosting(strategy: ParameterServerStrategy) -> RemoteHosting:
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    return extended._hosting.seen
+    return extended._hosting
 
 
 def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:

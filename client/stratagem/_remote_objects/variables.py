@@ -16,17 +16,21 @@ from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._remote_objects.hooks import require_no_hooks
 from stratagem._remote_objects.strategies import require_own
 from stratagem._shipping.kinds import Change, ChangingKind, ObjectKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
+_GRADIENT_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
 
 class HostedKind(ChangingKind):
     """A parameter that the strategy hosts, and whether it is trained."""
 
     types = (Parameter,)
+    settings = frozenset({"requires_grad"})
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
         hosted = hosted_parameter(value)
@@ -34,6 +38,7 @@ class HostedKind(ChangingKind):
             own = hosted.variable.distribute_strategy
             require_own(f"parameter {hosted.name!r}", own, strategy)
             require_existing(hosted.variable)
+            require_no_hooks(f"parameter {hosted.name!r}", hosted.parameter, _GRADIENT_HOOKS)
             return hosted
         if is_lazy(value):
             raise FailedPreconditionError(
@@ -49,7 +54,11 @@ class HostedKind(ChangingKind):
         return {"requires_grad": subject.parameter.requires_grad}
 
     def update(self, made: Any, change: Change) -> None:
-        made.requires_grad_(change.state.get("requires_grad", made.requires_grad))
+        self.restore(made, change.state)
+
+    def restore(self, made: Parameter, settings: Mapping[str, Any]) -> None:
+        if made.requires_grad is not settings.get("requires_grad", made.requires_grad):
+            made.requires_grad_(settings["requires_grad"])
 
 
 class ParameterKind(HostedKind):

@@ -104,7 +104,13 @@ class ChangingKind(ObjectKind):
 
     The coordinator calls `state` whenever a subject travels; a worker calls `update` after `make`,
     and whenever the state is another. It is pickled as `essence` is.
+
+    Attributes:
+        settings: The parts of the state that are the program's alone: each function on a worker
+            begins with them as the program has them, whatever functions before have made of them.
     """
+
+    settings: ClassVar[frozenset[str]] = frozenset()
 
     def stamp(self, subject: Any) -> object:
         """Return what is another one whenever the state is; None if nothing tells."""
@@ -117,6 +123,9 @@ class ChangingKind(ObjectKind):
     @abstractmethod
     def update(self, made: Any, change: Change) -> None:
         """Bring what `make` returned up to date, in place."""
+
+    def restore(self, made: Any, settings: Mapping[str, Any]) -> None:
+        """Undo what a function has made of settings; those that are missing are not set."""
 
 
 class RemoteObject(ABC):

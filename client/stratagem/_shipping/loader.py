@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -157,12 +157,16 @@ class _Held:
         self._kind = kind
         self._essence = essence
         self._session = kind if isinstance(kind, SessionKind) else None
+        self._changing = kind if isinstance(kind, ChangingKind) else None
         self._revisions: dict[str, int] = {}
+        self._settings: dict[str, Any] = {}
 
     def refresh(self) -> None:
         """Prepare it for a function that may use it."""
         if self._session is not None:
             self._session.refresh(self.value)
+        if self._changing is not None:
+            self._changing.restore(self.value, self._settings)
 
     def close(self) -> None:
         """Give up what it keeps outside of this process."""
@@ -179,9 +183,15 @@ class _Held:
             if self._revisions.get(key) != entry.revision
         }
         removed = self._revisions.keys() - revisions.keys()
-        if isinstance(self._kind, ChangingKind) and (state or removed):
-            self._kind.update(self.value, Change(self._essence, state, removed))
+        if self._changing is not None and (state or removed):
+            self._changing.update(self.value, Change(self._essence, state, removed))
+            self._set(self._changing, state, removed)
         self._revisions = revisions
+
+    def _set(self, kind: ChangingKind, state: Mapping[str, Any], removed: Set[str]) -> None:
+        for key in kind.settings & removed:
+            del self._settings[key]
+        self._settings |= {key: state[key] for key in kind.settings & state.keys()}
 
 
 class _ValueLoading:
