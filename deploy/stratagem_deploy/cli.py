@@ -20,6 +20,7 @@ from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.logs import cli as logs
 from stratagem_deploy.moving import cli as moving
 from stratagem_deploy.watching import cli as watching
+from stratagem_deploy.watching.looks import nobody_to_ask
 from stratagem_proto.serving.pages import Page, ShownServer, offering
 
 # What follows these commands is theirs, even where it looks like options: to know them takes what
@@ -144,7 +145,8 @@ def health(
     """
     from stratagem_deploy.health import check_health
 
-    report = check_health(address, timeout)
+    with nobody_to_ask():
+        report = check_health(address, timeout)
     typer.echo(report.to_json() if as_json else str(report))
     raise typer.Exit(report.health)
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 import grpc
 from grpc_health.v1 import health_pb2
 
+from stratagem_proto.serving.addresses import check_server_address
 from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS
 
 _CHECK = "/grpc.health.v1.Health/Check"
@@ -51,7 +52,12 @@ class HealthReport:
 
 
 def check_health(address: str, timeout: float) -> HealthReport:
-    """Check the health of a server, waiting at most `timeout` seconds for its answer."""
+    """Check the health of a server, waiting at most `timeout` seconds for its answer.
+
+    Raises:
+        InvalidArgumentError: The address is not "host:port".
+    """
+    check_server_address(address)
     began = time.monotonic()
     health, detail = _ask(address, timeout)
     return HealthReport(address, health, time.monotonic() - began, detail)
@@ -68,7 +74,16 @@ def _ask(address: str, timeout: float) -> tuple[Health, str]:
         try:
             answer = check(health_pb2.HealthCheckRequest(), timeout=timeout)
         except grpc.RpcError as error:
-            return Health.UNREACHABLE, str(error.details())
+            return Health.UNREACHABLE, _reason(error)
     if answer.status == _SERVING:
         return Health.SERVING, ""
     return Health.NOT_SERVING, ""
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+        return str(error.details())
+    return (
+        "it does not answer health checks there. This is probably its main port; give the one of "
+        "--health-bind, by default a free one that its log names"
+    )

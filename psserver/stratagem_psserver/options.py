@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory, most_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
 from stratagem_proto.serving.policy.language import read_policy
@@ -112,7 +113,13 @@ class ServerOptions(ServingOptions):
         return {**super().secrets, "the key of checkpoints": self.checkpoint_key_file}
 
     def settings(self) -> ServerSettings:
-        """Return these options as the settings of a server."""
+        """Return these options as the settings of a server.
+
+        Raises:
+            InvalidArgumentError: As for `ServerSettings`; or there are seconds between images, and
+                no images.
+        """
+        self._check_snapshots()
         given = self.serving()
         key = read_checkpoint_key(given.pop("checkpoint_key_file"))
         root = absolute_place(self.checkpoint_root) if self.checkpoint_root else ""
@@ -128,3 +135,10 @@ class ServerOptions(ServingOptions):
             "policy": read_policy(self.policy) if self.policy else None,
         }
         return ServerSettings(**{**given, **own, **folders})
+
+    def _check_snapshots(self) -> None:
+        if "snapshot_seconds" in self.model_fields_set and self.durability != "snapshot":
+            raise InvalidArgumentError(
+                f"--snapshot-seconds {self.snapshot_seconds:g} has no effect with --durability "
+                f"{self.durability}; give --durability snapshot, or leave --snapshot-seconds out"
+            )

@@ -66,7 +66,7 @@ class ServerSettings(ServingSettings):
 
     Raises:
         InvalidArgumentError: As for servers of every kind; or what is said of replicas does not go
-            together.
+            together, or there is a folder for durability and nothing to keep there.
     """
 
     job: str = "ps"
@@ -94,6 +94,7 @@ class ServerSettings(ServingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_root(self)
+        _check_durability(self)
         _check_replica(self)
         if self.replicas > 1:
             _check_replication(self)
@@ -135,6 +136,14 @@ def _check_root(settings: ServerSettings) -> None:
         raise InvalidArgumentError(
             f"there is no folder {root!r} for checkpoints of {settings.label}; make it, or give "
             "another --checkpoint-root by its absolute path"
+        )
+
+
+def _check_durability(settings: ServerSettings) -> None:
+    if settings.durability_folder and settings.durability == "none":
+        raise InvalidArgumentError(
+            f"{settings.label} keeps nothing in the folder {settings.durability_folder!r} with "
+            "--durability none; give --durability log or snapshot, or leave --durability-folder out"
         )
 
 

@@ -157,3 +157,16 @@ def test_one_coordinator_needs_no_standby(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in output.splitlines()]
     assert {"task": "coordinator:0", "stream": "stdout", "line": "[3]"} in lines
     assert set(lines[0]["cluster"]) == {"ps", "worker", "chief"}
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_the_end_of_the_work_is_no_failure(tmp_path: Path, as_json: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text("")
+    options = [*as_json, "--workers", "1", "--coordinators", "2"]
+    command = ["-m", "stratagem_deploy.cli", "run", *options, str(tmp_path / "train.py")]
+    with python(*command, output=subprocess.PIPE) as run:
+        output, errors = run.communicate(timeout=400)
+    assert run.returncode == 0, errors
+    assert "failed first" not in errors
+    if as_json:
+        assert json.loads(output.splitlines()[-1])["failed"] == ""

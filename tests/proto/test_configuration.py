@@ -107,6 +107,18 @@ def test_switches_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> No
         ({}, {}, "[ps]\nbind = 'x'", "file.toml: ps.bind: 'x' is not an address"),
         ({}, {}, "[ps]\ntsak = 1", "file.toml: ps.tsak is not a setting; did you mean"),
         ({}, {}, "[ps", "file.toml is not TOML"),
+        ({}, {}, "task = 1", "file.toml: task stands in no table; did you mean ps.task?"),
+        (
+            {},
+            {},
+            "workers = 2",
+            "file.toml: workers stands in no table; write it below [ps], [run]",
+        ),
+        ({}, {}, "ps = 2", "file.toml: ps stands in no table; write it below"),
+        ({}, {}, "[pss]", "file.toml: [pss] is no table of settings; did you mean [ps]?"),
+        ({}, {}, "[cluster]", "file.toml: [cluster] is no table of settings; write [ps], [run]"),
+        ({"config": "none.toml"}, {}, "", "'none.toml' cannot be read: No such file or directory"),
+        ({}, {"STRATAGEM_CONFIG": "none.toml"}, "", "check --config, or STRATAGEM_CONFIG"),
     ],
 )
 def test_what_cannot_be_is_told_with_where_it_comes_from(
@@ -122,6 +134,12 @@ def test_what_cannot_be_is_told_with_where_it_comes_from(
         flags = flags | {"config": "file.toml"}
     with pytest.raises(InvalidArgumentError, match=re.escape(says)):
         ServerOptions.read(flags)
+
+
+def test_a_file_may_have_the_tables_of_all_commands() -> None:
+    Path("file.toml").write_text("".join(f"[{model.kind}]\n" for model in MODELS))
+    for model in MODELS:
+        model.read({"config": "file.toml"})
 
 
 def test_what_is_overridden_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

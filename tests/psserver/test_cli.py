@@ -32,6 +32,12 @@ from stratagem_psserver.cli import app
             ["--replicas", "2", "--arbiter", "file:a", "--durability", "snapshot"],
             "cannot have --durability snapshot",
         ),
+        (["--durability-folder", "d"], "keeps nothing in the folder 'd' with --durability none"),
+        (["--snapshot-seconds", "5"], "--snapshot-seconds 5 has no effect with --durability none"),
+        (
+            ["--durability", "log", "--durability-folder", "d", "--snapshot-seconds", "5"],
+            "--snapshot-seconds 5 has no effect with --durability log",
+        ),
         (["--ready-file", "no/such/folder"], "create its folder first"),
     ],
 )

@@ -21,6 +21,7 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
+from stratagem._hosting.modules.synchronised_norms import refuse_synchronised_norms
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -137,7 +138,7 @@ class Hosting(ABC):
             extended._names,
             self.parameters,
             self._host_across_replicas,
-            self.host_buffers,
+            self._host_own_buffers,
             self.prepare,
         )
         self.elsewhere = elsewhere
@@ -202,6 +203,10 @@ class Hosting(ABC):
     def host_buffers(self, roots: Sequence[nn.Module]) -> None:
         """Take care of the buffers of modules and their parts."""
         self.buffers.add(part for root in roots for part in root.modules())
+
+    def _host_own_buffers(self, roots: Sequence[nn.Module]) -> None:
+        refuse_synchronised_norms(roots, self._extended._num_replicas_in_sync)
+        self.host_buffers(roots)
 
     def prepare(self, adoption: Adoption) -> None:  # noqa: B027 - few have to
         """Replace a parameter that is to be adopted by one of another kind."""

@@ -12,7 +12,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._strategies.strategy import Strategy
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class UnbuiltDataset(DistributedDataset):
@@ -100,6 +100,20 @@ class Coordination:
     def unbuilt(self, build: Callable[[], Any]) -> Any:
         """Return a dataset that each worker builds for itself."""
         return UnbuiltDataset(self._container_strategy(), build)
+
+    def require_programs_of_workers(self, method: str) -> None:
+        """Refuse a method by which the programs of workers wait for each other.
+
+        Raises:
+            FailedPreconditionError: There is a coordinator.
+        """
+        if self.active:
+            raise FailedPreconditionError(
+                f"{method} waits for the programs of all workers, but with a ClusterCoordinator "
+                "workers run what its program schedules, and no programs of their own that would "
+                "come; call coordinator.join() in the coordinator's program, which waits for all "
+                "that is scheduled. Functions on workers wait for no others"
+            )
 
     def warn_off_workers(self, method: str) -> None:
         """Warn of what the program does itself while its workers wait."""

@@ -271,9 +271,12 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Raises:
             DeadlineExceededError: Naming the workers that did come.
             ContextError: A replica is running, or another strategy is in charge.
+            FailedPreconditionError: The workers run what a `ClusterCoordinator` schedules.
         """
         require_cross_replica_or_default(self.extended, "barrier")
         check_name(name, "barrier")
+        if isinstance(self.extended, ParameterServerExtended):
+            self.extended._coordination.require_programs_of_workers(f"barrier({name!r})")
         self.extended._cluster.barrier(name, self._passages[name], timeout)
         self._passages[name] += 1
         self.refresh()

@@ -53,18 +53,21 @@ class ObjectKind(ABC):
     """How objects of one kind are taken apart, and made elsewhere.
 
     The coordinator calls `subject` for each object that it meets, and `essence` once for each
-    subject. A worker calls `make` once. What `essence` returns is pickled as closures are, so that
-    objects in it that stay on workers are only named; `make` gets it with such objects in place.
+    subject. A worker calls `make` once, or for each function where these do not share the object.
+    What `essence` returns is pickled as closures are, so that objects in it that stay on workers
+    are only named; `make` gets it with such objects in place.
 
     Attributes:
         name: Its name in definitions.
         types: Classes whose instances may be of this kind.
         pickles: Whether the essence is pickled; otherwise it is a plain value.
+        shared: Whether all functions of a worker have the same object.
     """
 
     name: ClassVar[str]
     types: ClassVar[tuple[type, ...]]
     pickles: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
 
     @abstractmethod
     def subject(self, value: Any, strategy: Strategy) -> object | None:
@@ -209,6 +212,7 @@ class ResultKind(ObjectKind):
 
     name = "result"
     types = ()
+    shared = False
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
         return None

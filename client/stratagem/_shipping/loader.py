@@ -37,7 +37,8 @@ class Loader:
         outcomes: How outcomes of its functions travel.
         code: What of functions and classes is loaded.
         waiting: Definitions that nothing has needed yet.
-        held: What there is, by handle.
+        held: What there is that functions share, by handle.
+        results: Those of which each function gets a value of its own, by handle.
         classes: Those that came by value.
     """
 
@@ -51,8 +52,9 @@ class Loader:
         self.task, self.kinds, self.outcomes, self.code = task, kinds, outcomes, code
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
+        self.results: dict[int, Definition] = {}
         self.classes = SessionClasses()
-        self._lacking: dict[int, Exception] = {}
+        self._lacking: dict[int, BaseException] = {}
 
     def define(self, handle: int, payload: bytes) -> None:
         """Take in the definition of an object, or of how it is from then on."""
@@ -62,12 +64,12 @@ class Loader:
         """Take in what a closure returned on some worker."""
         self.waiting.add(Definition.of_result(handle, result, self.outcomes.kind.name))
 
-    def lack(self, handle: int, error: Exception) -> None:
-        """Take note that there is nothing to `take`, and why."""
+    def lack(self, handle: int, error: BaseException) -> None:
+        """Take note that there is nothing to `take` or to `keep`, and why."""
         self._lacking[handle] = error
 
     def keep(self, handle: int, value: object) -> None:
-        """Keep what a closure returned, for values that name it."""
+        """Keep what a closure returned, which all values share that name it."""
         self.held[handle] = _Held(self.kinds[ResultKind.name], None, value)
 
     def load(self, payload: bytes) -> Any:
@@ -91,16 +93,18 @@ class Loader:
         for handle in handles:
             self.waiting.forget(handle)
             self.held.pop(handle, None)
+            self.results.pop(handle, None)
             self._lacking.pop(handle, None)
 
     def close(self) -> None:
         """Forget everything, and end the sessions of strategies with servers."""
         held = [*self.held.values()]
         self.held.clear()
+        self.results.clear()
         for each in held:
             each.close()
 
-    def missing(self, handle: int) -> Exception:
+    def missing(self, handle: int) -> BaseException:
         """Return why nothing has a handle."""
         return self._lacking.get(handle) or NotFoundError(
             f"this worker has nothing under handle {handle}; it was released, or is "
@@ -218,18 +222,29 @@ class _ValueLoading:
 
     def find(self, handle: int) -> Any:
         """Return what has a handle."""
-        held, waiting = self._loader.held, self._loader.waiting
         if handle not in self._begun:
             self._begun.add(handle)
-            revision = self._revisions.get(handle, 1)
-            definition = waiting.due(handle, revision, handle in held)
-            if definition is not None:
-                with self._loader.naming_failures(definition.label):
-                    self._apply(definition)
-                waiting.drop(definition)
-        if handle not in held:
+            self._bring_up_to_date(handle)
+        if handle in self._loader.results:
+            return self._own_value(self._loader.results[handle])
+        if handle not in self._loader.held:
             raise self._loader.missing(handle)
-        return held[handle].value
+        return self._loader.held[handle].value
+
+    def _bring_up_to_date(self, handle: int) -> None:
+        held, waiting = self._loader.held, self._loader.waiting
+        revision = self._revisions.get(handle, 1)
+        definition = waiting.due(handle, revision, handle in held)
+        if definition is not None:
+            with self._loader.naming_failures(definition.label):
+                self._apply(definition)
+            waiting.drop(definition)
+
+    def _own_value(self, result: Definition) -> Any:
+        """Return a value of a result that nobody else has: who gets it may change it."""
+        kind = self._loader.kinds[result.kind]
+        with self._loader.naming_failures(result.label):
+            return kind.make(self._essence(result.essence, kind), self._loader.task)
 
     def _essence(self, payload: bytes, kind: ObjectKind) -> Any:
         if kind.pickles:
@@ -241,8 +256,11 @@ class _ValueLoading:
 
     def _apply(self, definition: Definition) -> None:
         held, handle = self._loader.held, definition.handle
+        kind = self._loader.kinds[definition.kind]
+        if not kind.shared:
+            self._loader.results[handle] = definition
+            return
         if handle not in held:
-            kind = self._loader.kinds[definition.kind]
             essence = self._essence(definition.essence, kind)
             made = kind.make(essence, self._loader.task)
             held[handle] = _Held(kind, essence, made)

@@ -233,7 +233,8 @@ class ScriptRun:
         granted = supervision.restarts.granted
         now = time.monotonic()
         signum = supervision.ended(process.name, process.exit_code or 0, now)
-        if signum:
+        # A signal also ends those that stand by, when the work is done.
+        if signum and supervision.failure == process.name:
             self._display.failed(process)
         elif supervision.restarts.granted > granted:
             most = self._settings.max_restarts

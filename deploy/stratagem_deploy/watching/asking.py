@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 import grpc
 
 from stratagem_deploy.watching.places import ServerPlace, replica_name
+from stratagem_proto.errors import UnimplementedError
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.asking import Answer
 from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, open_channel
 from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
+
+_OTHER_PORT = " This is probably its port for health checks; give the main one, that of --bind"
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def _answer(place: ServerPlace, call: Answer[GetStatusResponse]) -> ServerAnswer
         return ServerAnswer(place, call.result())
     except grpc.RpcError as error:
         problem = from_rpc_error(error, place.name, "GetStatus")
-        return ServerAnswer(place, None, problem.message)
+        where = _OTHER_PORT if isinstance(problem, UnimplementedError) else ""
+        return ServerAnswer(place, None, problem.message + where)
 
 
 def of_clients(answers: Iterable[ServerAnswer]) -> list[ServerAnswer]:

@@ -111,8 +111,7 @@ def variables(
 
     Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to ask.
     """
-    from rich.console import Console
-
+    from stratagem_deploy.output.console import table_console
     from stratagem_deploy.watching.listing import listing, variables_of
 
     found = found_cluster(servers, cluster, run)
@@ -121,7 +120,7 @@ def variables(
     if as_json:
         typer.echo(json.dumps({"variables": listed}))
     else:
-        Console().print(listing(listed))
+        table_console().print(listing(listed))
     _exit(answers)
 
 
@@ -162,11 +161,10 @@ def _print_json(answers: Sequence[ServerAnswer]) -> None:
 
 
 def _print_tables(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()) -> None:
-    from rich.console import Console
-
+    from stratagem_deploy.output.console import table_console
     from stratagem_deploy.watching.tables import tables
 
-    Console().print(*tables(answers, earlier))
+    table_console().print(*tables(answers, earlier))
 
 
 def _exit(answers: Sequence[ServerAnswer]) -> None:

@@ -10,7 +10,7 @@ from stratagem_deploy.processes.run_records import RunRecord, records
 from stratagem_proto.configuration.tf_config import TFConfig, parse_tf_config, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
-from stratagem_proto.serving.addresses import check_address
+from stratagem_proto.serving.addresses import check_server_address
 
 _SERVED = ("ps", "worker")
 
@@ -79,7 +79,7 @@ def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Watc
     if run is not None and (addresses or cluster):
         raise InvalidArgumentError("--run says which servers; give no others besides")
     for address in addresses:
-        check_address(address)
+        check_server_address(address)
     told: Sequence[ServerPlace] = ()
     if run is None:
         told = [ServerPlace(address) for address in addresses] or places_of(_config(cluster))
@@ -110,7 +110,14 @@ def _words(record: RunRecord) -> str:
 def _config(cluster: str) -> TFConfig:
     if not cluster:
         return read_tf_config()
-    return parse_tf_config(Path(cluster).read_text(encoding="utf-8"), cluster)
+    try:
+        text = Path(cluster).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the file {cluster!r} cannot be read: {error.strerror}; give --cluster a file in the "
+            "form of TF_CONFIG"
+        ) from error
+    return parse_tf_config(text, cluster)
 
 
 def places_of(config: TFConfig) -> list[ServerPlace]:

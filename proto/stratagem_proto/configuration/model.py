@@ -59,8 +59,7 @@ class ProcessSettings(BaseSettings):
 
         Raises:
             InvalidArgumentError: A setting is not valid; the message names its source, for instance
-                `TF_CONFIG.task.index`.
-            OSError: The file cannot be read.
+                `TF_CONFIG.task.index`. Or the file cannot be read.
         """
         given = {name: flag for name, flag in flags.items() if flag is not None}
         try:

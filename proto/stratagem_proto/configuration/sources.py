@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+# The commands that read a file.
+_KINDS = ("ps", "run", "worker")
+_TABLES = "[ps], [run] or [worker], by the command that is to read it"
 
 
 class Source(PydanticBaseSettingsSource):
@@ -126,7 +132,10 @@ class FileSource(Source):
         """Return the table for this kind of process."""
         if not self._file:
             return {}
-        table: dict[str, Any] = _parsed(Path(self._file)).get(self._kind, {})
+        tables = _parsed(Path(self._file))
+        for name, content in tables.items():
+            self._require_table(name, content)
+        table: dict[str, Any] = tables.get(self._kind, {})
         for name in table:
             self._require_known(name)
         return table
@@ -139,17 +148,41 @@ class FileSource(Source):
     def _file(self) -> str:
         return str(self.current_state.get("config", ""))
 
+    @property
+    def _known(self) -> list[str]:
+        return [one for one in self.settings_cls.model_fields if one != "config"]
+
+    def _require_table(self, name: str, content: Any) -> None:
+        if not isinstance(content, dict):
+            near = [f"{self._kind}.{one}" for one in _near(name, self._known)]
+            advice = _question(near) or f"; write it below {_TABLES}"
+            raise InvalidArgumentError(f"{self._file}: {name} stands in no table{advice}")
+        if name not in _KINDS:
+            advice = _question([f"[{one}]" for one in _near(name, _KINDS)]) or f"; write {_TABLES}"
+            raise InvalidArgumentError(f"{self._file}: [{name}] is no table of settings{advice}")
+
     def _require_known(self, name: str) -> None:
-        known = [one for one in self.settings_cls.model_fields if one != "config"]
-        if name in known:
-            return
-        near = difflib.get_close_matches(name, known, n=1)
-        advice = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidArgumentError(f"{self.path(name)} is not a setting{advice}")
+        if name not in self._known:
+            advice = _question(_near(name, self._known))
+            raise InvalidArgumentError(f"{self.path(name)} is not a setting{advice}")
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that is most like another one, if any is."""
+    return difflib.get_close_matches(name, list(known), n=1)
+
+
+def _question(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the file of settings {str(path)!r} cannot be read: {error.strerror}; check --config, "
+            "or STRATAGEM_CONFIG"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"{path} is not TOML: {error}") from error

@@ -17,17 +17,35 @@ LAST_PORT = 65_535
 
 
 def check_address(address: str) -> None:
-    """Check that a text is "host:port" with a port from 0 to 65535.
+    """Check that a text is "host:port" with a port from 0 to 65535, to listen on.
 
     Raises:
         InvalidArgumentError: It is not.
     """
-    host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
+    if not 0 <= _port_of(address) <= LAST_PORT:
         raise InvalidArgumentError(
             f"{address!r} is not an address to listen on; give host:port with a port from "
             f"0 to {LAST_PORT}, for instance 127.0.0.1:0"
         )
+
+
+def check_server_address(address: str) -> None:
+    """Check that a text is the "host:port" of a server, with a port from 1 to 65535.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if not 0 < _port_of(address) <= LAST_PORT:
+        raise InvalidArgumentError(
+            f"{address!r} is not an address of a server; give HOST:PORT with a port from 1 to "
+            f"{LAST_PORT}, as in 127.0.0.1:2222"
+        )
+
+
+def _port_of(address: str) -> int:
+    """Return the port of "host:port"; -1 for anything else."""
+    host, _, port = address.rpartition(":")
+    return int(port) if host and port.isascii() and port.isdigit() else -1
 
 
 def is_loopback(address: str) -> bool:

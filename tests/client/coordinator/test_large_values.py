@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from tests.client.coordinator.coordination import (
 )
 from tests.client.coordinator.here import Gate, Journal
 from tests.faults import FaultyProxy
+from tests.spec.coordinator.each_worker import on_each_worker
 from tests.waiting import eventually
 
 LARGE = 1 << 20
@@ -263,6 +266,24 @@ def test_datasets_of_workers_may_be_made_of_large_values(
     dataset = coordinator.create_per_worker_dataset(lambda: [value])
     total = coordinator.schedule(summed_next, args=(iter(dataset),))
     assert total.fetch() == LARGE
+
+
+def test_workers_that_cannot_reach_each_other_get_values_for_datasets_from_the_program() -> None:
+    ways = Ways()
+    with ways, coordinating(num_workers=2, resolver=ways.resolver) as coordination:
+        coordinator = coordination.coordinator
+        eventually(lambda: coordinator.workers == [0, 1])
+        ways.close_to_others()
+        value = coordinator.schedule(made)
+        dataset = coordinator.create_per_worker_dataset(partial(alone, value))
+        del value
+        batches = iter(dataset), iter(dataset)
+        for each in batches:
+            assert on_each_worker(coordinator, summed_next, each) == [LARGE, LARGE]
+
+
+def alone(value: Any) -> list[torch.Tensor]:
+    return [value]
 
 
 def summed_next(batches: Iterator[torch.Tensor]) -> int:

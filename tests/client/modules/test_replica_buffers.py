@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratagem import CentralStorageStrategy, MirroredStrategy, PerReplica, Strategy
+from stratagem import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    PerReplica,
+    Strategy,
+    UnimplementedError,
+)
 from tests.client.two_replicas import number
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
@@ -51,6 +57,27 @@ def test_each_replica_keeps_statistics_of_its_own_batch(strategy: Strategy) -> N
     start = after_one_batch(HALVES[0])
     start(HALVES[1])
     torch.testing.assert_close(means[1], start.running_mean)
+
+
+def test_norms_that_would_need_the_other_replicas_are_refused(strategy: Strategy) -> None:
+    def build() -> Any:
+        return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    message = r"Sequential\.1 is an nn\.SyncBatchNorm.*nn\.GroupNorm"
+    with pytest.raises(UnimplementedError, match=message), strategy.scope():
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(build())
+    with strategy.scope():
+        model = build()
+    with pytest.raises(UnimplementedError, match=r"nn\.SyncBatchNorm"), strategy.scope():
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def test_norms_that_would_need_other_replicas_are_right_where_there_are_none() -> None:
+    alone = MirroredStrategy(["CPU:0"])
+    with alone.scope():
+        norm = nn.SyncBatchNorm(3)
+    (batch, _), plain = HALVES, nn.BatchNorm1d(3)
+    torch.testing.assert_close(alone.run(norm, (batch,)), plain(batch))
 
 
 def test_the_first_replicas_buffers_are_the_modules(strategy: Strategy) -> None:

@@ -68,6 +68,18 @@ def test_an_address_without_a_server_is_exit_code_2() -> None:
     assert f"{nowhere} cannot be reached" in output
 
 
+def test_the_main_port_is_told_apart(server: ParameterServer) -> None:
+    code, output = ask(server.address)
+    assert code == 2
+    assert "This is probably its main port; give the one of --health-bind" in output
+
+
+def test_an_address_without_a_port_is_asked_nothing() -> None:
+    code, output = ask("127.0.0.1")
+    assert code == 2
+    assert "'127.0.0.1' is not an address of a server; give HOST:PORT" in output
+
+
 def test_json_has_the_same_answer(server: ParameterServer) -> None:
     code, output = ask(server.health_address, "--json")
     answer = json.loads(output)

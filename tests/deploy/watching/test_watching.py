@@ -126,6 +126,32 @@ def test_variables_are_listed_with_their_places_and_slots(
     assert "Adam/exp_avg_sq" in output.replace("weight/", "")
 
 
+@pytest.mark.parametrize("command", ["status", "variables", "top"])
+def test_nothing_is_cut_where_there_is_no_terminal(command: str, tmp_path: Path) -> None:
+    name = "encoder/" * 20 + "weight"
+    job = "j" * 100
+    with (
+        ParameterServer(ServerSettings(token=TOKEN, job=job)) as server,
+        RawClient(server.address, TOKEN) as client,
+    ):
+        client.open()
+        client.create(**{name: torch.ones(2)})
+        (tmp_path / "token").write_text(TOKEN)
+        waiting = ("--interval", "0.01") if command == "top" else ()
+        code, output = told(str(tmp_path / "token"), command, server.address, *waiting)
+    assert code == 0
+    assert job in output
+    assert name in output or command != "variables"
+
+
+def test_the_port_for_health_checks_is_told_apart(
+    trained: ParameterServer, token_file: str
+) -> None:
+    code, output = told(token_file, "status", trained.health_address)
+    assert code == 1
+    assert "Method not found! This is probably its port for health checks" in output
+
+
 def test_top_looks_twice_where_nobody_watches(trained: ParameterServer, token_file: str) -> None:
     looking = ("top", trained.address, "--interval", "0.1")
     code, output = told(token_file, *looking)
@@ -180,9 +206,10 @@ def test_a_wrong_secret_is_told_apart(trained: ParameterServer, token_file: str)
     ("arguments", "cluster", "what"),
     [
         ((), {}, "give HOST:PORT of each"),
-        (("nowhere",), {}, "'nowhere' is not an address"),
+        (("127.0.0.1",), {}, "'127.0.0.1' is not an address of a server; give HOST:PORT"),
+        (("127.0.0.1:0",), {}, "a port from 1 to 65535, as in 127.0.0.1:2222"),
         ((), {"cluster": {"ps": 3}}, "TF_CONFIG.cluster.ps"),
-        (("--cluster", "no-such-file"), {}, "no-such-file"),
+        (("--cluster", "none"), {}, "'none' cannot be read: No such file or directory; give"),
     ],
 )
 def test_nobody_to_ask_is_exit_code_2(

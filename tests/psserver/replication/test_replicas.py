@@ -276,7 +276,7 @@ def test_replicas_that_do_not_fit_are_refused(
         both.crash(backup)
         view = report_of(primary).view
         replica = Replica(index=index, instance=b"other", address="127.0.0.1:1")
-        settings = replace(backup.settings, durability_folder=str(tmp_path), **others)
+        settings = replace(backup.settings, **others)
         introduction = introduction_of(settings, replica, present_kernels())
 
         async def follow() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import ConfigProto, ParameterServerStrategy
+from stratagem import ConfigProto, FailedPreconditionError, ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator, RemoteValueStatus
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_psserver.server import ParameterServer
@@ -138,6 +138,19 @@ def test_what_runs_on_the_coordinator_is_warned_of(
             assert len(warnings_of(caplog)) == 2
             assert coordination.coordinator.schedule(step).fetch().sum() == 2
             assert warnings_of(caplog) == []
+
+
+def test_nobody_meets_at_a_barrier(
+    coordination: Coordination, coordinator: ClusterCoordinator
+) -> None:
+    strategy = coordination.strategy
+    with pytest.raises(FailedPreconditionError, match=r"'x'\) waits .* coordinator\.join\(\)"):
+        strategy.barrier("x")
+    waiting = coordinator.schedule(lambda: strategy.barrier("y"))
+    with pytest.raises(FailedPreconditionError, match="Functions on workers wait for no others"):
+        waiting.fetch()
+    with pytest.raises(FailedPreconditionError):
+        coordinator.join()
 
 
 @pytest.mark.spec("PS2-10")

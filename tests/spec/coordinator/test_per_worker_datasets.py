@@ -116,6 +116,28 @@ def test_datasets_themselves_can_be_arguments(coordinator: ClusterCoordinator) -
 
 
 @pytest.mark.spec("COO-14")
+def test_each_pass_over_a_loader_that_shuffles_by_a_generator_has_an_order_of_its_own() -> None:
+    numbers: Any = range(20)
+
+    def orders() -> list[Any]:
+        generator = torch.Generator().manual_seed(7)
+        loader = DataLoader(numbers, batch_size=None, shuffle=True, generator=generator)
+        with coordinating(num_workers=1) as coordination:
+            coordinator = coordination.coordinator
+            dataset = coordinator.create_per_worker_dataset(loader)
+            return [coordinator.schedule(rows, args=(iter(dataset),)).fetch() for _ in range(3)]
+
+    first, second, third = found = orders()
+    assert sorted(first) == sorted(second) == sorted(third) == [*numbers]
+    assert first != second != third != first
+    assert orders() == found
+
+
+def rows(iterator: Any) -> list[int]:
+    return [int(element) for element in iterator]
+
+
+@pytest.mark.spec("COO-14")
 def test_each_worker_reads_all_of_the_data_in_steps(
     coordinator: ClusterCoordinator,
 ) -> None:

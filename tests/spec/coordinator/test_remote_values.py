@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,59 @@ def test_values_outlive_their_worker() -> None:
         coordination.stop(0)
         assert value.fetch().tolist() == [1, 1]
         assert value.get().tolist() == [1, 1]
+
+
+def halved(parts: list[Any]) -> None:
+    parts[0].div_(2)
+    parts[1]["array"] /= 2
+    parts.append("more")
+
+
+def as_numbers(parts: list[Any]) -> list[Any]:
+    tensor, arrays = parts
+    return [tensor.tolist(), arrays["array"].tolist()]
+
+
+@pytest.mark.spec("RMV-3")
+@pytest.mark.parametrize("trust_workers", [False, True])
+def test_a_function_changes_no_value_of_others(trust_workers: bool) -> None:
+    def made() -> list[Any]:
+        return [torch.full((2,), 4.0), {"array": np.full(2, 4.0)}]
+
+    with coordinating(num_workers=1, trust_workers=trust_workers) as coordination:
+        coordinator = coordination.coordinator
+        value = coordinator.schedule(made)
+        coordinator.schedule(halved, args=(value,))
+        seen = coordinator.schedule(as_numbers, args=(value,))
+        assert seen.fetch() == as_numbers(value.get()) == [[4, 4], [4, 4]]
+
+
+@pytest.mark.spec("RMV-3")
+def test_a_function_that_is_given_a_value_twice_has_it_once(
+    coordinator: ClusterCoordinator,
+) -> None:
+    def are_one(first: Any, second: Any) -> bool:
+        return first is second
+
+    value = coordinator.schedule(lambda: [torch.ones(2)])
+    assert coordinator.schedule(are_one, args=(value, value)).fetch()
+
+
+@pytest.mark.spec("RMV-3")
+def test_a_value_stays_as_its_function_returned_it(coordinator: ClusterCoordinator) -> None:
+    journal = Journal()
+
+    def made() -> Any:
+        journal.write(torch.ones(2))
+        return journal.entries[0]
+
+    def change(value: torch.Tensor) -> list[float]:
+        journal.entries[0].mul_(2)
+        return value.tolist()
+
+    value = coordinator.schedule(made)
+    assert coordinator.schedule(change, args=(value,)).fetch() == [1, 1]
+    assert value.get().tolist() == [1, 1]
 
 
 @pytest.mark.spec("RMV-4")

@@ -154,11 +154,21 @@ def test_a_payload_that_cannot_be_loaded_is_an_error_of_the_input(
 # --- Objects -------------------------------------------------------------------
 
 
-def test_a_defined_object_is_the_same_one_in_all_functions(link: WorkerLink) -> None:
+def after_append(link: WorkerLink, handle: int) -> Any:
+    """What a function finds under a handle after another one has appended a 3."""
+    link.run(10, payload_of(_Calling(list.append, Handle(handle), 3))).result(PATIENCE)
+    copied = link.run(11, payload_of(_Calling(list.copy, Handle(handle))))
+    return loaded(copied.result(PATIENCE).payload)
+
+
+def test_each_function_has_a_value_of_its_own_of_a_result(link: WorkerLink) -> None:
     link.define(7, definition_of(7, [1, 2]))
-    link.run(1, payload_of(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
-    payload = link.run(2, payload_of(_Calling(list.copy, Handle(7)))).result(PATIENCE).payload
-    assert loaded(payload) == [1, 2, 3]
+    assert after_append(link, 7) == [1, 2]
+
+
+def test_what_stays_on_the_worker_is_the_same_one_in_all_functions(link: WorkerLink) -> None:
+    link.run(1, payload_of(_Calling(list, (1, 2))), keep_as=7).result(PATIENCE)
+    assert after_append(link, 7) == [1, 2, 3]
 
 
 def test_a_result_may_stay_on_the_worker(link: WorkerLink) -> None:

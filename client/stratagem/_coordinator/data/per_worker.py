@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
 from stratagem._coordinator.monitor import Patience
@@ -86,8 +87,14 @@ class PerWorkerDataset(PerWorkerValues):
     """
 
     def __iter__(self) -> PerWorkerIterator:
-        """Return iterators that start at the beginning of new datasets."""
-        return PerWorkerIterator(self, partial(_opened, self._build))
+        """Return iterators that start at the beginning of new datasets.
+
+        Workers get the dataset as it is now in the program, or what `dataset_fn` makes then. A
+        generator of a loader goes on, so that each pass has another order.
+        """
+        iterator = PerWorkerIterator(self, partial(_opened, self._build))
+        _go_on(self._build)
+        return iterator
 
     def build(self) -> PerWorkerValues:
         """Return the datasets themselves, to be passed to scheduled functions."""
@@ -126,6 +133,15 @@ def build_of(dataset_or_fn: Any) -> Callable[[], Any]:
         "Dataset, a list, a distributed dataset, or a function without arguments that "
         "returns one"
     )
+
+
+def _go_on(build: Callable[[], Any]) -> None:
+    """Draw from the generators of a dataset that travels, as whoever reads it here would."""
+    dataset = build.args[0] if isinstance(build, partial) and build.func is _same else None
+    if isinstance(dataset, DataLoader):
+        drawing = getattr(dataset, "generator", None), getattr(dataset.sampler, "generator", None)
+        for generator in {one for one in drawing if isinstance(one, torch.Generator)}:
+            torch.randint(2, (1,), generator=generator)
 
 
 # What workers do. They know these functions by name.
