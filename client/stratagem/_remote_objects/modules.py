@@ -57,11 +57,10 @@ class ModuleKind(ChangingKind):
         buffers = own.pop(_BUFFERS).copy()
         found[_BUFFERS] = tuple(buffers)
         found |= {_BUFFER + key: buffer for key, buffer in buffers.items()}
-        fresh = _fresh()
         return found | {
             _ATTRIBUTE + key: value
             for key, value in own.items()
-            if key not in fresh or value != fresh[key]
+            if key not in _FRESH or value != _FRESH[key]
         }
 
     def update(self, made: Any, change: Change) -> None:
@@ -94,6 +93,10 @@ def _pickles_its_attributes(module: nn.Module) -> bool:
 def _fresh() -> dict[str, Any]:
     """Return the attributes of a module of which nothing is known."""
     return dict(nn.Module().__dict__)
+
+
+# To compare with; what is put into a module is made anew.
+_FRESH = _fresh()
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

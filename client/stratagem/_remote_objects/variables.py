@@ -50,6 +50,10 @@ class HostedKind(ChangingKind):
     def label(self, subject: HostedParameter) -> str:
         return f"parameter {subject.name!r}"
 
+    def stamp(self, subject: HostedParameter) -> object:
+        # None would say that nothing tells.
+        return (subject.parameter.requires_grad,)
+
     def state(self, subject: HostedParameter) -> Mapping[str, Any]:
         return {"requires_grad": subject.parameter.requires_grad}
 
