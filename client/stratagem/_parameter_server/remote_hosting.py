@@ -223,7 +223,6 @@ class RemoteHosting(Hosting):
 
     def refresh_parameters(self) -> None:
         """Bring the parameters of modules up to date, and nothing else."""
-        self.seen += 1
         if len(self.parameters):
             self.loaded.agree()
             self._refresh_parameters()

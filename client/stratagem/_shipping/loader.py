@@ -54,7 +54,7 @@ class Loader:
         self.held: dict[int, _Held] = {}
         self.results: dict[int, Definition] = {}
         self.classes = SessionClasses()
-        self._lacking: dict[int, BaseException] = {}
+        self._lacking: dict[int, Exception] = {}
 
     def define(self, handle: int, payload: bytes) -> None:
         """Take in the definition of an object, or of how it is from then on."""
@@ -64,8 +64,8 @@ class Loader:
         """Take in what a closure returned on some worker."""
         self.waiting.add(Definition.of_result(handle, result, self.outcomes.kind.name))
 
-    def lack(self, handle: int, error: BaseException) -> None:
-        """Take note that there is nothing to `take` or to `keep`, and why."""
+    def lack(self, handle: int, error: Exception) -> None:
+        """Take note that there is nothing to `take`, and why."""
         self._lacking[handle] = error
 
     def keep(self, handle: int, value: object) -> None:
@@ -104,7 +104,7 @@ class Loader:
         for each in held:
             each.close()
 
-    def missing(self, handle: int) -> BaseException:
+    def missing(self, handle: int) -> Exception:
         """Return why nothing has a handle."""
         return self._lacking.get(handle) or NotFoundError(
             f"this worker has nothing under handle {handle}; it was released, or is "

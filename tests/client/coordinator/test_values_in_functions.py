@@ -21,7 +21,7 @@ class Model:
     """A weight that each step lowers by 1."""
 
     def __init__(self, here: Coordination) -> None:
-        self._here = here
+        self.here = here
         with here.strategy.scope():
             module = nn.Linear(1, 1, bias=False)
             nn.init.zeros_(module.weight)
@@ -48,14 +48,14 @@ class Model:
             meet(number)
             return weight.item()
 
-        values = [self._here.coordinator.schedule(look) for _ in range(WORKERS)]
+        values = [self.here.coordinator.schedule(look) for _ in range(WORKERS)]
         return [value.get() for value in values]
 
     def raises(self, function: Callable[[], Any]) -> pytest.ExceptionInfo[Exception]:
         """Run a function on a worker, whose error is raised."""
-        self._here.coordinator.schedule(function)
+        self.here.coordinator.schedule(function)
         with pytest.raises((ContextError, ZeroDivisionError)) as raised:
-            self._here.coordinator.join()
+            self.here.coordinator.join()
         return raised
 
 
@@ -82,7 +82,7 @@ def test_functions_see_what_the_program_has_written(model: Model) -> None:
 def test_functions_see_what_functions_have_trained_that_the_program_waited_for(
     model: Model,
 ) -> None:
-    coordinator = model._here.coordinator
+    coordinator = model.here.coordinator
     assert model.seen() == [0.0] * WORKERS
     for _ in range(6):
         coordinator.schedule(model.step)
@@ -93,7 +93,7 @@ def test_functions_see_what_functions_have_trained_that_the_program_waited_for(
 
 
 def test_a_value_counts_while_others_are_awaited(model: Model) -> None:
-    coordinator = model._here.coordinator
+    coordinator = model.here.coordinator
     assert model.seen() == [0.0] * WORKERS
     held = threading.Barrier(2, timeout=60)
     MEETINGS.append(held)
@@ -131,7 +131,7 @@ def written(model: Model) -> dict[str, Callable[[], Any]]:
         clamp()
         strategy.run(float)
 
-    strategy = model._here.strategy
+    strategy = model.here.strategy
     return {
         "clamp": clamp,
         "average": average,
@@ -148,8 +148,8 @@ def written(model: Model) -> dict[str, Callable[[], Any]]:
 )
 def test_what_a_function_writes_is_refused_and_changes_nothing(model: Model, how: str) -> None:
     for _ in range(2):
-        model._here.coordinator.schedule(model.step)
-    model._here.coordinator.join()
+        model.here.coordinator.schedule(model.step)
+    model.here.coordinator.join()
     message = str(model.raises(written(model)[how]).value)
     assert re.search("was (written|loaded) in a (replica|function)", message)
     assert model.seen() == [-2.0] * WORKERS
@@ -166,5 +166,5 @@ def test_a_function_that_fails_after_a_write_leaves_nothing_of_it(model: Model) 
 
     assert model.raises(fail).type is ZeroDivisionError
     assert model.seen() == [0.0] * WORKERS
-    model._here.coordinator.schedule(model.step).get()
+    model.here.coordinator.schedule(model.step).get()
     assert model.seen() == [-1.0] * WORKERS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import stratagem
 from stratagem import ClosureInputError
@@ -115,26 +116,38 @@ def test_datasets_themselves_can_be_arguments(coordinator: ClusterCoordinator) -
     assert coordinator.schedule(list, args=(built,)).fetch() == numbers()
 
 
-@pytest.mark.spec("COO-14")
-def test_each_pass_over_a_loader_that_shuffles_by_a_generator_has_an_order_of_its_own() -> None:
-    numbers: Any = range(20)
+NUMBERS: Any = range(20)
 
+
+def by_loader(generator: torch.Generator) -> DataLoader[int]:
+    return DataLoader(NUMBERS, batch_size=4, shuffle=True, generator=generator)
+
+
+def by_batches(generator: torch.Generator) -> DataLoader[int]:
+    sampler = RandomSampler(NUMBERS, generator=generator)
+    return DataLoader(NUMBERS, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+
+
+@pytest.mark.spec("COO-14")
+@pytest.mark.parametrize("shuffling", [by_loader, by_batches])
+def test_each_pass_over_a_loader_that_shuffles_by_a_generator_has_an_order_of_its_own(
+    shuffling: Callable[[torch.Generator], DataLoader[int]],
+) -> None:
     def orders() -> list[Any]:
-        generator = torch.Generator().manual_seed(7)
-        loader = DataLoader(numbers, batch_size=None, shuffle=True, generator=generator)
+        loader = shuffling(torch.Generator().manual_seed(7))
         with coordinating(num_workers=1) as coordination:
             coordinator = coordination.coordinator
             dataset = coordinator.create_per_worker_dataset(loader)
             return [coordinator.schedule(rows, args=(iter(dataset),)).fetch() for _ in range(3)]
 
     first, second, third = found = orders()
-    assert sorted(first) == sorted(second) == sorted(third) == [*numbers]
+    assert sorted(first) == sorted(second) == sorted(third) == [*NUMBERS]
     assert first != second != third != first
     assert orders() == found
 
 
 def rows(iterator: Any) -> list[int]:
-    return [int(element) for element in iterator]
+    return [int(number) for batch in iterator for number in batch]
 
 
 @pytest.mark.spec("COO-14")

@@ -34,9 +34,10 @@ class OwnParameters:
         if current_replica_id() is not None:
             return
         ended = self._ended()
+        if ended == self._seen:
+            return
+        self._hosting.seen += 1
         if ended is None:
-            self._hosting.seen += 1
-        if ended in (None, self._seen):
             return
         with suppress(CancelledError), cross_replica(self._strategy):
             self._hosting.refresh_parameters()

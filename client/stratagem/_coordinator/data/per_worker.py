@@ -139,7 +139,9 @@ def _go_on(build: Callable[[], Any]) -> None:
     """Draw from the generators of a dataset that travels, as whoever reads it here would."""
     dataset = build.args[0] if isinstance(build, partial) and build.func is _same else None
     if isinstance(dataset, DataLoader):
-        drawing = getattr(dataset, "generator", None), getattr(dataset.sampler, "generator", None)
+        # A batch sampler of the user's own has another sampler than the loader.
+        owners = dataset, dataset.sampler, getattr(dataset.batch_sampler, "sampler", None)
+        drawing = [getattr(owner, "generator", None) for owner in owners]
         for generator in {one for one in drawing if isinstance(one, torch.Generator)}:
             torch.randint(2, (1,), generator=generator)
 
