@@ -111,6 +111,8 @@ class Relay:
                 self._pass(sink, data[:allowed], direction)
                 if allowed < len(data):
                     break
+        # Of a host that is cut off, nobody hears either that it has closed its connections.
+        self._passing.wait()
         _close(source)
         _close(sink)
 

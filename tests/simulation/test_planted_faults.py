@@ -31,8 +31,8 @@ RARE = {
     "a lease is longer than the backup waits": (12,),
     "a read shows what is not on disk": (28, 200, 367),
     "a segment is read beyond its end": (706_491,),
-    "a server answers although the task has moved away": (2967,),
-    "a server that gives a move up forgets what it has": (532,),
+    "a server answers although the task has moved away": (3265,),
+    "a server that gives a move up forgets what it has": (202,),
     "an answer leaves before its record": (113,),
     "dropped contributions are forgotten": (7296,),
     "memory is taken for the disk": (935,),
@@ -42,6 +42,7 @@ RARE = {
     "shared memory is not copied": (72,),
     "steps are not held": (188,),
     "the log is from shared memory": (66,),
+    "the task is handed over to a server that has vanished": (782_860,),
     "what was answered is lost at the handover": (223,),
 }
 

@@ -20,6 +20,7 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.environment import Clock
+from stratagem_psserver.replication.alarm import Alarm
 from stratagem_psserver.replication.batches import batch_messages
 from stratagem_psserver.replication.channel import Channel
 from stratagem_psserver.replication.lease import Lease
@@ -82,7 +83,7 @@ class BackupLink:
         self._queued_bytes, self._window = 0, Window()
         self._filled = asyncio.Event()
         # Beacons go between the pieces of what takes long.
-        self._sending = asyncio.Lock()
+        self._sending, self._due = asyncio.Lock(), Alarm()
         self._parts = Together()
 
     def add(self, position: int, entry: Entry) -> None:
@@ -174,7 +175,11 @@ class BackupLink:
             if self.lease.may_send(self._clock()):
                 number = self.lease.send(self._clock())
                 await self._send(FollowResponse(beacon=Beacon(number=number, view=self._view())))
-            await asyncio.sleep(self._seconds / _BEACONS)
+            await self._due.wait(self._seconds / _BEACONS)
+
+    def beat(self) -> None:
+        """Send the next beacon at once."""
+        self._due.set()
 
     async def _receive(self) -> None:
         while True:

@@ -47,6 +47,10 @@ class Lease:
         """Return whether the primary may answer now."""
         return now < self._until
 
+    def was_heard_since(self, moment: float) -> bool:
+        """Return whether a beacon came back that was sent at a moment or later."""
+        return self._until >= moment + self._seconds
+
     def silence(self, now: float) -> float:
         """Return the seconds since the last beacon was sent that came back."""
         return max(now - self._until + self._seconds, 0.0)

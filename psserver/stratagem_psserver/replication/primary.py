@@ -21,6 +21,7 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
     View,
 )
+from stratagem_psserver.replication.alarm import Alarm
 from stratagem_psserver.replication.arbiters.arbiter import Arbiter
 from stratagem_psserver.replication.backup_link import BackupLink, reason_of
 from stratagem_psserver.replication.channel import Channel
@@ -80,12 +81,13 @@ class Primary:
         self._clock = state.clock
         self._leadership = Leadership(me, view, arbiter, self._label, self._clock)
         self._patience = state.settings.failover_seconds
+        self._glance = self._patience / _LOOKS
         self._link: BackupLink | None = None
         # The one that has to have all that answers tell of.
         self._required: BackupLink | None = None
         # A backup that the view names may still come back until then.
         self._awaited_until = self._clock() + self._patience
-        self._changed, self._has_ended = asyncio.Event(), asyncio.Event()
+        self._changed, self._has_ended = Alarm(), asyncio.Event()
         # Whether something waits for what the backup acknowledges, besides answers.
         self._counts_progress = False
         self._is_leaving = self._is_fenced = self._is_over = False
@@ -144,7 +146,7 @@ class Primary:
         """Lead until the arbiter has another primary; then nothing is answered any more."""
         try:
             while await self._adjust():
-                await self._look()
+                await self._changed.wait(self._glance)
         finally:
             self._is_over = True
             self._log_if_needed()
@@ -165,16 +167,6 @@ class Primary:
         if not is_primary(self.view, self._me):
             error.primary, error.epoch = self.view.primary.address, self.view.epoch
         return error
-
-    async def _look(self) -> None:
-        """Wait until something has changed, or for a while."""
-        # As `asyncio.wait_for` does with a task of its own, for each acknowledgement.
-        timer = asyncio.get_running_loop().call_later(self._patience / _LOOKS, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            timer.cancel()
-        self._changed.clear()
 
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
@@ -218,6 +210,8 @@ class Primary:
             was_heard = was_heard and self._follows(required)
             return was_heard
 
+        if not self._is_leaving and not await self._is_there(required):
+            return await self._keep()
         LOG.info("hands over", task=self._label, to=required.replica.address)
         if await self._leadership.propose(handed_over(self.view), is_heard):
             await required.hand_over(self.view)
@@ -296,12 +290,21 @@ class Primary:
         self._log.progressed()
         return True
 
+    async def _is_there(self, link: BackupLink) -> bool:
+        """Return whether a backup answers now, and not only did so at its last beacon."""
+        now = self._clock()
+        link.beat()
+        return await self._comes(link, lambda: link.lease.was_heard_since(now))
+
     async def _acknowledges(self, link: BackupLink, position: int) -> bool:
+        return await self._comes(link, lambda: link.acknowledged >= position)
+
+    async def _comes(self, link: BackupLink, has_come: Callable[[], bool]) -> bool:
         until, self._counts_progress = self._clock() + self._patience, True
-        while link is self._link and link.acknowledged < position and self._clock() < until:
-            await self._look()
+        while link is self._link and not has_come() and self._clock() < until:
+            await self._changed.wait(self._glance)
         self._counts_progress = False
-        return link is self._link and link.acknowledged >= position
+        return link is self._link and has_come()
 
     @property
     def _label(self) -> str:
@@ -369,6 +372,6 @@ class Primary:
     async def _send_all(self, link: BackupLink) -> None:
         # The backup drops what it has for the image, so nobody may rely on that any more.
         while self._leadership.has_backup:
-            await asyncio.sleep(self._patience / _LOOKS)
+            await asyncio.sleep(self._glance)
         await send_image(self._state, self._log, link)
         await link.send_records()

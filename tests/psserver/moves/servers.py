@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
+from tests.relays import Relay
 from tests.waiting import eventually
 
 
@@ -66,6 +67,10 @@ class MovableServers:
             # On a busy machine, an arbiter may not answer in time.
             return False
         return view is not None and (view.primary.index != number or number in self.tasks(number))
+
+    def relay(self, number: int) -> Relay:
+        """Return what a server can be reached by, where this can be held up."""
+        return Relay(int(self._places[number].rpartition(":")[2]))
 
     @property
     def addresses(self) -> list[str]:
@@ -122,6 +127,24 @@ def movable(folder: Path, count: int = 2, **others: Any) -> Iterator[MovableServ
         finally:
             for server in made.servers.values():
                 server.stop(grace=0)
+
+
+@contextmanager
+def held_back(server: ParameterServer) -> Iterator[Callable[[], None]]:
+    """Keeps what a server has from moving until the end, or until what this yields is called."""
+    state, loop, reader = server._state, server._loop, b"somebody"
+
+    async def hold() -> None:
+        state.held.hold(reader, b"cut", state.store)
+
+    async def let_go() -> None:
+        state.held.release(reader)
+
+    loop.run(hold())
+    try:
+        yield lambda: loop.run(let_go())
+    finally:
+        loop.run(let_go())
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse
-from tests.psserver.moves.servers import client_at, movable
+from tests.psserver.moves.servers import client_at, held_back, movable
 from tests.psserver.replication.arbiters.lease_server import Lease, LeaseServer
 from tests.psserver.replication.pairs import report_of
 from tests.psserver.wire import LARGE, encoded, optimizer_program, sgd, update_header
@@ -156,24 +156,39 @@ def test_a_server_with_other_settings_is_refused(tmp_path: Path) -> None:
         assert cluster.located(0) == before
 
 
+def test_a_task_stays_if_its_next_server_vanishes_before_the_handover(tmp_path: Path) -> None:
+    with (
+        movable(tmp_path, 0) as cluster,
+        cluster.relay(0) as relay,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        source = cluster.start(0, advertise=f"127.0.0.1:{relay.port}")
+        cluster.start(1)
+        with client_at(source.address) as client:
+            client.create(w=torch.ones(5))
+            with held_back(source):
+                moving = threads.submit(cluster.move, 0, 1)
+                eventually(lambda: "read from snapshots" in report_of(source).trouble)
+                # Nobody hears that it ends.
+                relay.hold()
+                cluster.servers[1].stop(grace=0)
+            with pytest.raises(StratagemError):
+                moving.result()
+            # The source still takes it for living, and asks for its part in the task.
+            eventually(lambda: report_of(source).view.epoch > 2, 20.0)
+            client.update(sgd(), {"w": -torch.ones(5)})
+            (value,) = client.read("w")
+        assert value.tolist() == [2.0] * 5
+
+
 def test_a_task_does_not_move_while_a_client_reads_from_a_snapshot(tmp_path: Path) -> None:
     with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
         client.create(w=torch.zeros(5))
-        state = cluster.servers[0]._state
-        loop = cluster.servers[0]._loop
-
-        async def hold() -> None:
-            state.held.hold(client.session_id, b"cut", state.store)
-
-        async def release() -> None:
-            state.held.release(client.session_id)
-
-        loop.run(hold())
-        with pytest.raises(DeadlineExceededError, match="stays where it is"):
-            cluster.move(0, 1, seconds=1.0)
-        (task,) = cluster.described(0).tasks
-        assert "read from snapshots" in task.obstacle
-        loop.run(release())
+        with held_back(cluster.servers[0]):
+            with pytest.raises(DeadlineExceededError, match="stays where it is"):
+                cluster.move(0, 1, seconds=1.0)
+            (task,) = cluster.described(0).tasks
+            assert "read from snapshots" in task.obstacle
         assert cluster.move(0, 1).primary.index == 1
 
 
@@ -235,26 +250,19 @@ def test_what_is_applied_too_late_is_not_acknowledged_and_counts_once(tmp_path: 
         state, loop = source._state, source._loop
         lock = state.locked(["big"], LockUse("somebody", "test"))
 
-        async def hold() -> None:
-            state.held.hold(b"somebody", b"cut", state.store)
-
-        async def release() -> None:
-            state.held.release(b"somebody")
-
         async def unlock() -> None:
             lock.release()
 
         # The other server has all of the task, and may not take it over yet.
-        loop.run(hold())
-        moving = threads.submit(cluster.move, 0, 1)
-        eventually(lambda: "read from snapshots" in report_of(source).trouble)
-        # An update that waits here until the task has moved.
-        loop.run(lock.acquire())
-        gradients = {"big": -torch.ones(LARGE)}
-        messages = encoded(update_header(client.key(), sgd(), gradients), [gradients["big"]])
-        late = threads.submit(client.upload, "Update", messages, pb.UpdateResponse)
-        eventually(lambda: vars(state.mutations)["_applying"] == 1)
-        loop.run(release())
+        with held_back(source):
+            moving = threads.submit(cluster.move, 0, 1)
+            eventually(lambda: "read from snapshots" in report_of(source).trouble)
+            # An update that waits here until the task has moved.
+            loop.run(lock.acquire())
+            gradients = {"big": -torch.ones(LARGE)}
+            messages = encoded(update_header(client.key(), sgd(), gradients), [gradients["big"]])
+            late = threads.submit(client.upload, "Update", messages, pb.UpdateResponse)
+            eventually(lambda: vars(state.mutations)["_applying"] == 1)
         view = moving.result()
         loop.run(unlock())
         with pytest.raises(NotPrimaryError):

@@ -139,6 +139,11 @@ async def _acknowledges_anything(self: Primary, link: BackupLink, position: int)
     return link is self._link
 
 
+async def _takes_for_living(self: Primary, link: BackupLink) -> bool:
+    """Hand the task over to a server that may have vanished since it was heard."""
+    return True
+
+
 def _answers_alone(self: Primary, position: int) -> bool:
     """Do not wait for the server that is about to take the task."""
     return not self._is_fenced
@@ -165,6 +170,9 @@ FAULTS_OF_MOVES: Mapping[str, Plant] = {
     ),
     "requests are not recorded that wait while a server begins to follow": replaced(
         ForLog, "__init__", _decides_early
+    ),
+    "the task is handed over to a server that has vanished": replaced(
+        Primary, "_is_there", _takes_for_living
     ),
     "what was answered is lost at the handover": _losing_at_the_handover,
     "a server that gives a move up forgets what it has": replaced(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_PRIMARY
+from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_FENCED, STANDING_PRIMARY
 from stratagem_psserver.persistence.images import moment_of
 from stratagem_psserver.replication.digests import digests_beside
 from stratagem_psserver.state import ServerState
@@ -144,7 +144,7 @@ class SimulatedPair:
 
         Without logs, what only one of them has is lost with it, and that a view names one which
         asks for it at present and then ends. So is what the other one asks for at present to leave
-        to this one.
+        to this one, and what moves to this one, which has just said that it is there.
         """
         if self._logs or not replica.is_up:
             return replica.is_up
@@ -152,7 +152,8 @@ class SimulatedPair:
         view = self.register.view
         asked = [following for _, following in self.register.asked]
         asked += self.register.wanted.values()
-        if view is None or not other.instance or other.is_leaving:
+        is_handed_over = self._moves and other.standing == STANDING_FENCED
+        if view is None or not other.instance or other.is_leaving or is_handed_over:
             return False
         return all(
             other.instance in (each.primary.instance, each.backup.instance)
