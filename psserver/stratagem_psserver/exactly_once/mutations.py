@@ -205,10 +205,7 @@ class Mutations:
             session.id, admission, _TURN_SECONDS, _in_line(session, key)
         )
         if decided is None:
-            raise UnavailableError(
-                f"request {key.sequence} of {session.label} waits for an earlier one "
-                f"that has not arrived within {_TURN_SECONDS:g} s; send that one again first"
-            )
+            raise _out_of_turn(session, key)
         if isinstance(decided, (Replay, Refused)):
             return recorded_response(decided, work.response_type)
         self._applying += 1
@@ -229,6 +226,15 @@ class Mutations:
 def _in_line(session: Session, key: RequestKey) -> Waiter:
     earlier = Awaited(session.label, f"request before {key.sequence}")
     return Waiter(session.label, f"the turn of its request {key.sequence}", lambda: [earlier])
+
+
+def _out_of_turn(session: Session, key: RequestKey) -> UnavailableError:
+    who = f"request {key.sequence} of {session.label} waits"
+    if session.numbering.is_applying:
+        what = f"for one that has come before and is still being applied after {_TURN_SECONDS:g} s"
+        return UnavailableError(f"{who} {what}; send it again later")
+    what = f"for an earlier one that has not arrived within {_TURN_SECONDS:g} s"
+    return UnavailableError(f"{who} {what}; send that one again first")
 
 
 async def _refuse(error: StratagemError) -> NoReturn:
