@@ -64,12 +64,15 @@ def transfer(sizes: Sequence[int] = SIZES, seconds: float = 0.1) -> Contest:
     return Contest("transfer", (*_OURS, *_PEERS, _MXNET, *_LIMITS), questions)
 
 
-def small_updates(seconds: float = 0.2) -> Contest:
+_SMALL_SECONDS = 0.2
+
+
+def small_updates() -> Contest:
     """Updates of a variable of 100 bytes."""
     contestants = (*_OURS, *_PEERS, _PLAIN, *_LIMITS[2:])
     names = {each.name for each in contestants}
     questions = [
-        Question("round trip, median", f"push {SMALL}", names, seconds),
-        Question("round trip, 99th percentile", f"tail {SMALL}", names, seconds),
+        Question("round trip, median", f"push {SMALL}", names, _SMALL_SECONDS),
+        Question("round trip, 99th percentile", f"tail {SMALL}", names, _SMALL_SECONDS),
     ]
     return Contest("small-updates", contestants, questions)

@@ -109,18 +109,23 @@ def endless_function(scene: Scene) -> Iterator[Stall]:
 @contextmanager
 def held_lock(scene: Scene) -> Iterator[Stall]:
     """A lock of the user's own program that a worker waits for."""
-    with training(scene) as watched:
-        victim = scene.victim()
-        (scene.folder / f"lock-{victim}").touch()
-        yield Stall(watched, {f"worker:{victim}"})
+    with _told(scene, "lock") as stall:
+        yield stall
 
 
 @contextmanager
 def blocking_iterator(scene: Scene) -> Iterator[Stall]:
     """An iterator over a worker's data that blocks."""
+    with _told(scene, "block") as stall:
+        yield stall
+
+
+@contextmanager
+def _told(scene: Scene, what: str) -> Iterator[Stall]:
+    """Tell a worker that trains what to do."""
     with training(scene) as watched:
         victim = scene.victim()
-        (scene.folder / f"block-{victim}").touch()
+        (scene.folder / f"{what}-{victim}").touch()
         yield Stall(watched, {f"worker:{victim}"})
 
 

@@ -26,6 +26,8 @@ SERVERS = WORKERS = 2
 _START_SECONDS = 240.0
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+# So many show that training goes on.
+_MORE_STEPS = 10
 # As an operator would type: shorter than the default, since a stopped server answers nothing.
 _ASK_SECONDS = 1.0
 
@@ -50,13 +52,13 @@ class Scene:
         """Return how many steps, or functions, have ended."""
         return sum(map(_number, self.folder.glob("steps-*")))
 
-    def await_steps(self, more: int = 10) -> None:
+    def await_steps(self) -> None:
         """Wait until training goes on.
 
         Raises:
             TimeoutError: It does not.
         """
-        enough = self.steps() + more
+        enough = self.steps() + _MORE_STEPS
         until(lambda: self.steps() >= enough, "nothing is trained")
 
     def pid(self, task: str) -> int:

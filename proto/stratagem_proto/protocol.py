@@ -99,17 +99,17 @@ def digest_of(session_id: bytes) -> str:
     return session_name(session_id).hex()[:8]
 
 
-def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:
+def check_version(theirs: int) -> None:
     """Check that this server understands a peer's version of the contract.
 
     Raises:
         ProtocolVersionError: It does not; the error names both versions.
     """
-    if not OLDEST_PROTOCOL_VERSION <= theirs <= mine:
+    if not OLDEST_PROTOCOL_VERSION <= theirs <= PROTOCOL_VERSION:
         raise ProtocolVersionError(
             f"the client speaks protocol version {theirs}, this server "
-            f"{OLDEST_PROTOCOL_VERSION} to {mine}; install the same release of "
-            "stratagem on both"
+            f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}; install the same "
+            "release of stratagem on both"
         )
 
 

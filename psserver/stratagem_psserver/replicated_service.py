@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.serving.methods import Handler, handler_of
@@ -38,6 +40,8 @@ _ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]
 _Follow: TypeAlias = IncomingCall[FollowResponse, FollowRequest]
 _Arbitrate: TypeAlias = IncomingCall[ArbitrateResponse, ArbitrateRequest]
 
+_Received = TypeVar("_Received", bound=Message)
+
 
 class ReplicatedService:
     """Answers clients while it is the primary, and refuses them otherwise.
@@ -66,7 +70,10 @@ class ReplicatedService:
         self.is_serving, self.served_since, self.address = False, 0.0, ""
         self.service = self._served(state)
         boundary = state.boundary()
-        self._for_peers = (_follow_handler(boundary, self.answer), *self._for_chiefs(boundary))
+        following = _stream_handler(
+            boundary, (_REPLICATION, FOLLOW), FollowRequest, "the backup", self.answer
+        )
+        self._for_peers = (following, *self._for_chiefs(boundary))
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
         self.refuse()
@@ -93,7 +100,8 @@ class ReplicatedService:
             task = self._require_task()
             await arbiter.serve(call, lambda: task.replica)
 
-        return (_arbitrate_handler(boundary, serve),)
+        method = _ARBITRATION, ARBITRATE
+        return (_stream_handler(boundary, method, ArbitrateRequest, "the chief", serve),)
 
     @property
     def state(self) -> ServerState:
@@ -235,33 +243,30 @@ def _clear(folder: StateFolder) -> None:
         ) from error
 
 
-def _follow_handler(
-    boundary: RpcBoundary, answer: Callable[[_Follow], Awaitable[None]]
+def _stream_handler(
+    boundary: RpcBoundary,
+    method: tuple[ServiceDescriptor, str],
+    request_type: type[_Received],
+    caller: str,
+    answer: Callable[[IncomingCall[Any, _Received]], Awaitable[None]],
 ) -> grpc.GenericRpcHandler:
+    """Return what answers the one method of a service, by a call that stays open.
+
+    Args:
+        boundary: Admits callers.
+        method: The service and the method.
+        request_type: What the caller sends.
+        caller: Who calls, for messages.
+        answer: Answers one call until it ends.
+    """
+
     def make(rpc: Rpc) -> Handler:
-        async def follow(requests: AsyncIterator[bytes], context: Any) -> None:
+        async def answered(requests: AsyncIterator[bytes], context: Any) -> None:
             async with rpc.crossing(context) as crossing:
                 admit = crossing.admit
-                await answer(IncomingCall(requests, context, FollowRequest, "the backup", admit))
+                await answer(IncomingCall(requests, context, request_type, caller, admit))
 
-        return grpc.stream_stream_rpc_method_handler(follow)
+        return grpc.stream_stream_rpc_method_handler(answered)
 
-    return handler_of(boundary, _REPLICATION, {FOLLOW: make})
-
-
-def _arbitrate_handler(
-    boundary: RpcBoundary, serve: Callable[[_Arbitrate], Awaitable[None]]
-) -> grpc.GenericRpcHandler:
-    def make(rpc: Rpc) -> Handler:
-        async def arbitrate(requests: AsyncIterator[bytes], context: Any) -> None:
-            async with rpc.crossing(context) as crossing:
-                admit = crossing.admit
-                await serve(IncomingCall(requests, context, ArbitrateRequest, "the chief", admit))
-
-        return grpc.stream_stream_rpc_method_handler(arbitrate)
-
-    return handler_of(
-        boundary,
-        arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"],
-        {ARBITRATE: make},
-    )
+    service, name = method
+    return handler_of(boundary, service, {name: make})

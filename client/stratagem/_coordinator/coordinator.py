@@ -79,8 +79,8 @@ class ClusterCoordinator:
             Its task should be the chief.
         queue_size: How many functions may wait for a worker before `schedule` waits.
         start_delay: Seconds by which each worker starts after the one before it.
-        longest_start_delay: The most seconds that a worker starts after the first; without it none
-            is delayed.
+        longest_start_delay: The longest start delay of a worker, in seconds. With 0, the default,
+            `start_delay` has no effect.
         watchdog_seconds: For how long no function may end, while some are scheduled, until a
             warning with the state of all workers and threads is logged.
         resolver_seconds: Seconds between looks at the strategy's `cluster_resolver`: workers that

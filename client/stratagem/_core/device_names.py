@@ -235,9 +235,6 @@ def _is_default(target: torch.device) -> bool:
     return torch.empty(0).device == target
 
 
-_CPU = torch.device("cpu")
-
-
 def set_logical_cpus(count: int) -> None:
     """Divide the CPU into `count` logical devices, `CPU:0` to `CPU:<count-1>`.
 

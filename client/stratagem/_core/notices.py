@@ -19,21 +19,20 @@ Element = TypeVar("Element")
 
 
 class Notice:
-    """Learns in a block that this process is to end, so that a loop ends with a whole step.
+    """Tells a loop that this process is about to be stopped, so that it ends with a whole step.
 
         with stratagem.Notice() as notice:
             for batch in notice.until(loader):
                 strategy.run(step, args=(batch,))
         strategy.save(folder)
 
-    In the block SIGTERM is such a notice, and does not end the process by itself; a second one
-    does. So is the notice that is given here. Signals are heard where the block is entered in the
-    main thread.
+    In the block, the first SIGTERM sets `given` and does not end the process; a second one ends it.
+    Signals are caught only if the main thread enters the block.
 
     Args:
-        notice: Where it will stand that the process is to end: "file:PATH", once there is such a
-            file, or "kubernetes:NAMESPACE/POD", once that pod is to be deleted. By default the
-            environment variable STRATAGEM_NOTICE says; without it, nothing is looked for.
+        notice: What else to watch: "file:PATH" gives notice once the file exists,
+            "kubernetes:NAMESPACE/POD" once the pod is marked for deletion. By default the value of
+            the environment variable STRATAGEM_NOTICE, if it is set.
 
     Raises:
         InvalidArgumentError: There is no such kind of notice.

@@ -99,12 +99,11 @@ class ParameterServerStrategy(CheckpointedStrategy):
             of checkpoints, `refresh`, `state_dict`, snapshots and `run` within `torch.no_grad()`,
             are exact. float16 keeps finite elements finite: they are 65504 at most. Without a
             cluster it is not used.
-        fused_steps: Whether the values that a step starts with come with the answer to the worker's
-            push before, which spares a request; only where steps are asynchronous, with one push a
-            run, and models are small enough (8 MiB) to gain by it. What other workers finish
-            between that push and the step is seen one step later. By default only a lone worker's
-            steps are fused, which makes no difference to the values. Without a cluster it is not
-            used.
+        fused_steps: Whether the answer to a push also has the values for the worker's next step,
+            which saves one request a step. It has an effect where steps are asynchronous, a run
+            pushes once, and the model has at most 8 MiB. A step then sees one step later what other
+            workers finish between that push and the step. By default only a lone worker's steps are
+            fused, which makes no difference to the values. Without a cluster it is not used.
         pushes_in_flight: 1 to compute a step while the push of the one before is sent and applied;
             see `flush`. A step then starts with values that lack its worker's own last push, but no
             earlier one, and what others finished since the push before that was sent. Errors of a
@@ -302,14 +301,14 @@ class ParameterServerStrategy(CheckpointedStrategy):
     ) -> None:
         """Change what holds the workers together, while they train.
 
-        The chief decides; in other workers the call does nothing. The change holds from the first
-        step on that no worker had begun, for all workers: each hears of it when it asks for leave
-        to take a step. Those that are behind leave out the numbers of the steps between, unless
-        these are synchronous.
+        Only the chief's call has an effect. The new consistency holds for all workers from the
+        first step that no worker has begun. A worker learns of it when it asks for its next permit.
+        A worker that is behind skips the numbers of the steps between, unless these are
+        synchronous.
 
-        Who has taken all its steps may keep the others waiting: where loops have a fixed number of
-        steps, pass a `barrier` before the change and one after it. `num_replicas_in_sync` and the
-        sharing of datasets stay what the strategy was made with.
+        A worker that has finished its loop may keep the others waiting: if loops have a fixed
+        number of steps, call `barrier` before the change and after it. `num_replicas_in_sync` and
+        the sharing of datasets stay what the strategy was made with.
 
         Args:
             consistency: As in the constructor.

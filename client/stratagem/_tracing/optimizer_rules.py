@@ -24,8 +24,7 @@ from stratagem._tracing.step_recording import NumbersNeeded, ScratchNeeded
 from stratagem._tracing.step_trace import StepTrace, trace_step
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
 from stratagem_proto.programs.optimizers import Value
-from stratagem_proto.programs.traced_rules import mixing_node
-from stratagem_proto.v1.update_program_pb2 import GraphNode, TracedRule, TracedStep
+from stratagem_proto.v1.update_program_pb2 import TracedRule, TracedStep
 from stratagem_proto.wire.tensors import encode_dtype
 
 _MOST_RULES = 1024
@@ -54,11 +53,6 @@ class VariableRule:
     def steps(self) -> tuple[TracedStep, ...]:
         """The step of each form."""
         return (self.message.first, self.message.later)[: len(self.forms)]
-
-    @cached_property
-    def mixing(self) -> GraphNode | None:
-        """An operation that needs whole variables, if there is one."""
-        return mixing_node(self.message)
 
     @cached_property
     def _hyperparameters(self) -> frozenset[str]:

@@ -211,15 +211,6 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
     return header, [[len(header) + start for start in starts] for starts in offsets]
 
 
-def dtype_name(spec: VariableSpec) -> str:
-    """Return the name that safetensors has for the dtype of a variable.
-
-    Raises:
-        InvalidArgumentError: It has none.
-    """
-    return _dtype_name(spec.name, spec.tensor)
-
-
 def _dtype_name(name: str, tensor: TensorSpec) -> str:
     dtype = decode_dtype(tensor.dtype)
     if dtype not in DTYPE_NAMES:

@@ -9,25 +9,19 @@ connection. The server keeps no secrets: it makes that of a session anew from on
 from __future__ import annotations
 
 import hmac
-import secrets
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.proofs import NONCE_BYTES, drawn_nonce
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 
 SECRET_BYTES = 32
-NONCE_BYTES = 32
 PROOF_BYTES = 32
 
 # The longest message of a HELLO.
 HELLO_BYTES = NONCE_BYTES + PROOF_BYTES
 
 _ASKING_BYTES = SESSION_ID_BYTES + NONCE_BYTES
-
-
-def drawn_nonce() -> bytes:
-    """Return a new nonce."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 def secret_of(session_id: bytes, run_secret: bytes) -> bytes:

@@ -10,33 +10,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2, draws_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     CreateVariablesHeader,
     DeleteVariablesRequest,
 )
+from stratagem_psserver.log.changes import Mutation
 
 # The most variables that a message names.
 _NAMED = 3
 
 # Longer intents are not cached: the names have not been checked, so a client could send any length.
 _CACHED_CHARACTERS = 1_000
-
-
-class Mutation(Protocol):
-    """A request that changes something, or its header."""
-
-    @property
-    def key(self) -> RequestKey:
-        """The identity of the request."""
-
-    def SerializeToString(self) -> bytes:
-        """Return the request as bytes."""
 
 
 @dataclass(frozen=True)

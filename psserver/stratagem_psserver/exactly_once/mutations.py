@@ -14,7 +14,6 @@ from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
-from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.numbering import Admission, Refused, Replay, WaitForEarlier
@@ -30,7 +29,7 @@ from stratagem_psserver.exactly_once.recording import (
 )
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.spaces import SpaceUser
-from stratagem_psserver.log.changes import Changes, LoggedRequest
+from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.waiting import Awaited, Waiter, Waits, unfinished_steps
 
 # Only the network's delays make requests of a session overtake each other.

@@ -18,11 +18,11 @@ from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.wire.codec import Assembler, whole
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
 
 

@@ -21,7 +21,7 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureKey
 from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.exactly_once.closures import ClosureLedger, label
-from stratagem_psserver.exactly_once.intents import Intent, Mutation, intent_of
+from stratagem_psserver.exactly_once.intents import Intent, intent_of
 from stratagem_psserver.exactly_once.numbering import (
     Admission,
     Outcome,
@@ -31,7 +31,7 @@ from stratagem_psserver.exactly_once.numbering import (
 )
 from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.limits.allocation import allocating
-from stratagem_psserver.log.changes import LoggedRequest
+from stratagem_psserver.log.changes import LoggedRequest, Mutation
 from stratagem_psserver.waiting import Awaited, Waiter, Waits
 
 # These errors are temporary: a repetition may succeed, so they are not recorded. A stream that was

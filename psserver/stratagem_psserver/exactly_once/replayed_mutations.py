@@ -9,13 +9,13 @@ from functools import partial
 
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.recording import Response, Work, apply_and_record
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import StoredRequest
 
 

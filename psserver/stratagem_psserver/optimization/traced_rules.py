@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.traced_rules import mixing_node
 from stratagem_proto.programs.update_programs import decode_values
 from stratagem_proto.v1.update_program_pb2 import (
     HyperparameterGroup,
@@ -146,14 +145,12 @@ class CompiledRule:
         layout: The state that it keeps.
         first: The step of a variable without state.
         later: Every other step.
-        needs_whole: Whether it can only step whole variables.
         message: The rule as it was sent.
     """
 
     layout: StateLayout
     first: CompiledStep
     later: CompiledStep
-    needs_whole: bool
     message: TracedRule
 
 
@@ -242,7 +239,7 @@ def _compiled(encoded: bytes) -> CompiledRule:
         raise InvalidArgumentError("a traced rule names a key of its state twice")
     first = _compiled_step(rule.first, rule, layout, set())
     later = _compiled_step(rule.later, rule, layout, set(layout)) if layout else first
-    return CompiledRule(layout, first, later, mixing_node(rule) is not None, rule)
+    return CompiledRule(layout, first, later, rule)
 
 
 _known_rules = lru_cache(maxsize=256)(_compiled)

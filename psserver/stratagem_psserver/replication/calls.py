@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1 import arbitration_pb2
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
     FollowRequest,
@@ -34,7 +33,6 @@ _PROVING_SECONDS = 5.0
 FOLLOWING = DESCRIPTOR.services_by_name["ReplicationService"].full_name
 FOLLOW = "Follow"
 
-ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"].full_name
 ARBITRATE = "Arbitrate"
 
 

@@ -13,10 +13,9 @@ from google.protobuf.message import Message
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.wire.tensors import as_bytes
-from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import StagedTensors
-from stratagem_psserver.log.changes import Changes, LoggedRequest
+from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.rpcs import values
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import PreparedWrite

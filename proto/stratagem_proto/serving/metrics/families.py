@@ -69,7 +69,7 @@ class Families:
         name: str,
         what: str,
         samples: Iterable[tuple[Labels, Sequence[int]]],
-        labels: Labels = (),
+        labels: Labels,
     ) -> Metric:
         """Return a histogram, without a sum, of numbers that were counted by their bit length."""
         family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])

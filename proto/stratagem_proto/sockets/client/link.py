@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from stratagem_proto.proofs import NONCE_BYTES, drawn_nonce
 from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.closing import closed_on_failure, hang_up
 from stratagem_proto.sockets.frames import (
@@ -21,7 +22,7 @@ from stratagem_proto.sockets.frames import (
     parts,
     prefix,
 )
-from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES, Proofs, drawn_nonce
+from stratagem_proto.sockets.greeting import HELLO_BYTES, Proofs
 from stratagem_proto.sockets.streams import Piece, PlainStream, Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment, create

@@ -13,11 +13,11 @@ import torch
 
 from stratagem._ps_client.connections.session import handshake
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
-from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ChiefIntroduction
+from stratagem_proto.v1.arbitration_pb2 import DESCRIPTOR, ArbitrateRequest, ChiefIntroduction
 from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_WORKER, Role, Task
 from stratagem_proto.wire.channel import open_channel
-from stratagem_psserver.replication.calls import ARBITRATE, ARBITRATION
+from stratagem_psserver.replication.calls import ARBITRATE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.persistence.servers import client_of
@@ -26,6 +26,8 @@ from tests.psserver.replication.pairs import Pair, pair, report_of, standing_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
+
+_SERVICE = DESCRIPTOR.services_by_name["ArbitrationService"].full_name
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def call(server: ParameterServer, introduction: ChiefIntroduction) -> str:
     """Calls as a chief; returns what is said against it."""
     with open_channel(server.address) as channel:
         method: grpc.StreamStreamMultiCallable[bytes, bytes]
-        method = channel.stream_stream(f"/{ARBITRATION}/{ARBITRATE}")
+        method = channel.stream_stream(f"/{_SERVICE}/{ARBITRATE}")
         request = ArbitrateRequest(introduction=introduction).SerializeToString()
         with pytest.raises(grpc.RpcError) as refused:
             next(method(iter([request]), timeout=60))
