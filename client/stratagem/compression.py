@@ -21,13 +21,13 @@ class Compression(ABC):
     """A way to compress; give it to `DistributedOptimizer(compression=...)`.
 
     Attributes:
-        feeds_back: Whether the worker keeps what a gradient lost and adds it to the variable's next
+        error_feedback: Whether the worker keeps the residual of a gradient and adds it to the next
             one, which takes the memory of one more gradient.
-        compresses_rows: Whether row-sparse gradients are compressed, too. Their losses are not
+        compresses_rows: Whether row-sparse gradients are compressed, too. Their residuals are not
             kept: the next gradient has other rows.
     """
 
-    feeds_back = False
+    error_feedback = False
     compresses_rows = True
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Int8(Compression):
 
     per_row: bool = True
 
-    feeds_back = True
+    error_feedback = True
 
     def encode(self, value: torch.Tensor) -> Encoded:
         return quantize(value, self.per_row)
@@ -95,7 +95,7 @@ class TopK(Compression):
 
     fraction: float
 
-    feeds_back = True
+    error_feedback = True
     compresses_rows = False
 
     def __post_init__(self) -> None:

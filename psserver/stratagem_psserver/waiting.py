@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from stratagem_proto.errors import ResourceExhaustedError, StratagemError
-from stratagem_proto.serving.figures import SECONDS, Distribution
+from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1 import waits_pb2
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
@@ -83,7 +83,7 @@ class Waits:
         # In the order in which they began.
         self._present: dict[_Wait, None] = {}
         self._by_client: Counter[str] = Counter()
-        self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
+        self._waited = defaultdict[str, Histogram](partial(Histogram, SECONDS))
         self._closed: StratagemError | None = None
         # When a wait of each client ended last; the latest last.
         self._released: dict[str, float] = {}

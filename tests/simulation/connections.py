@@ -216,7 +216,7 @@ class SimulatedConnection:
 
     @property
     def _present_run(self) -> Hashable:
-        return self.run, self._route.reigns
+        return self.run, self._route.takeovers
 
     @property
     def run(self) -> bytes:

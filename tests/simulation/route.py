@@ -25,13 +25,13 @@ class Route(Protocol):
 
     Attributes:
         server: The process that requests go to.
-        reigns: How often another replica was found to serve.
+        takeovers: How often another replica was found to serve.
         has_backup: Whether the server may end without a loss of what it has.
         is_replicated: Whether another process may take over.
     """
 
     server: SimulatedServer
-    reigns: int
+    takeovers: int
     has_backup: bool
     is_replicated: bool
 
@@ -45,7 +45,7 @@ class Route(Protocol):
 class SoleRoute:
     """The way to a server that has no replicas."""
 
-    is_replicated, has_backup, reigns = False, True, 0
+    is_replicated, has_backup, takeovers = False, True, 0
 
     def __init__(self, network: Network, client: str, server: SimulatedServer) -> None:
         self._network, self._client, self.server = network, client, server
@@ -69,7 +69,7 @@ class ReplicaRoute:
         self._loop = network.world.loop
         self._replicas = replicas
         self.server: SimulatedServer = replicas[0]
-        self.reigns, self.has_backup, self._epoch = 0, True, 0
+        self.takeovers, self.has_backup, self._epoch = 0, True, 0
         # What is under way at the server, and what of that somebody waits for.
         self._under_way: dict[Delivery, None] = {}
         self._awaited: dict[Delivery, None] = {}
@@ -147,7 +147,7 @@ class ReplicaRoute:
         if epoch < self._epoch:
             return False
         if primary is not self.server or 0 < self._epoch < epoch:
-            self.reigns += 1
+            self.takeovers += 1
         self._epoch, self.has_backup = epoch, has_backup
         if primary is not self.server:
             why = f"{self.server.name} serves no more"

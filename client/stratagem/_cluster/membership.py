@@ -84,7 +84,7 @@ class Membership:
     @property
     def has_others(self) -> bool:
         """Whether programs of other tasks may use the variables that this one makes."""
-        return self.num_trainers > 1 or "evaluator" in self.cluster.jobs
+        return self.num_training_tasks > 1 or "evaluator" in self.cluster.jobs
 
     @property
     def creator_place(self) -> str:
@@ -142,7 +142,7 @@ class Membership:
         return worker_count(self.cluster, self.task_type)
 
     @property
-    def num_trainers(self) -> int:
+    def num_training_tasks(self) -> int:
         """How many tasks train; this need not be one of them."""
         return worker_count(self.cluster, self.creator[0])
 

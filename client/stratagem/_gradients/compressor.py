@@ -16,24 +16,24 @@ class Compressed(NamedTuple):
 
     Attributes:
         value: As it travels.
-        loss: What the receiver will lack of it, and of what was kept for it; None if nothing is
+        residual: What the receiver lacks of it, and of what was kept for it; None if nothing is
             kept.
     """
 
     value: torch.Tensor | Encoded
-    loss: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
 
 class Compressor:
-    """Compresses gradients, and keeps what they lose until the next ones.
+    """Compresses gradients, and keeps their residuals until the next ones.
 
-    A loss counts once `keep` is called: when the gradient has arrived. A step that failed leaves
+    A residual counts once `keep` is called: when the gradient has arrived. A failed step leaves
     what was kept for the next try. Without a compression, gradients stay as they are.
     """
 
     def __init__(self, compression: Compression | None) -> None:
         self.compression = compression
-        self._losses: dict[str, torch.Tensor] = {}
+        self._residuals: dict[str, torch.Tensor] = {}
 
     def dense(self, variable: str, value: torch.Tensor) -> Compressed:
         """Compress the gradient of a whole variable.
@@ -43,11 +43,11 @@ class Compressor:
         compression = self.compression
         if compression is None or not value.is_floating_point():
             return Compressed(value)
-        if not compression.feeds_back:
+        if not compression.error_feedback:
             return Compressed(_smaller(compression, value))
         if not bool(value.isfinite().all()):
             return Compressed(value)
-        whole = self._with_loss(variable, value.detach())
+        whole = self._with_residual(variable, value.detach())
         sent = _smaller(compression, whole)
         return Compressed(sent, whole - _arriving(sent))
 
@@ -60,13 +60,13 @@ class Compressor:
             return values
         return _smaller(compression, values)
 
-    def keep(self, variable: str, loss: torch.Tensor) -> None:
+    def keep(self, variable: str, residual: torch.Tensor) -> None:
         """Keep what the last gradient of a variable lost."""
-        self._losses[variable] = loss
+        self._residuals[variable] = residual
 
-    def _with_loss(self, variable: str, value: torch.Tensor) -> torch.Tensor:
-        loss = self._losses.get(variable)
-        return value if loss is None else value + loss.to(value.device)
+    def _with_residual(self, variable: str, value: torch.Tensor) -> torch.Tensor:
+        residual = self._residuals.get(variable)
+        return value if residual is None else value + residual.to(value.device)
 
 
 def compressor_for(given: Compression | str | None) -> Compressor:

@@ -158,7 +158,7 @@ class ParameterServerExtended(WorkerExtended):
         return variable
 
     def _require_one_writer(self, kwargs: dict[str, Any]) -> None:
-        replicas = self._num_local_replicas * self._membership.num_trainers
+        replicas = self._num_local_replicas * self._membership.num_training_tasks
         on_read = kwargs["synchronization"] is VariableSynchronization.ON_READ
         if on_read and replicas > 1:
             raise UnimplementedError(
@@ -207,7 +207,7 @@ class ParameterServerExtended(WorkerExtended):
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = partial(self._call_for_each_replica, fn, args, kwargs)
-        return self._hosting.trainers.run(self._before_run, call)
+        return self._hosting.threads.run(self._before_run, call)
 
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.

@@ -52,7 +52,7 @@ class _Own(threading.local):
     trains = False
 
 
-class Trainers:
+class TrainingThreads:
     """The threads that compute gradients, whose parameters nobody else may change.
 
     What a trainer computes with is refreshed by itself alone. Threads that only look have what it
@@ -97,7 +97,7 @@ class RemoteHosting(Hosting):
     Attributes:
         loaded: What this program has loaded and the servers may not have yet.
         checkpoints: The strategy's checkpoints.
-        trainers: The threads that take steps.
+        threads: The threads that take steps.
         seen: How often the program of a coordinator has looked at what functions have made of the
             parameters, or written them. Functions that it schedules later have to see that, too.
         outdated: On a worker server, whether they have not seen that yet.
@@ -120,7 +120,7 @@ class RemoteHosting(Hosting):
         self._tables = Tables(store, self.loaded, variables.partitioning, self.parameters)
         self._steps = RemoteOptimizers(store, variables)
         self.checkpoints = ClusterCheckpoints(membership, store, variables.established, buffers)
-        self.trainers = Trainers()
+        self.threads = TrainingThreads()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
         self.seen = 0
@@ -167,7 +167,7 @@ class RemoteHosting(Hosting):
         if isinstance(variable, TableVariable):
             return self._tables.host(variable, adoption)
         hosted = self.parameters.add(adoption.parameter, variable, adoption.owners)
-        if self._membership.num_trainers > 1 and self.elsewhere is None:
+        if self._membership.num_training_tasks > 1 and self.elsewhere is None:
             refuse_other_steps(hosted)
         return hosted
 
@@ -178,7 +178,7 @@ class RemoteHosting(Hosting):
     # Runs.
 
     def unshared_writes(self) -> Sequence[str]:
-        if self._membership.num_trainers == 1:
+        if self._membership.num_training_tasks == 1:
             return ()
         return [hosted.name for hosted in written_in(self._store, self.parameters)]
 
@@ -264,12 +264,12 @@ class RemoteHosting(Hosting):
         name = super().name_optimizer(class_name)
         self._steps.add(name, consistency)
         if self.elsewhere is None:
-            self.trainers.add_this()
+            self.threads.add_this()
         return name
 
     def apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
-        self.trainers.add_this()
+        self.threads.add_this()
         # What the step makes would take the place of what was written.
         self._refuse_writes()
         is_fresh = self._steps.apply(step)

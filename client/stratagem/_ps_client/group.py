@@ -146,7 +146,7 @@ class ServerGroup:
         return {task: run for task, run in runs if run}
 
     @property
-    def whereabouts(self) -> object:
+    def topology(self) -> object:
         """What changes whenever `runs` or `addresses` do."""
         return [(each.run, each.route.listed) for each in self._connections]
 

@@ -57,7 +57,7 @@ class StrategyKind(SessionKind, ChangingKind):
         return made
 
     def stamp(self, subject: ParameterServerStrategy) -> object:
-        return _servers(subject).whereabouts, _hosting(subject).seen
+        return _servers(subject).topology, _hosting(subject).seen
 
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
         servers = _servers(subject)

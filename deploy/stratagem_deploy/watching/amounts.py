@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stratagem_proto.v1.status_pb2 import Distribution
+from stratagem_proto.v1.status_pb2 import Histogram
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -31,18 +31,18 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
-def total(distribution: Distribution) -> int:
+def total(distribution: Histogram) -> int:
     """Return how many there were."""
     return sum(distribution.counts)
 
 
-def mean(distribution: Distribution) -> float | None:
+def mean(distribution: Histogram) -> float | None:
     """Return their mean; None if there were none."""
     number = total(distribution)
     return distribution.sum / number if number else None
 
 
-def quantile(distribution: Distribution, share: float) -> float | None:
+def quantile(distribution: Histogram, share: float) -> float | None:
     """Return the upper bound of a quantile's bucket; None if there were none.
 
     What is above all bounds counts as the last one.
@@ -54,7 +54,7 @@ def quantile(distribution: Distribution, share: float) -> float | None:
     return None
 
 
-def _running(distribution: Distribution) -> Iterator[tuple[float, int]]:
+def _running(distribution: Histogram) -> Iterator[tuple[float, int]]:
     bounds, number = [*distribution.bounds, *distribution.bounds[-1:]], 0
     for bound, count in zip(bounds, distribution.counts, strict=True):
         number += count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_proto.v1.status_pb2 import Distribution, MethodStatus
+from stratagem_proto.v1.status_pb2 import Histogram, MethodStatus
 
 
 def calls_of(
@@ -41,7 +41,7 @@ def _add(summed: MethodStatus, method: MethodStatus, sign: int) -> None:
     _add_distribution(summed.sent_bytes, method.sent_bytes, sign)
 
 
-def _add_distribution(mine: Distribution, other: Distribution, sign: int) -> None:
+def _add_distribution(mine: Histogram, other: Histogram, sign: int) -> None:
     if not other.counts:
         return
     if not mine.counts:

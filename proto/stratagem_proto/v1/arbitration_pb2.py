@@ -27,7 +27,7 @@ from stratagem_proto.v1 import replication_pb2 as stratagem__proto_dot_v1_dot_re
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/arbitration.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"\x97\x02\n\x10\x41rbitrateRequest\x12=\n\x0cintroduction\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.ChiefIntroductionH\x00\x12.\n\x07inquiry\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.InquiryH\x00\x12\x32\n\tadmission\x18\x03 \x01(\x0b\x32\x1d.stratagem_proto.v1.AdmissionH\x00\x12*\n\x05\x64\x65lay\x18\x04 \x01(\x0b\x32\x19.stratagem_proto.v1.DelayH\x00\x12,\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1a.stratagem_proto.v1.AnswerH\x00\x42\x06\n\x04kind\"\x96\x01\n\x11\x43hiefIntroduction\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05\x63hief\x18\x02 \x01(\x0c\x12(\n\x06server\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x10\n\x08replicas\x18\x04 \x01(\r\"\x19\n\x07Inquiry\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x1a\n\tAdmission\x12\r\n\x05reign\x18\x01 \x01(\x04\"\x17\n\x05\x44\x65lay\x12\x0e\n\x06reason\x18\x01 \x01(\t\"R\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08replaced\x18\x02 \x01(\x08\x12&\n\x04view\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"{\n\x11\x41rbitrateResponse\x12,\n\x06report\x18\x01 \x01(\x0b\x32\x1a.stratagem_proto.v1.ReportH\x00\x12\x30\n\x08question\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.QuestionH\x00\x42\x06\n\x04kind\"\xa9\x01\n\x06Report\x12\x0f\n\x07inquiry\x18\x01 \x01(\x04\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12\'\n\x05known\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12(\n\x06wanted\x18\x04 \x03(\x0b\x32\x18.stratagem_proto.v1.View\x12\r\n\x05reign\x18\x05 \x01(\x04\"r\n\x08Question\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07present\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12+\n\tfollowing\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View2}\n\x12\x41rbitrationService\x12g\n\tArbitrate\x12$.stratagem_proto.v1.ArbitrateRequest\x1a%.stratagem_proto.v1.ArbitrateResponse\"\t\xa2\xd4\x18\x05\n\x01\x02(\x01(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/arbitration.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a$stratagem_proto/v1/replication.proto\x1a stratagem_proto/v1/session.proto\"\x97\x02\n\x10\x41rbitrateRequest\x12=\n\x0cintroduction\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.ChiefIntroductionH\x00\x12.\n\x07inquiry\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.InquiryH\x00\x12\x32\n\tadmission\x18\x03 \x01(\x0b\x32\x1d.stratagem_proto.v1.AdmissionH\x00\x12*\n\x05\x64\x65lay\x18\x04 \x01(\x0b\x32\x19.stratagem_proto.v1.DelayH\x00\x12,\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1a.stratagem_proto.v1.AnswerH\x00\x42\x06\n\x04kind\"\x96\x01\n\x11\x43hiefIntroduction\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05\x63hief\x18\x02 \x01(\x0c\x12(\n\x06server\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x10\n\x08replicas\x18\x04 \x01(\r\"\x19\n\x07Inquiry\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x19\n\tAdmission\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x17\n\x05\x44\x65lay\x12\x0e\n\x06reason\x18\x01 \x01(\t\"R\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08replaced\x18\x02 \x01(\x08\x12&\n\x04view\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\"{\n\x11\x41rbitrateResponse\x12,\n\x06report\x18\x01 \x01(\x0b\x32\x1a.stratagem_proto.v1.ReportH\x00\x12\x30\n\x08question\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.QuestionH\x00\x42\x06\n\x04kind\"\xa8\x01\n\x06Report\x12\x0f\n\x07inquiry\x18\x01 \x01(\x04\x12,\n\x07replica\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Replica\x12\'\n\x05known\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12(\n\x06wanted\x18\x04 \x03(\x0b\x32\x18.stratagem_proto.v1.View\x12\x0c\n\x04term\x18\x05 \x01(\x04\"r\n\x08Question\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07present\x18\x02 \x01(\x0b\x32\x18.stratagem_proto.v1.View\x12+\n\tfollowing\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.View2}\n\x12\x41rbitrationService\x12g\n\tArbitrate\x12$.stratagem_proto.v1.ArbitrateRequest\x1a%.stratagem_proto.v1.ArbitrateResponse\"\t\xa2\xd4\x18\x05\n\x01\x02(\x01(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,17 +43,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INQUIRY']._serialized_start=600
   _globals['_INQUIRY']._serialized_end=625
   _globals['_ADMISSION']._serialized_start=627
-  _globals['_ADMISSION']._serialized_end=653
-  _globals['_DELAY']._serialized_start=655
-  _globals['_DELAY']._serialized_end=678
-  _globals['_ANSWER']._serialized_start=680
-  _globals['_ANSWER']._serialized_end=762
-  _globals['_ARBITRATERESPONSE']._serialized_start=764
-  _globals['_ARBITRATERESPONSE']._serialized_end=887
-  _globals['_REPORT']._serialized_start=890
-  _globals['_REPORT']._serialized_end=1059
-  _globals['_QUESTION']._serialized_start=1061
-  _globals['_QUESTION']._serialized_end=1175
-  _globals['_ARBITRATIONSERVICE']._serialized_start=1177
-  _globals['_ARBITRATIONSERVICE']._serialized_end=1302
+  _globals['_ADMISSION']._serialized_end=652
+  _globals['_DELAY']._serialized_start=654
+  _globals['_DELAY']._serialized_end=677
+  _globals['_ANSWER']._serialized_start=679
+  _globals['_ANSWER']._serialized_end=761
+  _globals['_ARBITRATERESPONSE']._serialized_start=763
+  _globals['_ARBITRATERESPONSE']._serialized_end=886
+  _globals['_REPORT']._serialized_start=889
+  _globals['_REPORT']._serialized_end=1057
+  _globals['_QUESTION']._serialized_start=1059
+  _globals['_QUESTION']._serialized_end=1173
+  _globals['_ARBITRATIONSERVICE']._serialized_start=1175
+  _globals['_ARBITRATIONSERVICE']._serialized_end=1300
 # @@protoc_insertion_point(module_scope)

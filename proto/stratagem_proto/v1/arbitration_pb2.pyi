@@ -113,15 +113,15 @@ class Admission(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    REIGN_FIELD_NUMBER: builtins.int
-    reign: builtins.int
-    """Number of the reign: of the time in which some replica was always with this chief. From 1."""
+    TERM_FIELD_NUMBER: builtins.int
+    term: builtins.int
+    """Number of the term: of the time in which some replica was always with this chief. From 1."""
     def __init__(
         self,
         *,
-        reign: builtins.int = ...,
+        term: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reign", b"reign"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["term", b"term"]) -> None: ...
 
 global___Admission = Admission
 
@@ -208,11 +208,11 @@ class Report(google.protobuf.message.Message):
     REPLICA_FIELD_NUMBER: builtins.int
     KNOWN_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
-    REIGN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     inquiry: builtins.int
     """The number of the inquiry that it answers; 0 for the first report of a call."""
-    reign: builtins.int
-    """The reign of this chief in which it was admitted, if it has taken answers from no other chief
+    term: builtins.int
+    """The term of this chief in which it was admitted, if it has taken answers from no other chief
     since; else 0.
     """
     @property
@@ -234,10 +234,10 @@ class Report(google.protobuf.message.Message):
         replica: stratagem_proto.v1.replication_pb2.Replica | None = ...,
         known: stratagem_proto.v1.replication_pb2.View | None = ...,
         wanted: collections.abc.Iterable[stratagem_proto.v1.replication_pb2.View] | None = ...,
-        reign: builtins.int = ...,
+        term: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["known", b"known", "replica", b"replica"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["inquiry", b"inquiry", "known", b"known", "reign", b"reign", "replica", b"replica", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inquiry", b"inquiry", "known", b"known", "replica", b"replica", "term", b"term", "wanted", b"wanted"]) -> None: ...
 
 global___Report = Report
 

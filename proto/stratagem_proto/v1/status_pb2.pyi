@@ -265,7 +265,7 @@ class LostClient(google.protobuf.message.Message):
 global___LostClient = LostClient
 
 @typing.final
-class Distribution(google.protobuf.message.Message):
+class Histogram(google.protobuf.message.Message):
     """A histogram."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -294,7 +294,7 @@ class Distribution(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "counts", b"counts", "sum", b"sum"]) -> None: ...
 
-global___Distribution = Distribution
+global___Histogram = Histogram
 
 @typing.final
 class MethodStatus(google.protobuf.message.Message):
@@ -333,15 +333,15 @@ class MethodStatus(google.protobuf.message.Message):
         """Calls that have ended, by the name of their status, for instance "OK"."""
 
     @property
-    def seconds(self) -> global___Distribution:
+    def seconds(self) -> global___Histogram:
         """How long they took, in seconds."""
 
     @property
-    def received_bytes(self) -> global___Distribution:
+    def received_bytes(self) -> global___Histogram:
         """Bytes of tensors that calls have sent to the server; absent if there were none."""
 
     @property
-    def sent_bytes(self) -> global___Distribution:
+    def sent_bytes(self) -> global___Histogram:
         """Bytes of tensors in the answers; absent if there were none."""
 
     def __init__(
@@ -350,9 +350,9 @@ class MethodStatus(google.protobuf.message.Message):
         method: builtins.str = ...,
         in_progress: builtins.int = ...,
         ended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
-        seconds: global___Distribution | None = ...,
-        received_bytes: global___Distribution | None = ...,
-        sent_bytes: global___Distribution | None = ...,
+        seconds: global___Histogram | None = ...,
+        received_bytes: global___Histogram | None = ...,
+        sent_bytes: global___Histogram | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["received_bytes", b"received_bytes", "seconds", b"seconds", "sent_bytes", b"sent_bytes"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["ended", b"ended", "in_progress", b"in_progress", "method", b"method", "received_bytes", b"received_bytes", "seconds", b"seconds", "sent_bytes", b"sent_bytes"]) -> None: ...
@@ -466,7 +466,7 @@ class LogStatus(google.protobuf.message.Message):
     failure: builtins.str
     """Why the disk takes no records; empty while it does."""
     @property
-    def seconds(self) -> global___Distribution:
+    def seconds(self) -> global___Histogram:
         """How long batches of records took to be on disk, in seconds."""
 
     def __init__(
@@ -474,7 +474,7 @@ class LogStatus(google.protobuf.message.Message):
         *,
         position: builtins.int = ...,
         written: builtins.int = ...,
-        seconds: global___Distribution | None = ...,
+        seconds: global___Histogram | None = ...,
         writing_seconds: builtins.float | None = ...,
         failure: builtins.str = ...,
     ) -> None: ...
@@ -594,7 +594,7 @@ class WaitStatus(google.protobuf.message.Message):
     waiting: builtins.int
     """How many wait now."""
     @property
-    def seconds(self) -> global___Distribution:
+    def seconds(self) -> global___Histogram:
         """How long requests waited, of those that had to wait, in seconds."""
 
     def __init__(
@@ -602,7 +602,7 @@ class WaitStatus(google.protobuf.message.Message):
         *,
         reason: builtins.str = ...,
         waiting: builtins.int = ...,
-        seconds: global___Distribution | None = ...,
+        seconds: global___Histogram | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["seconds", b"seconds"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["reason", b"reason", "seconds", b"seconds", "waiting", b"waiting"]) -> None: ...
@@ -705,7 +705,7 @@ class WorkerServerStatus(google.protobuf.message.Message):
         """Functions that have ended: "OK", or the name of a FailureKind without its prefix."""
 
     @property
-    def seconds(self) -> global___Distribution:
+    def seconds(self) -> global___Histogram:
         """How long they ran, in seconds."""
 
     @property
@@ -718,7 +718,7 @@ class WorkerServerStatus(google.protobuf.message.Message):
         running: builtins.int = ...,
         queued: builtins.int = ...,
         ended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
-        seconds: global___Distribution | None = ...,
+        seconds: global___Histogram | None = ...,
         staying_results: builtins.int = ...,
         staying_result_bytes: builtins.int = ...,
         gpus: builtins.int = ...,

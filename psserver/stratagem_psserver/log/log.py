@@ -12,7 +12,7 @@ from typing import Protocol
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.figures import SECONDS, Distribution
+from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 
@@ -75,7 +75,7 @@ class Log:
         self._progress = 0
         # When the batch was begun that is not on disk yet, by the clock of the loop.
         self._since = 0.0
-        self._seconds = Distribution(SECONDS)
+        self._seconds = Histogram(SECONDS)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         # Those who wait for the disk alone, and not for an image.
         self._images: deque[tuple[int, asyncio.Future[None]]] = deque()

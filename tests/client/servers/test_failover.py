@@ -142,7 +142,7 @@ def test_a_new_kind_of_change_waits_for_a_backup_where_it_may_have_ended_the_pri
     assert work.begun.wait(PATIENCE)
     work.end()
     route = connection(strategy).route
-    eventually(lambda: route.reigns == 1 and not route.has_backup)
+    eventually(lambda: route.takeovers == 1 and not route.has_backup)
     assert updates_of(server) == 0
     assert not doubling.done()
     server.start(ended)
@@ -204,15 +204,15 @@ def test_what_a_replica_believed_in_the_past_or_of_itself_is_not_followed(
         server.await_backup()
         assert route.find(route.transport, UnavailableError("reset"))
         assert route.address == server.view.primary.address
-        reigns = route.reigns
+        takeovers = route.takeovers
         (other,) = {*server.where.replicas} - {route.address}
         assert route.find(route.transport, refusal_by(other, 1))
         assert route.find(route.transport, refusal_by(route.address, 1000))
         assert route.address == server.view.primary.address
-        assert route.reigns == reigns
+        assert route.takeovers == takeovers
 
 
-def test_a_backup_that_joins_is_no_other_reign(server: ReplicatedServer, stack: ExitStack) -> None:
+def test_a_backup_that_joins_is_no_takeover(server: ReplicatedServer, stack: ExitStack) -> None:
     strategy = stack.enter_context(server.strategy())
     counter(strategy)
     route = connection(strategy).route
@@ -225,7 +225,7 @@ def test_a_backup_that_joins_is_no_other_reign(server: ReplicatedServer, stack: 
     server.start(backup)
     server.await_backup()
     assert route.find(None, UnavailableError("reset"))
-    assert (route.has_backup, route.reigns) == (True, 0)
+    assert (route.has_backup, route.takeovers) == (True, 0)
 
 
 ADD = assign([Writing("counter", ASSIGN_MODE_ADD, torch.tensor(1))])
@@ -235,11 +235,11 @@ STEP = step(OptimizerProgram(), [])
 
 def test_what_was_under_way_at_two_ends_is_not_sent_to_a_third_replica() -> None:
     repetition = Repetition(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
-    for reign in range(2):
-        repetition.require_harmless((b"run", reign))
+    for takeover in range(2):
+        repetition.require_harmless((b"run", takeover))
         error = UnavailableError("reset")
         error.__cause__ = broken(ConnectionResetError("reset"))
-        repetition.require_passing(error, (b"run", reign), has_room=True)
+        repetition.require_passing(error, (b"run", takeover), has_room=True)
     with pytest.raises(Exception, match="ended 2 times while Assign was under way"):
         repetition.require_harmless((b"run", 2))
 

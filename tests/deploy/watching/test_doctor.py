@@ -10,8 +10,8 @@ from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.v1.session_pb2 import AwaitedAnswer, StepPace, Task
 from stratagem_proto.v1.status_pb2 import (
     Budget,
-    Distribution,
     GetStatusResponse,
+    Histogram,
     LostClient,
     RunningFunction,
     SessionStatus,
@@ -139,7 +139,7 @@ def test_a_slow_disk_of_a_log_is_named() -> None:
     answer = said(0)
     assert answer.status is not None
     seconds = answer.status.parameter_server.log.seconds
-    seconds.CopyFrom(Distribution(bounds=[0.1, 1.0], counts=[0, 20, 0], sum=16.0))
+    seconds.CopyFrom(Histogram(bounds=[0.1, 1.0], counts=[0, 20, 0], sum=16.0))
     (only,) = findings([answer], PATIENCE)
     assert only.culprits == ("ps:0",)
     assert "waits 800 ms on average" in only.what
@@ -230,7 +230,7 @@ def test_a_worker_that_does_not_answer_while_a_coordinator_waits_is_named() -> N
 
 def test_functions_that_take_long_are_usual() -> None:
     working = GetStatusResponse(task=Task(job="worker", index=1))
-    seconds = Distribution(bounds=[10.0, 100.0], counts=[0, 3, 0], sum=60.0)
+    seconds = Histogram(bounds=[10.0, 100.0], counts=[0, 3, 0], sum=60.0)
     working.worker_server.seconds.CopyFrom(seconds)
     working.worker_server.current.CopyFrom(RunningFunction(number=7, seconds=61))
     answers = [

@@ -26,7 +26,7 @@ from stratagem_deploy.watching.amounts import amount, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.live import show
 from stratagem_deploy.watching.places import ServerPlace
-from stratagem_proto.serving.figures import Distribution
+from stratagem_proto.serving.figures import Histogram
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -274,7 +274,7 @@ def test_numbers_are_short(shown: str, expected: str) -> None:
 
 
 def test_quantiles_are_the_bounds_of_their_buckets() -> None:
-    counted = Distribution((1.0, 2.0, 4.0))
+    counted = Histogram((1.0, 2.0, 4.0))
     assert counted.message() is None
     for value in (0.5, 1.0, 1.5, 100.0):
         counted.observe(value)

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.figures import SECONDS, Distribution
+from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.status_pb2 import RunningFunction
 from stratagem_proto.whereabouts import whereabouts
@@ -21,7 +21,7 @@ class ClosureFigures:
 
     def __init__(self) -> None:
         self.ended = Counter[str]()
-        self.seconds = Distribution(SECONDS)
+        self.seconds = Histogram(SECONDS)
         self._counting = threading.Lock()
 
     def count(self, end: pb.Finished, seconds: float) -> None:

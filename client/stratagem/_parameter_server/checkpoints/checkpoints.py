@@ -55,7 +55,7 @@ class ClusterCheckpoints:
         self._store.servers.require_all_visible("a checkpoint")
         self._store.training.require_all("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
-        contents = Contents(local, extra, self._membership.num_trainers)
+        contents = Contents(local, extra, self._membership.num_training_tasks)
         return self._saver.save(root, contents, series)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
@@ -139,7 +139,7 @@ class WorkerStates:
     def restore(self, workers: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint has; warn if it is of other workers."""
         states = workers.get("states", {})
-        count = self._membership.num_trainers
+        count = self._membership.num_training_tasks
         if states and workers["count"] != count:
             _LOG.warning(
                 "the checkpoint has the states of %d workers, such as how far they had "

@@ -35,7 +35,7 @@ class ServerBatch:
         self.gradients: list[SentGradient] = []
         self.backward: BackwardPass | None = None
         self._compressor = compressor
-        self._losses: dict[str, torch.Tensor] = {}
+        self._residuals: dict[str, torch.Tensor] = {}
 
     def add(
         self, variable: str, values: torch.Tensor, group: int, rows: torch.Tensor | None = None
@@ -45,9 +45,9 @@ class ServerBatch:
         if rows is not None:
             value = self._compressor.rows(values)
         elif self._compressor.compression is not None:
-            value, loss = self._compressor.dense(variable, values)
-            if loss is not None:
-                self._losses[variable] = loss
+            value, residual = self._compressor.dense(variable, values)
+            if residual is not None:
+                self._residuals[variable] = residual
         self.gradients.append(SentGradient(variable, value, group, rows))
 
     @property
@@ -58,13 +58,13 @@ class ServerBatch:
     def update(self, program: bytes) -> Update:
         """Return what the server is sent; `program` as of `updates.step`."""
         request = step(program, self.gradients, backward=self.backward)
-        arrived = self.arrived if self._losses else None
+        arrived = self.arrived if self._residuals else None
         return Update(request, self.variables, arrived)
 
     def arrived(self) -> None:
         """Take note that the server has the gradients."""
-        for variable, loss in self._losses.items():
-            self._compressor.keep(variable, loss)
+        for variable, residual in self._residuals.items():
+            self._compressor.keep(variable, residual)
 
     @property
     def nbytes(self) -> int:

@@ -71,7 +71,7 @@ class TaskArbitration:
 
     def _tell(self) -> None:
         """Tell people whether this program decides, once."""
-        told = self._register.reign, self._register.obstacle
+        told = self._register.term, self._register.obstacle
         if told == self._told:
             return
         server = self._introduction.server

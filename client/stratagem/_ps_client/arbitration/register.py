@@ -49,19 +49,19 @@ class ViewRegister:
     Another one needs all replicas, so this one is in office while one that it has admitted takes
     answers from nobody else. A replica is admitted once another one, which is, has said so
     *afterwards*; or all of them at once, after all have said at the same time that they are with
-    this chief, and nothing can be missing of what they know. That begins another reign.
+    this chief, and nothing can be missing of what they know. That begins another term.
 
     Args:
         replicas: The addresses of all replicas of the task.
 
     Attributes:
-        view: The present view; None before there was one, or before the first reign.
-        reign: The number of the reign; 0 before the first.
+        view: The present view; None before there was one, or before the first term.
+        term: The number of the term; 0 before the first.
     """
 
     def __init__(self, replicas: Sequence[str]) -> None:
         self.view: View | None = None
-        self.reign = 0
+        self.term = 0
         self._replicas = replicas
         self._members: dict[str, _Member] = {}
         self._inquiry = 0
@@ -69,7 +69,7 @@ class ViewRegister:
     def joined(self, address: str, report: Report) -> list[Outgoing]:
         """Take a replica in whose call begins with a report; a former call of it has ended."""
         self._inquiry += 1
-        stayed = report.reign != 0 and report.reign == self.reign
+        stayed = report.term != 0 and report.term == self.term
         self._members[address] = _Member(report, self._inquiry, stayed)
         inquiry = ArbitrateRequest(inquiry=Inquiry(number=self._inquiry))
         return [Outgoing(each, inquiry) for each in self._members] + self._settle()
@@ -126,7 +126,7 @@ class ViewRegister:
             if self.delay():
                 return []
             # If no process knows of any view, all begin without state, and epochs go on from here.
-            self.view, self.reign = latest(self._reports) or self.view, self.reign + 1
+            self.view, self.term = latest(self._reports) or self.view, self.term + 1
             return [*self._admitted(self._members)]
         return [*self._admitted(self._vouched_for())]
 
@@ -140,7 +140,7 @@ class ViewRegister:
             member = self._members[address]
             if not member.is_admitted:
                 member.is_admitted = True
-                admission = Admission(reign=self.reign)
+                admission = Admission(term=self.term)
                 yield Outgoing(address, ArbitrateRequest(admission=admission))
                 if member.question is not None:
                     yield self._answered(address, member)

@@ -156,7 +156,7 @@ class Pending(Generic[Result]):
         self._repetition.allowed = False
 
     def _sent(self, style: Style) -> Attempt:
-        self._transport, self._reigns = self._route.transport, self._route.reigns
+        self._transport, self._takeovers = self._route.transport, self._route.takeovers
         self._run = self._owner.run
         self.sent_at: float = time.monotonic()
         # A server may be silent already where it is sent.
@@ -187,7 +187,7 @@ class Pending(Generic[Result]):
     @property
     def _present_run(self) -> Hashable:
         """What a request that is sent now may end: a replica that takes over has the same run."""
-        return self._owner.run, self._route.reigns
+        return self._owner.run, self._route.takeovers
 
     def _received(self) -> Result:
         peer, method = self._route.peer, self._request.method
@@ -210,7 +210,7 @@ class Pending(Generic[Result]):
         else:
             has_room = self._owner.has_room_for(self._request)
             # A server that was left may live on.
-            run = None if self._transport.is_closed else (self._run, self._reigns)
+            run = None if self._transport.is_closed else (self._run, self._takeovers)
             self._repetition.require_passing(error, run, has_room)
 
     def _wait_for_server(self, error: StratagemError) -> None:

@@ -63,7 +63,7 @@ class ServerRoute:
         closed: Set once nothing can be sent any more.
         expected: Who has to be at the address.
         awaited: What threads wait for at present.
-        reigns: How often another replica was found to serve.
+        takeovers: How often another replica was found to serve.
         has_backup: Whether the server may end without a loss of what it has, as far as is known.
     """
 
@@ -87,7 +87,7 @@ class ServerRoute:
         self.meter: TrafficMeter = TrafficMeter()
         self.closed: threading.Event = threading.Event()
         self.awaited: set[AwaitedAttempt] = set()
-        self.reigns: int = 0
+        self.takeovers: int = 0
         self.has_backup: bool = True
         self._directory, self._token = directory, token
         self._epoch, self._instance = 0, b""
@@ -244,7 +244,7 @@ class ServerRoute:
             is_new = primary.address != self.address
             # The one that served first may not have been asked for its instance.
             if is_new or b"" != self._instance != primary.instance != b"":
-                self.reigns += 1
+                self.takeovers += 1
             if is_new or primary.instance:
                 self._instance = primary.instance
             self._epoch, self.has_backup = primary.epoch, primary.has_backup

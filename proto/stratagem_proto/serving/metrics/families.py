@@ -9,7 +9,7 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from stratagem_proto.v1.status_pb2 import Distribution
+from stratagem_proto.v1.status_pb2 import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
 
@@ -53,7 +53,7 @@ class Families:
         self,
         name: str,
         what: str,
-        samples: Iterable[tuple[Labels, Distribution]],
+        samples: Iterable[tuple[Labels, Histogram]],
         labels: Labels = (),
     ) -> Metric:
         """Return a histogram."""

@@ -166,7 +166,7 @@ class ChiefArbiter:
                 report = self._pledge.report(replica(), message.inquiry.number)
                 office.post(ArbitrateResponse(report=report))
             case "admission":
-                self._pledge.admit(message.admission.reign)
+                self._pledge.admit(message.admission.term)
             case "delay":
                 office.delay = message.delay.reason
             case "answer":

@@ -21,7 +21,7 @@ class Pledge:
     def __init__(self) -> None:
         self.chief = b""
         self.known: View | None = None
-        self._reign = 0
+        self._term = 0
         self._numbers = count(1)
         # What was asked for and may have been granted, by the number of the question.
         self._wanted: dict[int, View] = {}
@@ -29,11 +29,11 @@ class Pledge:
     def take(self, chief: bytes) -> None:
         """Believe this chief from now on, and no other."""
         if chief != self.chief:
-            self.chief, self._reign = chief, 0
+            self.chief, self._term = chief, 0
 
-    def admit(self, reign: int) -> None:
-        """Note that the present chief counts on this process in its reign."""
-        self._reign = reign
+    def admit(self, term: int) -> None:
+        """Note that the present chief counts on this process in its term."""
+        self._term = term
 
     def ask(self, present: View | None = None, following: View | None = None) -> Question:
         """Return the next question; it has to be sent to the present chief."""
@@ -65,5 +65,5 @@ class Pledge:
         """
         wanted = self._wanted.values()
         return Report(
-            inquiry=inquiry, replica=replica, known=self.known, wanted=wanted, reign=self._reign
+            inquiry=inquiry, replica=replica, known=self.known, wanted=wanted, term=self._term
         )

@@ -176,7 +176,7 @@ class World:
             report = process.pledge.report(process.me, message.inquiry.number)
             call.to_chief.append(ArbitrateResponse(report=report))
         elif message.HasField("admission"):
-            process.pledge.admit(message.admission.reign)
+            process.pledge.admit(message.admission.term)
         elif message.HasField("answer"):
             process.pledge.hear(message.answer)
             self.check_told(process)

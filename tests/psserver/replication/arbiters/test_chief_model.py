@@ -189,7 +189,7 @@ def test_a_chief_does_not_count_on_a_replica_that_has_taken_another_one() -> Non
 
 def test_a_chief_goes_on_with_a_replica_that_has_taken_no_other_chief() -> None:
     world = with_backup()
-    reign = world.chiefs[0].register.reign
+    term = world.chiefs[0].register.term
     for index in range(2):
         world.cut(index)
         world.chiefs[0].hear(index)
@@ -197,7 +197,7 @@ def test_a_chief_goes_on_with_a_replica_that_has_taken_no_other_chief() -> None:
     world.rounds(0)
     world.take_over(1)
     world.rounds(0)
-    assert world.chiefs[0].register.reign == reign
+    assert world.chiefs[0].register.term == term
     assert world.processes[1].lead is not None
 
 
@@ -209,7 +209,7 @@ def test_two_replicas_with_one_number_are_not_decided_about() -> None:
     for address in ADDRESSES:
         replica = Replica(index=1, instance=address.encode(), address=address)
         register.reported(address, Report(inquiry=2, replica=replica))
-    assert register.reign == 0
+    assert register.term == 0
     assert "at host-0:1 and host-1:1 have the same --replica 1; stop one" in register.delay()
 
 
