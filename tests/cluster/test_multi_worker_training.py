@@ -146,6 +146,18 @@ def _with_write(strategy: stratagem.Strategy, module: nn.Module) -> None:
     _step(strategy, module, optimizer)
 
 
+def _with_write_in_replica(strategy: stratagem.Strategy, module: nn.Module) -> None:
+    optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1))
+
+    def fn() -> None:
+        module(torch.ones(1, 2)).sum().backward()
+        if worker(strategy):
+            nn.init.zeros_(next(module.parameters()))
+        optimizer.step()
+
+    strategy.run(fn)
+
+
 def _step(strategy: stratagem.Strategy, module: nn.Module, optimizer: DistributedOptimizer) -> None:
     def fn() -> None:
         module(torch.ones(1, 2)).sum().backward()
@@ -159,6 +171,7 @@ def _step(strategy: stratagem.Strategy, module: nn.Module, optimizer: Distribute
     [
         (_with_rate, "task:0 has lr=0.1, .*task:1 has lr=0.2"),
         (_with_write, "written by hand: none.* written by hand: [0-9a-f]{64}"),
+        (_with_write_in_replica, "written by hand: none.* written by hand: [0-9a-f]{64}"),
     ],
 )
 def test_steps_that_would_not_be_the_same_are_refused(

@@ -159,6 +159,19 @@ def test_what_is_the_same_everywhere_has_a_mean_but_no_sum() -> None:
     assert on_two_workers(reduce) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_what_is_one_object_on_one_worker_differs_from_that_of_the_other(cpus: int) -> None:
+    """Small integers of Python are one object each, so that counts often are."""
+
+    def reduce(strategy: Strategy) -> Any:
+        counts = strategy.run(lambda: 2 + worker(strategy))
+        few = strategy.run(lambda: 7 if worker(strategy) else replica())
+        return [float(strategy.reduce("mean", value, axis=None)) for value in (counts, few)]
+
+    second = sum([*range(cpus), *[7] * cpus]) / (2 * cpus)
+    assert on_two_workers(reduce, cpus) == [[2.5, second]] * 2
+
+
 def test_values_of_different_shapes_are_refused_on_every_worker() -> None:
     def reduce(strategy: Strategy) -> Any:
         values = strategy.run(lambda: torch.ones(1 + worker(strategy)))

@@ -51,8 +51,7 @@ class LocalOptimizers:
         keys = [(step.optimizer, update.variable.name, index) for update in group.updates]
         # Not the leaves themselves: their `grad` is the replica's own.
         tensors = [copy.value().detach() for copy in copies]
-        build: Callable[..., Optimizer] = rule_named(step.class_name).cls
-        engine = build([{**group.hyperparameters, "params": tensors}])
+        engine = _engine(step.class_name, group.hyperparameters, tensors)
         for key, tensor, gradient in zip(keys, tensors, gradients, strict=True):
             tensor.grad = _gradient_for(tensor, index, gradient)
             engine.state[tensor].update(self._state.get(key, {}))
@@ -77,6 +76,18 @@ class LocalOptimizers:
             self._state[optimizer, variable.name, index] = {
                 key: _slot_for(copy, key, value) for key, value in slots.items()
             }
+
+
+def _engine(
+    class_name: str, hyperparameters: Mapping[str, object], tensors: list[torch.Tensor]
+) -> Optimizer:
+    build: Callable[..., Optimizer] = rule_named(class_name).cls
+    # Adagrad makes its state of this argument when it is built, and not of the group's.
+    made = {key: hyperparameters[key] for key in _OF_FIRST_STATE if key in hyperparameters}
+    return build([{**hyperparameters, "params": tensors}], **made)
+
+
+_OF_FIRST_STATE = ("initial_accumulator_value",)
 
 
 def _gradient_for(tensor: torch.Tensor, index: int, gradient: Any) -> torch.Tensor:

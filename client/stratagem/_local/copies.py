@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.nn import Parameter
 
 from stratagem._core.device_names import torch_device
@@ -16,11 +17,20 @@ from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import OptimizerStep, VariableGradients
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.extended import StrategyExtended
+from stratagem_proto.errors import ContextError
 
 Unite = Callable[[Sequence[LocalVariable]], Variable]
 """Returns the variable that consists of copies, one on each replica's device."""
+
+
+def _make_copies_of_first(hosted: HostedParameter) -> None:
+    hosted.accept_everywhere()
+    for copy, leaf in zip(hosted.variable.values, hosted.leaves, strict=True):
+        assert isinstance(copy, LocalVariable)
+        copy.follow(leaf)
 
 
 class CopiesHosting(LocalHosting):
@@ -59,15 +69,37 @@ class CopiesHosting(LocalHosting):
     def before_replicas(self) -> None:
         super().before_replicas()
         for hosted in self.parameters.written_locally():
-            hosted.accept_everywhere()
-            for copy, leaf in zip(hosted.variable.values, hosted.leaves, strict=True):
-                assert isinstance(copy, LocalVariable)
-                copy.follow(leaf)
+            if hosted.was_written(since_replica=1):
+                self.accept_writes(hosted)
+            _make_copies_of_first(hosted)
 
     def apply_gradients(self, step: OptimizerStep) -> None:
-        super().apply_gradients(step)
+        for hosted in self.parameters:
+            if hosted.was_written():
+                self.accept_writes(hosted)
+        super().apply_gradients(self.joined(step))
         for hosted in self.parameters:
             hosted.accept()
+
+    def accept_writes(self, hosted: HostedParameter) -> None:
+        """Take what replicas have written into a parameter, if it is the same in all of them.
+
+        Raises:
+            ContextError: It is not; all have the first one's then.
+        """
+        first, *others = hosted.leaves
+        if not all(torch.equal(first, leaf.to(first.device)) for leaf in others):
+            _make_copies_of_first(hosted)
+            raise ContextError(
+                f"parameter {hosted.name!r} was written in replicas, and not alike, as the "
+                "`max_norm` of an embedding does, which scales the rows that a replica looks up; "
+                "write parameters outside of run(), or the same in each replica. All replicas have "
+                "the first one's now"
+            )
+
+    def joined(self, step: OptimizerStep) -> OptimizerStep:
+        """Return a step as it is to be taken."""
+        return step
 
     def reduced_gradients(self, step: OptimizerStep) -> list[Any]:
         pairs = [

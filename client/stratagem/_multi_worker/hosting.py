@@ -17,6 +17,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._hosting.hosting import MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.reduction import AcrossWorkers, Reduced
@@ -181,9 +182,12 @@ class WorkersHosting(CopiesHosting):
             for key, value in sorted(state.items()):
                 self._note_written(f"{optimizer} {variable.name} {key}", value)
 
-    def apply_gradients(self, step: OptimizerStep) -> None:
-        joined = self._steps.joined(step, self._written, self._find)
-        super().apply_gradients(joined)
+    def accept_writes(self, hosted: HostedParameter) -> None:
+        super().accept_writes(hosted)
+        self._note_written(hosted.name, hosted.parameter)
+
+    def joined(self, step: OptimizerStep) -> OptimizerStep:
+        return self._steps.joined(step, self._written, self._find)
 
     def reduced_gradients(self, step: OptimizerStep) -> list[Any]:
         local = super().reduced_gradients(step._replace(reduce_op=ReduceOp.SUM))

@@ -19,6 +19,7 @@ from stratagem._core.values.distributed_values import PerReplica
 from stratagem._core.values.placement import components, place
 from stratagem._core.values.reduction import (
     Axis,
+    addends,
     axis_sum,
     combine,
     dense,
@@ -68,17 +69,30 @@ class AcrossWorkers(AcrossReplicas):
         found = components(leaf)
         return (leaf,) if found is None and self._local == 1 else found
 
+    def _same_here(self, leaf: Any) -> tuple[Any, ...] | None:
+        """Return a number or tensor once for each replica of this worker; None for others."""
+        kinds = (torch.Tensor, bool, int, float, complex)
+        return (leaf,) * self._local if isinstance(leaf, kinds) else None
+
     def _reduced(self, op: ReduceOp, values: Sequence[Any], pack_bytes: int = 0) -> list[Any]:
-        """Reduce values; plain ones count as equal on all replicas."""
+        """Reduce values; plain ones count as equal on all replicas of this worker."""
         parts = [self._components(value) for value in values]
         if op is ReduceOp.SUM:
             _require_components(values, parts)
-        own = [combine(ReduceOp.SUM, part) for part in parts if part is not None]
+        else:
+            # What is one object on the replicas of a worker may be another one on the next.
+            parts = [part or self._same_here(v) for v, part in zip(values, parts, strict=True)]
+        own = [self._own_total(op, part) for part in parts if part is not None]
         totals = iter(self.summed(own, pack_bytes))
         return [
             value if part is None else self._finished(op, next(totals))
             for value, part in zip(values, parts, strict=True)
         ]
+
+    def _own_total(self, op: ReduceOp, part: tuple[Any, ...]) -> Reduced:
+        if all(isinstance(one, IndexedSlices) for one in part):
+            return combine(ReduceOp.SUM, part)
+        return combine(ReduceOp.SUM, addends(op, part))
 
     def _finished(self, op: ReduceOp, total: Reduced) -> Reduced:
         count = self._group.size * self._local
@@ -111,7 +125,7 @@ class AcrossWorkers(AcrossReplicas):
     def reduce_axes(self, op: ReduceOp, nest: Any, axis: Axis) -> Any:
         flat = leaves(nest)
         parts = [self._components(leaf) or (leaf,) * self._local for leaf in flat]
-        own = [axis_sum([dense(one) for one in part], axis) for part in parts]
+        own = [axis_sum(op, [dense(one) for one in part], axis) for part in parts]
         totals = self.summed([total for total, _ in own])
         counts = self.summed([torch.tensor([count for _, count in own])])
         means = zip(totals, dense(counts[0]).tolist(), strict=True)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
+from stratagem._hosting.optimizers.loss_scaling import is_scaled, watch_scalers
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._strategies.strategy import get_strategy
@@ -67,8 +68,7 @@ def distributed(
     _require_all_hosted(strategy, optimizer)
     if not isinstance(optimizer, DistributedOptimizer):
         optimizer = DistributedOptimizer(optimizer, **settings)
-    # So a GradScaler leaves a trace instead of steps.
-    optimizer._step_supports_amp_scaling = True
+    watch_scalers(optimizer)
     optimizer.register_step_pre_hook(guard.before_step)
     optimizer.register_load_state_dict_post_hook(guard.loaded)
     strategy.refresh()
@@ -144,10 +144,7 @@ class _Guard:
         self._strategy.refresh()
 
     def _refuse_scaling(self, optimizer: Optimizer) -> None:
-        left = [name for name in ("grad_scale", "found_inf") if name in vars(optimizer)]
-        for name in left:
-            delattr(optimizer, name)
-        if left:
+        if is_scaled(optimizer):
             raise FailedPreconditionError(
                 "a GradScaler steps an optimizer whose parameters are on servers; it would "
                 "leave out steps in one worker and not in the others, each with a scale of "

@@ -87,6 +87,21 @@ def test_one_replica_is_plain_torch_to_the_byte(name: str) -> None:
     assert_same_bytes(optimizer.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_state_with_which_an_optimizer_is_built_is_that_of_torch(name: str) -> None:
+    """Of those in torch, only Adagrad makes its state when it is built."""
+
+    def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), 0.05, initial_accumulator_value=0.5)
+
+    plain = seeded_model()
+    train(plain, adagrad(plain), plainly)
+    strategy = ALIKE[name]()
+    model = in_scope(strategy)
+    train(model, DistributedOptimizer(adagrad(model)), strategy.run)
+    assert_same_bytes(dict(model.state_dict()), dict(plain.state_dict()))
+
+
 def test_no_strategy_is_needed_at_all() -> None:
     plain, theirs = trained_plainly()
     model = seeded_model()

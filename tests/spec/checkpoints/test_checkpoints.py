@@ -115,6 +115,16 @@ def test_a_sum_made_later_is_spread_over_its_copies() -> None:
     assert copies_of(variable) == [3.0, 3.0]
 
 
+@pytest.mark.spec("VCK-2")
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_flag_that_some_replica_has_set_is_restored(is_set: bool) -> None:
+    strategy = STRATEGIES["mirrored"]()
+    variable = created(strategy, False, ON_READ, SUM)
+    strategy.load_state_dict({"v": torch.tensor(is_set)})
+    assert variable.read_value().dtype == torch.bool
+    assert strategy.state_dict()["v"].item() is is_set
+
+
 def test_a_value_that_does_not_fit_what_is_made_later_is_refused() -> None:
     strategy = STRATEGIES["mirrored"]()
     strategy.load_state_dict({"v": torch.ones(2)})

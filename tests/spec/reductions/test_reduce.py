@@ -101,6 +101,23 @@ def test_a_mean_of_integers_is_a_true_division(strategy: Strategy, axis: int | N
     assert mean.item() == 1.5
 
 
+@pytest.mark.spec("RED-7")
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_mean_of_integers_may_have_a_sum_that_does_not_fit_them(
+    strategy: Strategy, axis: int | None
+) -> None:
+    value = PerReplica([torch.tensor([200], dtype=torch.uint8)] * 2)
+    assert strategy.reduce("mean", value, axis).item() == 200
+
+
+@pytest.mark.spec("RED-5", "RED-7")
+@pytest.mark.parametrize("axis", [None, 0])
+def test_of_flags_those_that_are_set_are_counted(strategy: Strategy, axis: int | None) -> None:
+    value = per_replica([True], [True])
+    assert strategy.reduce("sum", value, axis).item() == 2
+    assert strategy.reduce("mean", value, axis).item() == 1
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [

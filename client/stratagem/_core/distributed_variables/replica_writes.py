@@ -12,7 +12,7 @@ from stratagem._core.contexts.scope import entered
 from stratagem._core.enums import ReduceOp, VariableAggregation
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.distributed_values import PerReplica
+from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.variable import Variable
@@ -124,7 +124,13 @@ class ReplicaWritten(Variable):
             first = strategy.experimental_local_results(value)[0]
             return strategy.extended._of_first_replica(self._as_operand(first))
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        return strategy.extended.reduce_to(op, self._as_operands(value), self)
+        total = strategy.extended.reduce_to(op, self._as_operands(value), self)
+        return self._as_flags(strategy, total) if self.dtype is torch.bool else total
+
+    def _as_flags(self, strategy: AnyStrategy, total: Any) -> Any:
+        """Return whether any flag is set, of sums that say how many are."""
+        parts = [one.bool() for one in strategy.experimental_local_results(total)]
+        return Mirrored(parts) if isinstance(total, DistributedValues) else parts[0]
 
     def _as_operands(self, value: Any) -> Any:
         if isinstance(value, PerReplica):

@@ -58,7 +58,8 @@ class SyncOnReadVariable(CopiedVariable):
             first: torch.Tensor = extended._of_first_replica(values[0])
             return first
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        return extended._combine_copies(op, values)
+        # The flags that are set are counted.
+        return extended._combine_copies(op, values).to(values[0].dtype)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
         self._require_dense(write, value)
@@ -91,6 +92,8 @@ class SyncOnReadVariable(CopiedVariable):
         count = self._strategy.num_replicas_in_sync
         if total.is_floating_point() or total.is_complex():
             return total / count
+        if total.dtype is torch.bool:
+            return total if index == 0 else torch.zeros_like(total)
         share = torch.div(total, count, rounding_mode="floor")
         return share if index else total - share * (count - 1)
 

@@ -16,7 +16,7 @@ from stratagem._core.options import CommunicationOptions
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
 from stratagem._core.values.placement import place
-from stratagem._core.values.reduction import combine, dense, finished
+from stratagem._core.values.reduction import addend, combine, dense, finished
 from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -136,7 +136,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         sparse = any(isinstance(value, IndexedSlices) for value in values)
         if self._accumulate is None or sparse:
             return combine(op, values)
-        tensors = [dense(value) for value in values]
+        tensors = [addend(op, dense(value)) for value in values]
         total = self._accumulate([tensor.to(tensors[0].device) for tensor in tensors])
         return finished(op, total, len(tensors))
 
@@ -193,7 +193,7 @@ class _PackedAllReduce(CrossDeviceOps):
         return [numbers[at : at + size] for at in range(0, len(numbers), size)]
 
     def _reduce_pack(self, op: ReduceOp, values: Sequence[DistributedValues]) -> list[Mirrored]:
-        rows = [[dense(part).detach() for part in value.values] for value in values]
+        rows = [[addend(op, dense(part).detach()) for part in value.values] for value in values]
         by_device = list(zip(*rows, strict=True))
         sums = self._all_reduce([_flatten_dense_tensors(part) for part in by_device])
         parts = [

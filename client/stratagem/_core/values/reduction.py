@@ -65,12 +65,35 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices
     """
     if all(isinstance(value, IndexedSlices) for value in values):
         return _combine_rows(op, values)
-    tensors = [dense(value) for value in values]
-    require_equal_dtypes(tensors)
-    _require_equal_shapes(tensors)
+    tensors = addends(op, values)
     home = tensors[0].device
     total = fold(torch.add, (tensor.to(home) for tensor in tensors))
     return finished(op, total, len(tensors))
+
+
+def addends(op: ReduceOp, values: Sequence[Any]) -> list[torch.Tensor]:
+    """Return values of equal shape and dtype as they are to be added up.
+
+    Raises:
+        InvalidArgumentError: The values differ in shape or dtype. Spec: RED-6.
+    """
+    tensors = [dense(value) for value in values]
+    require_equal_dtypes(tensors)
+    _require_equal_shapes(tensors)
+    return [addend(op, tensor) for tensor in tensors]
+
+
+def addend(op: ReduceOp, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the dtype in which it is to be added up.
+
+    Integers of a mean are added as what it is, float64: the sum of a few might not fit their own
+    dtype. Of flags those that are set are counted, as torch's `sum` does.
+    """
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor
+    if op is ReduceOp.MEAN:
+        return tensor.to(torch.float64)
+    return tensor.to(torch.int64) if tensor.dtype is torch.bool else tensor
 
 
 def _combine_rows(op: ReduceOp, parts: Sequence[IndexedSlices]) -> IndexedSlices:
@@ -154,16 +177,18 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
 def _reduce_components(
     op: ReduceOp, components: Sequence[torch.Tensor], axis: Axis
 ) -> torch.Tensor:
-    total, count = axis_sum(components, axis)
+    total, count = axis_sum(op, components, axis)
     return finished(op, total, count)
 
 
-def axis_sum(components: Sequence[torch.Tensor], axis: Axis) -> tuple[torch.Tensor, int]:
+def axis_sum(
+    op: ReduceOp, components: Sequence[torch.Tensor], axis: Axis
+) -> tuple[torch.Tensor, int]:
     """Return the sum over `axis` and components, and how many elements went into it."""
     totals, count = [], 0
     for component in components:
         dims = dimensions(component, axis)
-        totals.append(_sum(component, dims))
+        totals.append(_sum(addend(op, component), dims))
         count += torch.Size([component.shape[dim] for dim in dims]).numel()
     total = combine(ReduceOp.SUM, totals)
     assert isinstance(total, torch.Tensor)
@@ -172,10 +197,7 @@ def axis_sum(components: Sequence[torch.Tensor], axis: Axis) -> tuple[torch.Tens
 
 def _sum(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     # Without dimensions torch.sum would reduce them all.
-    if not dims:
-        return tensor
-    dtype = None if tensor.dtype is torch.bool else tensor.dtype
-    return tensor.sum(dims, dtype=dtype)
+    return tensor.sum(dims, dtype=tensor.dtype) if dims else tensor
 
 
 def dimensions(tensor: torch.Tensor, axis: Axis) -> tuple[int, ...]:

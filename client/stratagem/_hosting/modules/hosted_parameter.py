@@ -116,6 +116,7 @@ class _Mark(NamedTuple):
 # What is in a `_Mark` behind the address. Each parameter is looked at three times in a step, which
 # is worth neither a `_Mark` nor a function of our own.
 _state_of = attrgetter("_version", "dtype", "shape", "device", "requires_grad")
+_version_of = attrgetter("_version")
 
 
 class HostedParameter:
@@ -145,7 +146,7 @@ class HostedParameter:
         others: Sequence[Parameter] | None = None,
     ) -> None:
         self.variable = variable
-        self._separate = others is not None
+        self._separate, self._versions = others is not None, list[int]()
         if others is None:
             others = [_leaf(parameter, device) for device in devices[1:]]
         self._owners: list[tuple[ref[nn.Module], str]] = []
@@ -217,14 +218,16 @@ class HostedParameter:
 
         Leaves of the other replicas follow it.
         """
-        self.accept()
         for leaf in self.leaves[1:]:
             _follow(leaf, self.parameter, self._separate)
+        self.accept()
 
     def accept(self) -> None:
         """Note that all leaves were written alike, and are equal as they are."""
         parameter = self.leaves[0]
         self._address, self._state = parameter.data_ptr(), _state_of(parameter)
+        if self._separate:
+            self._versions = [*map(_version_of, self.leaves)]
         if self._lent is not None:
             self._lent.accept()
 
@@ -255,6 +258,15 @@ class HostedParameter:
             return True
         self.accept_everywhere()
         return False
+
+    def was_written(self, since_replica: int = 0) -> bool:
+        """Return whether leaves with storage of their own were written since they were accepted.
+
+        Args:
+            since_replica: Leaves of replicas before this one do not count.
+        """
+        versions = [*map(_version_of, self.leaves)]
+        return versions[since_replica:] != self._versions[since_replica:]
 
     def _is_in_place(self) -> bool:
         """Return whether all modules have the parameter, as nearly always."""

@@ -21,13 +21,14 @@ from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._gradients.compressor import compressor_for
 from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import Contribution, OptimizerStep, group_steps, untouched
+from stratagem._hosting.optimizers.loss_scaling import is_scaled, watch_scalers
 from stratagem._hosting.optimizers.overlap import Overlap
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
 from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rules_of
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
-from stratagem_proto.errors import ContextError, InvalidArgumentError
+from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.gradient_limits import GradientLimits
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
             self._name = self._hosting.name_optimizer(self._name, own)
+            if self._strategy.num_replicas_in_sync > 1:
+                watch_scalers(self)
         if overlap:
             self._begin_overlap()
         # Sets up hooks and profiling; __init__ would build groups of its own.
@@ -190,8 +193,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         early = self._hosting.overlapped_push(self._name, self._compressor)
         if early is not None:
             self._overlap = Overlap(early, self._tensors)
-            # So a GradScaler makes itself known.
-            self._step_supports_amp_scaling = True
+            watch_scalers(self)
             for number, group in enumerate(self.param_groups):
                 self._overlap.watch(number, group["params"])
 
@@ -229,7 +231,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             ContextError: No replica of the parameters' strategy is running, and it has several in
                 this process, or another strategy is in charge.
             FailedPreconditionError: With `overlap`, a gradient was changed since backward; or, with
-                several replicas in this process, outside of `run`. Nothing is applied.
+                several replicas in this process, outside of `run`. Or a `GradScaler` makes the call
+                where several replicas are in sync. Nothing is applied.
         """
         loss = None
         if closure is not None:
@@ -255,12 +258,22 @@ class DistributedOptimizer(OptimizerWithSlots):
         if self._plain:
             self._limiter.step_alone(self._inner)
             return
-        if self._overlap is not None:
-            self._overlap.refuse_scaling(self)
+        if is_scaled(self):
+            raise self._scaled()
         contribution = Contribution.of_this_replica(self._inner.param_groups)
         with self._overlap or _NOTHING:
             replica.merge_call(self._apply_merged, args=(contribution,))
         self._show_schedulers_a_step()
+
+    def _scaled(self) -> FailedPreconditionError:
+        if self._overlap is not None:
+            return self._overlap.refusal("the scale of a gradient was changed")
+        return FailedPreconditionError(
+            f"a GradScaler steps {self._name!r}, whose steps several replicas take together; it "
+            "would leave a step out in the replica that has an infinity, and not in the others. "
+            "Train in bfloat16, which needs no scaling, and have steps with gradients that are not "
+            'finite dropped by DistributedOptimizer(on_nonfinite="reject")'
+        )
 
     def _replica(self) -> ReplicaContext:
         context = get_replica_context()

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import torch
-from torch.optim import Optimizer
 
 from stratagem._core.values.without_rows import has_no_rows
 from stratagem._gradients.step import GradientOverlap
@@ -121,24 +120,12 @@ class Overlap:
             self.discard()
         for handed in list(self._handed.values()):
             if not handed.is_unchanged():
-                raise self._refusal(f"the gradient of {handed.variable!r} was changed")
+                raise self.refusal(f"the gradient of {handed.variable!r} was changed")
         if self._probe is not None and not self._probe.is_unchanged():
-            raise self._refusal("the scale of all gradients was changed")
+            raise self.refusal("the scale of all gradients was changed")
 
-    def refuse_scaling(self, optimizer: Optimizer) -> None:
-        """Check that no `GradScaler` is at work, which writes gradients unseen.
-
-        Raises:
-            FailedPreconditionError: One is; nothing of the pass will be applied.
-        """
-        # What it leaves with an optimizer that says that it looks after scales itself.
-        left = [name for name in ("grad_scale", "found_inf") if name in vars(optimizer)]
-        for name in left:
-            delattr(optimizer, name)
-        if left:
-            raise self._refusal("the scale of a gradient was changed")
-
-    def _refusal(self, what: str) -> FailedPreconditionError:
+    def refusal(self, what: str) -> FailedPreconditionError:
+        """Return the error of gradients that were changed; nothing of the pass will be applied."""
         self.discard()
         return FailedPreconditionError(
             f"{what} after it was sent; overlap=True excludes clipping, GradScaler and "
