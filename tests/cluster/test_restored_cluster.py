@@ -88,6 +88,16 @@ def test_another_number_of_servers_is_refused_with_the_way_out(ps: int, tmp_path
     assert "2 servers wrote it" in " ".join(refused.output.replace("│", "").split())
 
 
+def test_a_folder_without_a_checkpoint_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first save it is what is meant; else the name is misspelt."""
+    with LocalCluster(ps=1, restore=tmp_path / "nowhere"):
+        pass
+    (said,) = (each.message for each in caplog.records if "nowhere" in each.message)
+    assert said == f"no checkpoint is in '{tmp_path}/nowhere'; servers begin with nothing"
+
+
 def test_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
     """A program without a cluster saves one, which has no parts of servers."""
     file = tmp_path / "saved"

@@ -59,7 +59,7 @@ def test_servers_are_listed_drained_and_added(servers: MovableServers, token_fil
     )
     assert servers.tasks(1) == [0, 1]
     code, output = told(token_file, "list", ps=ps)
-    assert code == 0 and "ps:0, ps:1" in output and "draining" in output
+    assert code == 0 and "ps:0, ps:1" in output and "drained" in output
     # One server that is known suffices, and a server may be named by its address.
     code, output = told(token_file, "drain", ps[1], "--at", ps[1], ps=[])
     assert (code, "server 1 is the last one" in output) == (1, True)
@@ -73,6 +73,8 @@ def test_what_is_refused_is_said_in_a_sentence(servers: MovableServers, token_fi
     code, output = told(token_file, "drain", "5", ps=servers.addresses)
     assert code == 1
     assert output.startswith("stratagem: there is no server 5; there are 0 at ")
+    code, output = told(token_file, "add", "1", ps=servers.addresses)
+    assert (code, "'1' is not an address of a server" in output) == (2, True)
     code, output = told(token_file, "list", ps=[])
     assert (code, "there is no server to ask" in output) == (2, True)
     with ParameterServer(ServerSettings(token=TOKEN)) as plain:

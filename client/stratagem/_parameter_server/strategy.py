@@ -22,6 +22,7 @@ from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
+from stratagem._parameter_server.launchers import warn_of_torchrun
 from stratagem._parameter_server.tables.tables import META_ABOVE
 from stratagem._parameter_server.task import (
     Settings,
@@ -179,6 +180,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def _new_extended(self) -> ParameterServerExtended | LocalExtended:
         devices = replica_devices(self._settings.num_replicas_per_worker)
         if not self._resolver.cluster_spec():
+            warn_of_torchrun()
             names = [canonicalize(device) for device in devices]
             home = canonicalize(default_parameter_device(names))
             return LocalExtended(self, names, home)

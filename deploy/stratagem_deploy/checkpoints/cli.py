@@ -63,6 +63,10 @@ def _answering() -> Iterator[None]:
     except (DataLossError, PermissionDeniedError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(_NO) from error
+    except FileExistsError as error:
+        where = repr(str(error.filename)) if error.filename else str(error)
+        typer.echo(f"stratagem: {where} exists; delete it, or give another place", err=True)
+        raise typer.Exit(_UNANSWERED) from error
     except (StratagemError, OSError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(_UNANSWERED) from error
@@ -240,7 +244,7 @@ def _write_anew(  # one parameter for each option
 
 
 def _say_written(path: Place, servers: int, as_json: bool, **facts: object) -> None:
-    said = f"{path} is for {servers} servers"
+    said = f"{path} is for {servers} server{'' if servers == 1 else 's'}"
     _say(as_json, said, path=str(path), servers=servers, **facts)
 
 

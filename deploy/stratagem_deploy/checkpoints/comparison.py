@@ -59,8 +59,16 @@ def _difference(one: Whole, first: Checkpoint, other: Whole, second: Checkpoint)
 def _difference_of_tables(
     one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
 ) -> str:
+    unwritten = ""
     if one.spec.initializer != other.spec.initializer:
-        return "rows that were never written have other values"
+        unwritten = "rows that were never written have other values"
+    stored = _difference_of_rows(one, first, other, second)
+    return "; ".join(what for what in (stored, unwritten) if what)
+
+
+def _difference_of_rows(
+    one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
+) -> str:
     keys, rows = one.stored(first)
     other_keys, other_rows = other.stored(second)
     lacking = len(keys) - int(torch.isin(keys, other_keys).sum())

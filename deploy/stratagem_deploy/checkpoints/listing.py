@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from stratagem_deploy.output.console import table_console
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.tables import WholeTable
@@ -51,11 +51,14 @@ def _facts(whole: Whole) -> dict[str, Any]:
 
 def table(listed: Mapping[str, Any]) -> None:
     """Print these facts."""
-    shown = Table(*_COLUMNS, title=listed["path"])
+    shown = Table(title=listed["path"])
+    for column in _COLUMNS:
+        # A name that is cut names nothing.
+        shown.add_column(column, overflow="fold")
     for variable in listed["variables"]:
         facts = (variable[column] for column in _COLUMNS)
         shown.add_row(*("" if fact is None else str(fact) for fact in facts))
-    console = Console()
+    console = table_console()
     console.print(shown)
     count, files = len(listed["variables"]), len(listed["files"])
     if listed["bases"]:

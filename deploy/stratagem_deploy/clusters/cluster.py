@@ -129,14 +129,19 @@ class Cluster(ABC):
                 shows the traceback there.
             AbortedError: A worker's process ended without a result.
             InvalidTypeError: The function, an argument or a result cannot be sent.
-            FailedPreconditionError: The cluster does not run, or another `run` does, or its workers
-                serve a coordinator.
+            FailedPreconditionError: The cluster does not run, or another `run` does, or it has no
+                workers, or these serve a coordinator.
         """
         team = self._require_running()
         if self._plan.worker_servers:
             raise FailedPreconditionError(
                 "the workers of this cluster serve a coordinator and make no calls of "
                 "run(); make the cluster with workers instead of worker_servers"
+            )
+        if not self._plan.workers:
+            raise FailedPreconditionError(
+                "this cluster has no workers that could make calls of run(); make it with workers, "
+                "or make the strategy here, with `cluster_resolver`"
             )
         resolvers = [self.resolver("worker", i) for i in range(self._plan.workers)]
         calls = [WorkerCall(function, (resolver, *arguments)) for resolver in resolvers]

@@ -18,7 +18,7 @@ from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
 from stratagem_deploy.clusters.plan import planned
 from stratagem_deploy.clusters.replicated_server import ReplicatedServer, Which
-from stratagem_deploy.clusters.replication import arbiter_folder
+from stratagem_deploy.clusters.replication import arbiter_folder, check_servers
 from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.clusters.workers import LocalWorker, Worker
@@ -105,6 +105,7 @@ class LocalCluster(Cluster):
         """
         folders = storage(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
+        check_servers(ps, folders, replicas, movable)
         super().__init__(replace(plan, movable=movable, tls=tls))
         if tls and not processes:
             raise InvalidArgumentError(

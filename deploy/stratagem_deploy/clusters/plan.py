@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratagem_deploy.clusters.replication import check_movable, check_replicas
 from stratagem_deploy.clusters.storage import Storage
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer
@@ -36,8 +35,7 @@ class Plan:
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
-            kinds, or folders or replicas are asked for that parameter servers cannot have.
-        FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
+            kinds, or a folder is given without parameter servers.
     """
 
     ps: int
@@ -70,10 +68,6 @@ class Plan:
                 f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "
                 "or leave it out, and restore a checkpoint by strategy.restore()"
             )
-        storage.check_written_by(self.ps)
-        check_replicas(self.replicas, self.ps, self.storage)
-        if self.movable:
-            check_movable(self.replicas, self.ps, self.storage)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -137,7 +131,6 @@ def planned(
 
     Raises:
         InvalidArgumentError: As for `Plan`.
-        FailedPreconditionError: Likewise.
     """
     return Plan(
         ps,

@@ -11,12 +11,26 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.settings import MOST_REPLICAS
 
 
-def check_replicas(replicas: int, ps: int, storage: Storage) -> None:
-    """Check that the parameter servers of a cluster can have so many replicas.
+def check_servers(ps: int, storage: Storage, replicas: int = 1, movable: bool = False) -> None:
+    """Check that the parameter servers of a cluster can be what they are to be.
+
+    Args:
+        ps: Their number.
+        storage: What they find on disk, and keep there.
+        replicas: How many replicas each task has.
+        movable: Whether tasks may move between them.
 
     Raises:
         InvalidArgumentError: They cannot.
+        FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
     """
+    storage.check_written_by(ps)
+    _check_replicas(replicas, ps, storage)
+    if movable:
+        _check_movable(replicas, ps, storage)
+
+
+def _check_replicas(replicas: int, ps: int, storage: Storage) -> None:
     if not 1 <= replicas <= MOST_REPLICAS:
         raise InvalidArgumentError(
             f"{replicas} replicas of each parameter server cannot be; ask for 1, or for "
@@ -34,12 +48,7 @@ def check_replicas(replicas: int, ps: int, storage: Storage) -> None:
         )
 
 
-def check_movable(replicas: int, ps: int, storage: Storage) -> None:
-    """Check that the tasks of a cluster can move between its parameter servers.
-
-    Raises:
-        InvalidArgumentError: They cannot.
-    """
+def _check_movable(replicas: int, ps: int, storage: Storage) -> None:
     if not ps:
         raise InvalidArgumentError(
             "a cluster without parameter servers has no tasks that could move; ask for servers, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from stratagem_proto.serving.policy.language import read_policy
 from stratagem_proto.serving.policy.rules import AccessPolicy
 from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_psserver.settings import Durability
+
+_LOG = logging.getLogger("stratagem")
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,12 @@ class Storage:
 
         try:
             checkpoint = open_checkpoint(shared_place(self.restore))
-        except (NotFoundError, DataLossError):
-            # Servers begin with nothing, or say what is damaged.
+        except NotFoundError:
+            # As before the first save; or the name is misspelt.
+            _LOG.warning("no checkpoint is in %r; servers begin with nothing", self.restore)
+            return
+        except DataLossError:
+            # Servers say what is damaged.
             return
         if (written := len(checkpoint.index.servers)) != ps:
             by, remedy = f"{written} servers wrote it", f"Start {written}, or begin"

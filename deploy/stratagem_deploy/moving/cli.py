@@ -23,6 +23,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
+from stratagem_proto.serving.addresses import check_server_address
 
 if TYPE_CHECKING:
     from stratagem import Servers, TaskMove
@@ -72,16 +73,15 @@ def list_servers(
     Exit code: 0 when done, 1 if tasks of this cluster cannot move, and 2 if there was nobody to
     ask.
     """
-    from rich.console import Console
-
     from stratagem_deploy.moving.listing import facts_of, table_of
+    from stratagem_deploy.output.console import table_console
 
     with _cluster(at, cluster, token_file, run) as (servers, _):
         found = servers.report()
     if as_json:
         typer.echo(json.dumps({"servers": facts_of(found)}))
     else:
-        Console().print(table_of(found))
+        table_console().print(table_of(found))
 
 
 @app.command()
@@ -127,6 +127,9 @@ def add(  # noqa: PLR0913  # one parameter for each option
     Exit code: 0 when done, 1 if it was refused or a task has not moved, and 2 if there was nobody
     to ask.
     """
+    if server is not None:
+        with _reported(_NOBODY):
+            check_server_address(server)
     with _cluster(at, cluster, token_file, run) as (servers, found):
         moves = servers.add(server or _started_by(found), timeout, bytes_per_second)
     _tell(moves, as_json)

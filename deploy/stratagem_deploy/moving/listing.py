@@ -44,6 +44,13 @@ def table_of(servers: Iterable[ServerTasks]) -> Table:
             ", ".join(f"ps:{task.task}" for task in server.tasks),
             amount(sum(task.nbytes for task in server.tasks)),
             f"{sum(task.calls_per_second for task in server.tasks):.0f}",
-            "draining" if server.is_draining else "",
+            _state(server),
         )
     return table
+
+
+def _state(server: ServerTasks) -> str:
+    """Return whether a server is to have no tasks, and whether it still has some."""
+    if not server.is_draining:
+        return ""
+    return "draining" if server.tasks else "drained"

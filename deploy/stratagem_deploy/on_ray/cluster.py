@@ -10,6 +10,7 @@ from typing import Any
 
 from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.plan import planned
+from stratagem_deploy.clusters.replication import check_servers
 from stratagem_deploy.clusters.servers import serving
 from stratagem_deploy.clusters.storage import storage
 from stratagem_deploy.on_ray.directory import Directory
@@ -105,6 +106,7 @@ class RayCluster(Cluster):
             )
         folders = storage(restore, durability, durability_folder, policy)
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
+        check_servers(ps, folders)
         self._bundles = {"ps": ps_resources, "worker": worker_resources}
         self._placement_strategy = placement_strategy
         self._restarts = restarts

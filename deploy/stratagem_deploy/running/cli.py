@@ -10,13 +10,14 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
-from stratagem_deploy.clusters.replication import check_movable, check_replicas
+from stratagem_deploy.clusters.replication import check_servers
 from stratagem_deploy.clusters.storage import Storage, storage
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.json_lines import JsonLines
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.running.run import ScriptRun
 from stratagem_deploy.running.settings import ScriptSettings
+from stratagem_proto.certificates.presented import VARIABLE as CERTIFICATES
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import (
@@ -165,20 +166,7 @@ def run(
     Exit code: 0 when the script succeeded on every worker, else that of the worker which failed
     first, 128 + N if signal N ended it; 1 if a server failed.
     """
-    if options.restore and not options.ps:
-        raise typer.BadParameter("--restore needs servers: give --ps a number above 0")
-    if options.policy and not options.ps:
-        raise typer.BadParameter("--policy needs servers: give --ps a number above 0")
-    if options.max_restarts and not options.ps:
-        raise typer.BadParameter(
-            "--max-restarts needs servers: without them the workers form one group, "
-            "which none of them can join again. `torchrun --max-restarts` restarts all"
-        )
-    if options.coordinators and not options.ps:
-        raise typer.BadParameter(
-            "--coordinators needs servers, where the variables are and what functions have read: "
-            "give --ps a number above 0"
-        )
+    _check_together(options)
     try:
         folders = _checked_storage(options)
         notice = notice_at(options.notice) if options.notice else None
@@ -206,6 +194,33 @@ def run(
     raise typer.Exit(_shown(settings, display))
 
 
+def _check_together(options: RunCommandOptions) -> None:
+    """Check that options go together, and with the environment.
+
+    Raises:
+        BadParameter: They do not.
+    """
+    if options.restore and not options.ps:
+        raise typer.BadParameter("--restore needs servers: give --ps a number above 0")
+    if options.policy and not options.ps:
+        raise typer.BadParameter("--policy needs servers: give --ps a number above 0")
+    if options.max_restarts and not options.ps:
+        raise typer.BadParameter(
+            "--max-restarts needs servers: without them the workers form one group, "
+            "which none of them can join again. `torchrun --max-restarts` restarts all"
+        )
+    if options.coordinators and not options.ps:
+        raise typer.BadParameter(
+            "--coordinators needs servers, where the variables are and what functions have read: "
+            "give --ps a number above 0"
+        )
+    if os.environ.get(CERTIFICATES):
+        raise typer.BadParameter(
+            f"{CERTIFICATES} names the certificates of one task, and this command starts several; "
+            "unset it, and give --tls for certificates that are made for the run"
+        )
+
+
 def _checked_storage(options: RunCommandOptions) -> Storage:
     """Return the files and folders of the servers.
 
@@ -216,10 +231,7 @@ def _checked_storage(options: RunCommandOptions) -> Storage:
     folders = storage(
         options.restore, options.durability, options.durability_folder, options.policy
     )
-    folders.check_written_by(options.ps)
-    check_replicas(options.replicas, options.ps, folders)
-    if options.movable:
-        check_movable(options.replicas, options.ps, folders)
+    check_servers(options.ps, folders, options.replicas, options.movable)
     return folders
 
 

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 import grpc
 
 from stratagem_deploy.watching.places import ServerPlace, replica_name
-from stratagem_proto.errors import UnimplementedError
+from stratagem_proto.errors import (
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnimplementedError,
+)
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.asking import Answer
@@ -19,6 +23,8 @@ from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
 
 _OTHER_PORT = " This is probably its port for health checks; give the main one, that of --bind"
+
+_REFUSALS = (PermissionDeniedError, UnauthenticatedError)
 
 
 @dataclass(frozen=True)
@@ -30,12 +36,14 @@ class ServerAnswer:
         status: What it said; None if it did not answer.
         problem: Why it did not, or "".
         time: When, in seconds of a monotonic clock.
+        refused: Whether it does not take this program for one of its cluster.
     """
 
     place: ServerPlace
     status: GetStatusResponse | None
     problem: str = ""
     time: float = field(default_factory=time.monotonic, compare=False)
+    refused: bool = False
 
     @property
     def label(self) -> str:
@@ -120,7 +128,8 @@ def _answer(place: ServerPlace, call: Answer[GetStatusResponse]) -> ServerAnswer
     except grpc.RpcError as error:
         problem = from_rpc_error(error, place.name, "GetStatus")
         where = _OTHER_PORT if isinstance(problem, UnimplementedError) else ""
-        return ServerAnswer(place, None, problem.message + where)
+        refused = isinstance(problem, _REFUSALS)
+        return ServerAnswer(place, None, problem.message + where, refused=refused)
 
 
 def of_clients(answers: Iterable[ServerAnswer]) -> list[ServerAnswer]:

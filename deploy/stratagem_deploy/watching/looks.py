@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stratagem_proto.certificates.presented import presenting
+from stratagem_proto.certificates.presented import presented, presenting
 from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
@@ -49,8 +49,11 @@ def look_at(
 
     with nobody_to_ask():
         token = secrets.read_token(found.run.token_file if found.run else token_file)
+        certificates = found.run.tls if found.run else None
+        if certificates is None:
+            # A folder that cannot be used is refused before anybody is asked.
+            presented()
     asking = partial(ask, found.places, token, timeout, with_variables)
-    certificates = found.run.tls if found.run else None
     return partial(_shown, certificates, asking) if certificates else asking
 
 
@@ -65,6 +68,6 @@ def nobody_to_ask() -> Iterator[None]:
     """End the command if there is none."""
     try:
         yield
-    except (StratagemError, OSError) as error:
+    except (StratagemError, OSError, ImportError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(NOBODY) from error

@@ -50,7 +50,7 @@ def test_a_checkpoint_becomes_a_file_and_a_file_a_checkpoint(tmp_path: Path) -> 
     assert are_equal(load_file(file), load_from(again))
     call("verify", again)
     assert "table/Adam/step" in call("inspect", again)
-    call("export", again, file, code=2)
+    assert "exists; delete it, or give another" in call("export", again, file, code=2)
 
 
 def test_a_file_that_cannot_be_exported_whole_is_not_left(tmp_path: Path) -> None:

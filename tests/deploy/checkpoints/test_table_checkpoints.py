@@ -108,6 +108,21 @@ def test_differences_of_tables_are_listed(trained: Path) -> None:
     assert differences["words.weight"] == "0 rows only in the first, 1 only in the second"
 
 
+def test_stored_rows_are_compared_though_others_would_differ_anyway(tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        with running() as cluster, cluster.strategy() as strategy:
+            with strategy.scope():
+                table = Embedding(100, 2)
+            sgd = DistributedOptimizer(torch.optim.SGD(table.parameters(), 1.0))
+            table(torch.tensor([1, 2])).sum().backward()
+            sgd.step()
+            strategy.save(tmp_path / name)
+    found = answer("diff", tmp_path / "one", tmp_path / "two", code=1)["differences"]
+    assert found["weight"].startswith("4 of 4 elements, by up to")
+    assert found["weight"].endswith("; rows that were never written have other values")
+
+
 def test_stored_rows_are_exported_with_their_keys(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.safetensors"
     assert "export --stored-rows" in call("export", trained, file, code=2)

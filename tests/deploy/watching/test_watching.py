@@ -200,6 +200,19 @@ def test_a_wrong_secret_is_told_apart(trained: ParameterServer, token_file: str)
     code, output = told(token_file, "status", trained.address)
     assert code == 1
     assert "another cluster token than this program, which has sent it nothing" in output
+    code, output = told(token_file, "doctor", trained.address)
+    assert code == 1
+    assert "serves, and does not take this command" in output and "--restore" not in output
+
+
+@pytest.mark.parametrize("command", ["status", "variables", "top", "doctor"])
+def test_certificates_that_cannot_be_used_are_told_before_anybody_is_asked(
+    command: str, trained: ParameterServer, token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_TLS", "nowhere")
+    code, output = told(token_file, command, trained.address)
+    assert code == 2
+    assert output.startswith("stratagem: nowhere/tls.crt cannot be read")
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
     if member.task_type != "chief":
         raise InvalidArgumentError(
             f"ClusterCoordinator is for the chief, but this program is {member.name}: "
-            f"start it as the chief, and the workers by `stratagem worker`. "
-            f"{COORDINATOR}",
+            "start it by `stratagem run --coordinators 1`, or on several machines as the chief, "
+            f"and the workers by `stratagem worker`. {COORDINATOR}",
             task=member.name,
         )
     if not member.cluster.as_dict().get("worker"):

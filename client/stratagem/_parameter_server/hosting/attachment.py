@@ -259,7 +259,7 @@ class EarlierRun:
             others += f"; {withheld} that a server has lost have none before they are restored"
         _LOG.warning(
             "%s goes on with the values of an earlier run, which the servers kept, "
-            "for %s%s. Restart the servers to begin anew",
+            "for %s%s. Restart the servers to begin anew, without --restore",
             self._task,
             ", ".join(repr(variable.name) for variable in kept[:3])
             + (f" and {len(kept) - 3} more variables" if len(kept) > 3 else ""),

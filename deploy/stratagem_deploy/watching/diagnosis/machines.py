@@ -28,13 +28,26 @@ def missed(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
     """Yield the servers that should have answered and did not, but for replicas."""
     for answer in answers:
         if answer.is_missed and answer.place.replica is None:
-            yield Finding(
-                f"{answer.label} does not answer: {answer.problem}",
-                "look at its log and its machine; a process that is stopped or a network that is "
-                "cut looks the same. Started again with --restore it goes on from its checkpoint",
-                stalls=True,
-                culprits=(answer.label,),
-            )
+            yield _stranger(answer) if answer.refused else _silent(answer)
+
+
+def _silent(answer: ServerAnswer) -> Finding:
+    return Finding(
+        f"{answer.label} does not answer: {answer.problem}",
+        "look at its log and its machine; a process that is stopped or a network that is cut looks "
+        "the same. Started again with --restore it goes on from its checkpoint",
+        stalls=True,
+        culprits=(answer.label,),
+    )
+
+
+def _stranger(answer: ServerAnswer) -> Finding:
+    # To start it again would lose what it has.
+    return Finding(
+        f"{answer.label} serves, and does not take this command for one of its cluster: "
+        f"{answer.problem}",
+        "give this command the token or the certificates of the server's cluster",
+    )
 
 
 def refusing(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
