@@ -20,8 +20,8 @@ from stratagem_psserver.moves.calls import OtherServers
 from stratagem_psserver.moves.departure import Departure
 from stratagem_psserver.moves.handler import servers_handler
 from stratagem_psserver.moves.served_tasks import ServedTasks
+from stratagem_psserver.persistence.periodic_images import PeriodicImages
 from stratagem_psserver.persistence.persistence import Persistence
-from stratagem_psserver.persistence.snapshots import Snapshots
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiters.schemes import arbiter_of
 from stratagem_psserver.replication.calls import FOLLOWING, GrpcPeers
@@ -58,7 +58,7 @@ class ParameterServer(RpcServer):
     ) -> None:
         super().__init__(settings)
         self.settings, self._environment = settings, environment
-        self._persistence: Persistence | Snapshots | None = None
+        self._persistence: Persistence | PeriodicImages | None = None
         self._replicated: ReplicatedService | None = None
         self._is_home, self._served = served is None, served
         if settings.is_movable and served is None:
@@ -209,13 +209,13 @@ class ParameterServer(RpcServer):
         await asyncio.get_running_loop().run_in_executor(None, self._state.compute.close)
 
 
-def persistence_of(state: ServerState) -> Persistence | Snapshots | None:
+def persistence_of(state: ServerState) -> Persistence | PeriodicImages | None:
     """Return what keeps the state of a server on disk; None if nothing does."""
     match state.settings.durability:
         case "log":
             return Persistence(state)
         case "snapshot":
-            return Snapshots(state)
+            return PeriodicImages(state)
         case _:
             return None
 

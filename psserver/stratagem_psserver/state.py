@@ -17,6 +17,7 @@ from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
+from stratagem_psserver.cluster.known import KnownCluster
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
@@ -30,7 +31,6 @@ from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
-from stratagem_psserver.known_cluster import KnownCluster
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.log.changes import Changes
@@ -46,7 +46,7 @@ from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapsh
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
-from stratagem_psserver.waiting import LOCK, Attendance, Awaited, Waiter, Waits, listed
+from stratagem_psserver.waiting import LOCK, Attendance, AwaitedClient, Waiter, Waits, listed
 
 # The shared memory of clients has a budget of its own: the budget for requests divided by this.
 _SHARED_PART = 4
@@ -284,9 +284,9 @@ class ServerState:
         Whoever holds a lock waits for nobody but this server, which is therefore named.
         """
 
-        def awaited() -> Sequence[Awaited]:
+        def awaited() -> Sequence[AwaitedClient]:
             client, work = wait.holder()
-            return [Awaited(self.settings.label, f"end of the {work} of {client}")]
+            return [AwaitedClient(self.settings.label, f"end of the {work} of {client}")]
 
         return self.waits.noted(LOCK, Waiter(wait.use.client, f"{what} {wait.name!r}", awaited))
 

@@ -22,7 +22,7 @@ from stratagem_psserver.environment import Clock
 Outcome = TypeVar("Outcome")
 
 
-class Awaited(NamedTuple):
+class AwaitedClient(NamedTuple):
     """A client that others wait for.
 
     Attributes:
@@ -47,7 +47,7 @@ class Waiter:
 
     client: str
     subject: str
-    awaited: Callable[[], Sequence[Awaited]]
+    awaited: Callable[[], Sequence[AwaitedClient]]
     counts: bool = True
 
 
@@ -222,9 +222,9 @@ def _too_many(waiter: Waiter) -> ResourceExhaustedError:
     )
 
 
-def unfinished_steps(gate: CheckpointGate) -> list[Awaited]:
+def unfinished_steps(gate: CheckpointGate) -> list[AwaitedClient]:
     """Return the clients whose steps have to end before a checkpoint can be taken."""
-    return [Awaited(each.label, f"end of step {each.begun}") for each in gate.unfinished()]
+    return [AwaitedClient(each.label, f"end of step {each.begun}") for each in gate.unfinished()]
 
 
 # By first word of a subject: the reason of its waits, where that is another word.

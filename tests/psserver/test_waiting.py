@@ -10,11 +10,13 @@ from functools import partial
 import pytest
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_psserver.waiting import Awaited, Waiter, Waits
+from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits
 
 NEVER = partial(dict[str, str]().get, "never")
 
-WAITER = Waiter("/job:worker/task:1", "step 3", lambda: [Awaited("/job:worker/task:0", "push")])
+WAITER = Waiter(
+    "/job:worker/task:1", "step 3", lambda: [AwaitedClient("/job:worker/task:0", "push")]
+)
 
 
 class Subject:

@@ -13,8 +13,8 @@ from stratagem._coordinator.closure_runs import ClosureRuns
 from stratagem._coordinator.monitor import QUIET_SECONDS, ExclusiveEntry, Monitor, Patience
 from stratagem._coordinator.outcomes import input_failure, result_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
+from stratagem._coordinator.queue_report import QueueReport
 from stratagem._coordinator.recurring import Rebalancing
-from stratagem._coordinator.standing import Standing
 from stratagem._coordinator.workers.connecting import Connector
 from stratagem._coordinator.workers.remote_worker import SHALLOWEST, RemoteWorker
 from stratagem._coordinator.workers.roster import Attendant, Events, Roster
@@ -97,7 +97,7 @@ class Dispatch:
         self._runs = ClosureRuns(
             self._queue, self._roster, self._monitor, self._rebalancing, on_end
         )
-        self._standing = Standing(self._queue, self._roster, self._runs)
+        self._report = QueueReport(self._queue, self._roster, self._runs)
         self._rebalancing.start()
         batchers.start()
 
@@ -131,7 +131,7 @@ class Dispatch:
         with self._monitor:
             left = f"/job:worker/task:{index} to leave"
             if not self._monitor.wait(lambda: index not in self._queue.leaving, left, patience):
-                state = self._standing.of_worker(index)
+                state = self._report.of_worker(index)
                 raise patience.exceeded(f"{state}; it leaves once that has ended")
 
     def workers(self) -> list[int]:
@@ -151,7 +151,7 @@ class Dispatch:
                 "room in the queue of functions",
                 patience,
             ):
-                raise patience.exceeded(f"the queue is full. {self._standing}")
+                raise patience.exceeded(f"the queue is full. {self._report}")
 
     def schedule(self, closure: Closure, patience: Patience) -> None:
         """Take a closure, within `entry`. Spec: ERR-4, ERR-5."""
@@ -177,7 +177,7 @@ class Dispatch:
                 "the end of all functions",
                 patience,
             ):
-                raise patience.exceeded(f"functions have not ended, and go on. {self._standing}")
+                raise patience.exceeded(f"functions have not ended, and go on. {self._report}")
             self._report_error(patience)
 
     def done(self) -> bool:
@@ -200,7 +200,7 @@ class Dispatch:
             if not self._monitor.wait(
                 lambda: there.keys() == self._roster.indices, are_there, patience
             ):
-                raise patience.exceeded(f"workers are missing. {self._standing}")
+                raise patience.exceeded(f"workers are missing. {self._report}")
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]
         with self._told("the answers of all workers", patience):
@@ -229,7 +229,7 @@ class Dispatch:
     def state(self) -> str:
         """Return where everything stands, for a person. Spec: FLT-13."""
         with self._monitor:
-            return str(self._standing)
+            return str(self._report)
 
     def await_end(self, result: Result) -> None:
         """Wait until the closure of a result has ended. Spec: RMV-1."""
@@ -250,7 +250,7 @@ class Dispatch:
 
     def _missing(self) -> Sequence[AwaitedTask]:
         with self._monitor:
-            return self._standing.missing()
+            return self._report.missing()
 
     def close(self) -> None:
         """Give up everything, soon. May be called anywhere, and again."""
@@ -282,7 +282,7 @@ class Dispatch:
         ):
             raise patience.exceeded(
                 "a function has failed, and those that are given up for it have not "
-                f"ended. {self._standing}"
+                f"ended. {self._report}"
             ) from queue.error
         if queue.reporting:
             error, orders = queue.end_report()

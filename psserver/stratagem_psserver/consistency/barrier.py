@@ -11,7 +11,7 @@ from typing import Any
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
 from stratagem_psserver.limits.shares import is_used_up
-from stratagem_psserver.waiting import Awaited, listed
+from stratagem_psserver.waiting import AwaitedClient, listed
 
 # The most passages that tasks wait for, and the most that are remembered.
 MAX_GATHERINGS = 10_000
@@ -192,7 +192,7 @@ class Barriers:
         gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []
 
-    def awaited(self, name: str, clients: Collection[str]) -> list[Awaited]:
+    def awaited(self, name: str, clients: Collection[str]) -> list[AwaitedClient]:
         """Return the tasks that have not arrived yet.
 
         Args:
@@ -209,7 +209,7 @@ class Barriers:
         here = [client for client in clients if client not in gathering.arrived]
         absent = missing - len(here)
         others = [f"{absent} tasks without a session"] if absent > 0 else []
-        return [Awaited(client, "arrival") for client in (*here, *others)]
+        return [AwaitedClient(client, "arrival") for client in (*here, *others)]
 
     def session_ended(self, session_id: bytes) -> None:
         """Withdraw a session from where it waits; what it has passed stays recorded."""

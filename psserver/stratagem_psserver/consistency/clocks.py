@@ -23,7 +23,7 @@ from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
-from stratagem_psserver.waiting import Awaited, listed
+from stratagem_psserver.waiting import AwaitedClient, listed
 
 
 class Clocks:
@@ -112,7 +112,7 @@ class Clocks:
             f"but {listed(slow)} only {group.slowest}"
         )
 
-    def awaited(self, name: str, task_of: Callable[[int], str]) -> list[Awaited]:
+    def awaited(self, name: str, task_of: Callable[[int], str]) -> list[AwaitedClient]:
         """Return the slowest workers of a group, for whom others wait.
 
         Args:
@@ -122,7 +122,9 @@ class Clocks:
         group = self._groups[name]
         unseen = [task_of(n) for n in range(group.num_workers) if n not in group.workers]
         slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
-        return [Awaited(client, f"end of step {group.slowest + 1}") for client in unseen or slow]
+        return [
+            AwaitedClient(client, f"end of step {group.slowest + 1}") for client in unseen or slow
+        ]
 
     def change(self, name: str, consistency: Consistency) -> int:
         """Change a group's consistency and return the first step that has it.

@@ -30,7 +30,7 @@ from stratagem_psserver.exactly_once.recording import (
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
-from stratagem_psserver.waiting import Awaited, Waiter, Waits, unfinished_steps
+from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits, unfinished_steps
 
 # Only the network's delays make requests of a session overtake each other.
 _TURN_SECONDS = 20.0
@@ -223,7 +223,7 @@ class Mutations:
 
 
 def _in_line(session: Session, key: RequestKey) -> Waiter:
-    earlier = Awaited(session.label, f"request before {key.sequence}")
+    earlier = AwaitedClient(session.label, f"request before {key.sequence}")
     return Waiter(session.label, f"the turn of its request {key.sequence}", lambda: [earlier])
 
 

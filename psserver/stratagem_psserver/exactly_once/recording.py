@@ -32,7 +32,7 @@ from stratagem_psserver.exactly_once.numbering import (
 from stratagem_psserver.exactly_once.spaces import SpaceUser
 from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.log.changes import LoggedRequest, Mutation
-from stratagem_psserver.waiting import Awaited, Waiter, Waits
+from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits
 
 # These errors are temporary: a repetition may succeed, so they are not recorded. A stream that was
 # cut can look like one that its client ended too early.
@@ -183,8 +183,10 @@ class ClosureTurns:
         return await apply_and_record(key.ordinal, work, NOT_RECORDED, record)
 
     def _waiter(self, key: ClosureKey, client: str) -> Waiter:
-        def applying() -> list[Awaited]:
-            return [Awaited(self._applying.get(_subject(key), "another worker"), "same mutation")]
+        def applying() -> list[AwaitedClient]:
+            return [
+                AwaitedClient(self._applying.get(_subject(key), "another worker"), "same mutation")
+            ]
 
         return Waiter(client, f"mutation {key.ordinal} of {label(key.identity)}", applying)
 

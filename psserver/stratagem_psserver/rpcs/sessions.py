@@ -17,7 +17,7 @@ from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.exactly_once.session import Session, session_of
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.waiting import Awaited, Waiter, listed
+from stratagem_psserver.waiting import AwaitedClient, Waiter, listed
 
 # A session does not end while a request of it is being applied.
 _CLOSING_SECONDS = 20.0
@@ -141,7 +141,7 @@ class BarrierRpcs:
             f"{state.explained(waiter)}"
         )
 
-    def _awaited(self, name: str) -> list[Awaited]:
+    def _awaited(self, name: str) -> list[AwaitedClient]:
         state = self._state
         clients = [session.label for session in state.ledger.opened() if session.task.job]
         return state.barriers.awaited(name, clients)

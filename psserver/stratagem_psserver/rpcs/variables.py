@@ -19,10 +19,10 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesResponse,
 )
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_psserver.cluster.known import check_training
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.known_cluster import check_training
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors

@@ -44,7 +44,7 @@ from stratagem_psserver.synchronous.contribution_checks import (
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.group_facts import complete, group_from_json, group_to_json
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
-from stratagem_psserver.waiting import Awaited, listed
+from stratagem_psserver.waiting import AwaitedClient, listed
 
 # No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000
@@ -274,7 +274,7 @@ class Rounds:
         names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
 
-    def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[Awaited]:
+    def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[AwaitedClient]:
         """Return the workers whose contribution a step lacks, or that have to send its norm.
 
         Args:
@@ -285,10 +285,10 @@ class Rounds:
         if mark.step > group.closed:
             known = {number: member.task for number, member in group.members.items()}
             lacking = (known.get(n) or task_of(n) for n in group.lacking(mark.step))
-            return [Awaited(task, "contribution") for task in lacking]
+            return [AwaitedClient(task, "contribution") for task in lacking]
         closed = group.unfinished.find(mark.step)
         tasks = [part.task for part in closed.parts] if closed else []
-        return [Awaited(task, "norm of all gradients") for task in tasks]
+        return [AwaitedClient(task, "norm of all gradients") for task in tasks]
 
     @property
     def groups(self) -> Collection[str]:

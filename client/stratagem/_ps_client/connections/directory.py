@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import grpc
 
 from stratagem._core.interruption import uninterrupted
-from stratagem._ps_client.connections.primary_search import Primary
+from stratagem._ps_client.connections.primary_search import PrimaryAddress
 from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.wire.asking import Answer, Question
@@ -42,7 +42,7 @@ class TaskDirectory:
         self._token, self._asking = identity.token, handshake(identity, identifier=b"")
         self.located = locate
 
-    def find(self, epoch: int) -> Primary | None:
+    def find(self, epoch: int) -> PrimaryAddress | None:
         """Return the server that serves the task, by the word of any server; None if none says so.
 
         Args:
@@ -69,7 +69,7 @@ class TaskDirectory:
         return Answer(channel, question, self._token, _SECONDS)
 
 
-def _primary(call: Answer[pb.LocateTasksResponse]) -> Primary | None:
+def _primary(call: Answer[pb.LocateTasksResponse]) -> PrimaryAddress | None:
     """Return what a server says of the task; None if it knows of no tasks that move."""
     try:
         found = call.result().tasks
@@ -78,4 +78,4 @@ def _primary(call: Answer[pb.LocateTasksResponse]) -> Primary | None:
     view = found[0].view if found else None
     if view is None or not view.HasField("primary"):
         return None
-    return Primary(view.primary.address, view.epoch, instance=view.primary.instance)
+    return PrimaryAddress(view.primary.address, view.epoch, instance=view.primary.instance)

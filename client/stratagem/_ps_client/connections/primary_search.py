@@ -25,7 +25,7 @@ _SECONDS = 0.5
 _Answer = tuple[str, GetStatusResponse | None]
 
 
-class Primary(NamedTuple):
+class PrimaryAddress(NamedTuple):
     """The replica that serves a task.
 
     Attributes:
@@ -60,7 +60,7 @@ class PrimarySearch:
         self._closed = False
         self._opening = threading.Lock()
 
-    def find(self, epoch: int) -> Primary | None:
+    def find(self, epoch: int) -> PrimaryAddress | None:
         """Return the replica that says first that it is the primary; None if none does in time.
 
         Args:
@@ -113,15 +113,15 @@ def _tell(
         answered((address, None))
 
 
-def _primary(address: str, status: GetStatusResponse | None) -> Primary | None:
+def _primary(address: str, status: GetStatusResponse | None) -> PrimaryAddress | None:
     """Return what a replica's answer says of it, if it is the primary."""
     if status is None:
         return None
     server = status.parameter_server
     if not server.HasField("replication"):
-        return Primary(address, 0)
+        return PrimaryAddress(address, 0)
     found = server.replication
     if found.standing != STANDING_PRIMARY:
         return None
     view = found.view
-    return Primary(address, view.epoch, view.HasField("backup"), found.replica.instance)
+    return PrimaryAddress(address, view.epoch, view.HasField("backup"), found.replica.instance)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from stratagem._ps_client.connections.directory import TaskDirectory
-from stratagem._ps_client.connections.primary_search import Primary, PrimarySearch
+from stratagem._ps_client.connections.primary_search import PrimaryAddress, PrimarySearch
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.call import Attempt, Call, Style
@@ -187,7 +187,7 @@ class ServerRoute:
 
     def _find_primary(self, error: StratagemError) -> bool:
         if isinstance(error, NotPrimaryError) and self._is_other(error.primary):
-            told = Primary(error.primary, error.epoch)
+            told = PrimaryAddress(error.primary, error.epoch)
             # It may be long ago that the replica heard of it.
             if self._follow(told):
                 return True
@@ -209,7 +209,7 @@ class ServerRoute:
         is_known = address in self._replicas or not self.is_replicated
         return bool(address) and is_known and address != self.address
 
-    def _searched(self) -> Primary | None:
+    def _searched(self) -> PrimaryAddress | None:
         self._searches += 1
         if not self.is_replicated:
             return self._directory.find(self._epoch)
@@ -236,7 +236,7 @@ class ServerRoute:
                 # It is there, and has its reasons.
                 self._looks_from = now + _TRUST_SECONDS
 
-    def _follow(self, primary: Primary) -> bool:
+    def _follow(self, primary: PrimaryAddress) -> bool:
         """Send attempts to a primary from now on; return whether it is not one of the past."""
         with self._moving:
             if primary.epoch < self._epoch or self.closed.is_set():

@@ -8,8 +8,8 @@ from typing import Any
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import FilteredTasks
-from stratagem_psserver.cluster_size import ClusterSize
-from stratagem_psserver.device_filters import DeviceFilters
+from stratagem_psserver.cluster.device_filters import DeviceFilters
+from stratagem_psserver.cluster.size import ClusterSize
 from stratagem_psserver.exactly_once.session import Session
 
 

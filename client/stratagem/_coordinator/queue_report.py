@@ -11,7 +11,7 @@ from stratagem._coordinator.workers.roster import Roster
 from stratagem._core.waiting import AwaitedTask
 
 
-class Standing:
+class QueueReport:
     """Describes a coordinator's queue and workers. Used under the lock; its text is the whole."""
 
     def __init__(self, queue: ClosureQueue, roster: Roster, runs: ClosureRuns) -> None:

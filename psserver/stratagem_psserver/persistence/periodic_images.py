@@ -17,7 +17,7 @@ from stratagem_psserver.state import ServerState
 _LEAVING_SECONDS = 60.0
 
 
-class Snapshots:
+class PeriodicImages:
     """Images of a server's state, one at each interval and one at its end.
 
     A server that was stopped in order goes on as the same one, since nothing is lost. One that was

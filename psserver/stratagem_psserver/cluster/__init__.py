@@ -1,0 +1,1 @@
+"""What a server knows of the cluster that its clients are in."""
