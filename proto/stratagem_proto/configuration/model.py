@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,9 +12,12 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from typing_extensions import Self
 
+from stratagem_proto.configuration.misspelt import misspelt
 from stratagem_proto.configuration.problems import described
 from stratagem_proto.configuration.sources import FileSource, TFConfigSource
 from stratagem_proto.errors import InvalidArgumentError
+
+_LOG = logging.getLogger("stratagem")
 
 _PREFIX = "STRATAGEM_"
 
@@ -61,6 +66,8 @@ class ProcessSettings(BaseSettings):
             InvalidArgumentError: A setting is not valid; the message names its source, for instance
                 `TF_CONFIG.task.index`. Or the file cannot be read.
         """
+        for name, meant in misspelt(os.environ, _PREFIX, map(variable, cls.model_fields)):
+            _LOG.warning("the variable %s is ignored; did you mean %s?", name, meant)
         given = {name: flag for name, flag in flags.items() if flag is not None}
         try:
             return cls(**given)
