@@ -50,14 +50,19 @@ def test_every_worker_may_read_everything() -> None:
 
 def test_loaders_shuffle_alike_on_all_workers() -> None:
     def read(strategy: Strategy) -> Any:
-        loader = DataLoader(TensorDataset(torch.arange(24)), batch_size=8, shuffle=True)
-        distributed = strategy.experimental_distribute_dataset(loader)
-        return [part for (parts,) in distributed for part in parts.values]
+        def read_once() -> Any:
+            loader = DataLoader(TensorDataset(torch.arange(24)), batch_size=8, shuffle=True)
+            distributed = strategy.experimental_distribute_dataset(loader)
+            return torch.cat([part for (parts,) in distributed for part in parts.values]).tolist()
 
-    parts = [part for own in on_two_workers(read) for part in own]
-    seen = torch.cat(parts).tolist()
-    assert sorted(seen) == list(range(24))
-    assert seen != sorted(seen)
+        # A loader is made anew for each epoch.
+        return read_once(), read_once()
+
+    first, again = zip(*on_two_workers(read), strict=True)
+    for seen in (first, again):
+        rows = [row for own in seen for row in own]
+        assert sorted(rows) == list(range(24)) != rows
+    assert first != again
 
 
 def test_all_workers_stop_together() -> None:

@@ -10,17 +10,31 @@ from weakref import ref
 
 
 class _Collection:
-    """Which thread collects garbage at the moment; one of `gc.callbacks`."""
+    """Whether this thread collects garbage at the moment.
+
+    Python drops what is raised in one of `gc.callbacks`, and a signal that came during a collection
+    has its handler called by the first line of Python after it. So the callbacks are methods that
+    are written in C: with one of our own, a Ctrl-C that came then would be lost.
+    """
 
     def __init__(self) -> None:
-        self.thread: int | None = None
+        # The phase that was last is the last one here, with what all callbacks of it are given.
+        self._phases: dict[str, object] = {"start": None, "stop": None}
+        self._here = threading.local()
+        self.callbacks = (
+            self._phases.pop,
+            self._phases.setdefault,
+            self._here.__setattr__,
+        )
 
-    def __call__(self, phase: str, info: dict[str, int]) -> None:
-        self.thread = threading.get_ident() if phase == "start" else None
+    @property
+    def is_here(self) -> bool:
+        phase, info = list(self._phases.items())[-1]
+        return phase == "start" and getattr(self._here, "start", None) is info
 
 
 _COLLECTION = _Collection()
-gc.callbacks.append(_COLLECTION)
+gc.callbacks.extend(_COLLECTION.callbacks)
 
 
 class UniqueNames:
@@ -78,7 +92,7 @@ class UniqueNames:
         if self._owners.get(name) is not owner:
             return
         del self._owners[name]
-        if threading.get_ident() != _COLLECTION.thread:
+        if not _COLLECTION.is_here:
             self._free(name)
 
     def _free(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import torch
 from torch.distributed.constants import default_pg_timeout
@@ -120,6 +121,7 @@ class WorkersReplicas(ReplicaGroup):
         self.default_device = f"{group.place.name}/device:CPU:0"
         self.group = group
         self._elsewhere = elsewhere
+        self._loaders = count()
 
     def host(self, extended: StrategyExtended, unite: Unite) -> WorkersHosting:
         return WorkersHosting(
@@ -147,7 +149,8 @@ class WorkersReplicas(ReplicaGroup):
 
     def share_seed(self, worker: InputWorker) -> InputWorker:
         seeds = self.group.exchange("A dataset", torch.initial_seed())
-        return replace(worker, seed=lambda: seeds[0])
+        # A loader that is made anew for each epoch is to have another order in each.
+        return replace(worker, seed=lambda: (seeds[0] + next(self._loaders)) % 2**63)
 
     def input_left(self, here: bool) -> bool:
         return any(self.group.exchange("The next input", here))

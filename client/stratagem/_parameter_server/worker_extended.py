@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,7 @@ class WorkerExtended(StrategyExtended):
         has_others = membership.trains and membership.num_workers > 1
         workers.add(container_strategy, has_others)
         self._seed: Variable | None = None
+        self._loaders = count()
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -124,12 +126,16 @@ class WorkerExtended(StrategyExtended):
         return replace(super()._input_worker(), seed=self._shuffling_seed)
 
     def _shuffling_seed(self) -> int:
-        """Return the chief's seed, which a worker that comes back finds again."""
+        """Return the seed of the next loader, which is the same on all workers.
+
+        It is the chief's, which a worker that comes back finds again, and the number of the loader,
+        since one that is made anew for each epoch is to have another order in each.
+        """
         if self._seed is None:
             drawn = torch.initial_seed() % 2**63
             with entered(self._container_strategy()):
                 self._seed = Variable(drawn, trainable=False, name=_SEED_NAME)
-        return int(self._seed.numpy())
+        return (int(self._seed.numpy()) + next(self._loaders)) % 2**63
 
     def _distribute_dataset(
         self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -114,3 +117,28 @@ def test_names_do_not_depend_on_when_garbage_is_collected() -> None:
                     gc.collect()
         made.append(names + [variable.name for variable in kept])
     assert made[0] == made[1]
+
+
+# Python drops it if callbacks of collections are written in Python, as those of some packages of
+# tests are.
+_INTERRUPTED = """
+import gc, signal, time
+import stratagem
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+heap = [[number] for number in range(1_000_000)]
+for _ in range(5):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        ends = time.monotonic() + 10
+        while time.monotonic() < ends:
+            gc.collect()
+        raise SystemExit("the interrupt was lost")
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_an_interrupt_that_comes_during_a_collection_is_raised() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", _INTERRUPTED], env=environment, check=True, timeout=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 
 # After these, a contribution counts on some servers and not yet on others.
 _UNDECIDED = AbortedError, DeadlineExceededError, UnavailableError
+
+
+_LOG = logging.getLogger("stratagem")
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ class StepEnds:
         """Bring what a step has stepped up to date, when all have contributed.
 
         This worker's part counts already. So if others do not come, that is not raised here, but by
-        what would be computed on old values: the next step, or refresh.
+        what would be computed on old values: the next step, or refresh. A program that ends before
+        has the log alone to tell it.
         """
         step_tracker = self._step_tracker
         # Others may change consistencies between two steps.
@@ -159,6 +164,11 @@ class StepEnds:
                 grants = self._reads.bring(groups, begins, training=True)
         except StratagemError as error:
             self._behind = copies, error
+            _LOG.warning(
+                "a step of this worker counts, but was not completed, and the parameters here are "
+                "those before it; the next step, or refresh(), raises: %s",
+                error,
+            )
             return
         if grants:
             step_tracker.granted(begins, grants)
