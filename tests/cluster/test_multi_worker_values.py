@@ -172,6 +172,16 @@ def test_what_is_one_object_on_one_worker_differs_from_that_of_the_other(cpus: i
     assert on_two_workers(reduce, cpus) == [[2.5, second]] * 2
 
 
+def test_the_sum_of_what_is_one_object_on_one_worker_is_refused_on_both() -> None:
+    def reduce(strategy: Strategy) -> Any:
+        count = strategy.run(lambda: replica() if worker(strategy) else 7)
+        with pytest.raises(InvalidArgumentError, match="one value for all replicas") as refused:
+            strategy.reduce("sum", count, axis=None)
+        return bool(refused)
+
+    assert on_two_workers(reduce) == [True, True]
+
+
 def test_values_of_different_shapes_are_refused_on_every_worker() -> None:
     def reduce(strategy: Strategy) -> Any:
         values = strategy.run(lambda: torch.ones(1 + worker(strategy)))

@@ -78,7 +78,7 @@ class AcrossWorkers(AcrossReplicas):
         """Reduce values; plain ones count as equal on all replicas of this worker."""
         parts = [self._components(value) for value in values]
         if op is ReduceOp.SUM:
-            _require_components(values, parts)
+            self._require_components(values, parts)
         else:
             # What is one object on the replicas of a worker may be another one on the next.
             parts = [part or self._same_here(v) for v, part in zip(values, parts, strict=True)]
@@ -88,6 +88,13 @@ class AcrossWorkers(AcrossReplicas):
             value if part is None else self._finished(op, next(totals))
             for value, part in zip(values, parts, strict=True)
         ]
+
+    def _require_components(self, values: Sequence[Any], parts: Sequence[Any]) -> None:
+        for value, part in zip(values, parts, strict=True):
+            if part is None:
+                # Others may have different values, and would wait for this worker's.
+                self._group.agree("A value to be reduced", "one value for all replicas")
+                raise sum_of_plain(value)
 
     def _own_total(self, op: ReduceOp, part: tuple[Any, ...]) -> Reduced:
         if all(isinstance(one, IndexedSlices) for one in part):
@@ -165,12 +172,6 @@ class AcrossWorkers(AcrossReplicas):
         values = self._group.joined(own.values, by_rank)[0]
         indices = self._group.joined(own.indices, by_rank)[0]
         return IndexedSlices(values, indices, own.dense_shape)
-
-
-def _require_components(values: Sequence[Any], parts: Sequence[Any]) -> None:
-    for value, part in zip(values, parts, strict=True):
-        if part is None:
-            raise sum_of_plain(value)
 
 
 def _form(value: Reduced) -> list[Any]:

@@ -101,8 +101,8 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
             options: How to run.
 
         Returns:
-            The nest that `fn` returned; with several replicas, numbers and leaves that are not the
-            same object on all of them become `PerReplica`.
+            The nest that `fn` returned; leaves that are not the same object on all replicas become
+            `PerReplica`. Small integers of Python are one object each: return counts as tensors.
 
         Raises:
             InvalidArgumentError: `args` is neither list nor tuple, or the replicas return different

@@ -342,7 +342,7 @@ def test_a_removed_parameter_is_gone_for_all(strategy: OneCopy) -> None:
     del model.bias
     model.register_parameter("bias", None)
     assert strategy.run(lambda: model.bias) is None
-    assert strategy.run(lambda: model(torch.ones(1, 2)).shape == (1, 2))
+    assert strategy.run(lambda: model(torch.ones(1, 2)).shape) == (1, 2)
 
 
 def test_compiled_modules_work_in_every_replica(strategy: OneCopy) -> None:

@@ -26,7 +26,7 @@ from stratagem._core.replicas.replica_thread import (
     Report,
     TorchState,
 )
-from stratagem._core.values.regroup import regroup, regroup_results, select_replica
+from stratagem._core.values.regroup import regroup, select_replica
 from stratagem._core.variables import creators as _creators
 from stratagem._core.variables.creators import Creator, NextCreator
 from stratagem._core.variables.variable import Variable
@@ -176,7 +176,7 @@ class _Rounds:
                 reports = self._round(answers)
                 ends = [r.result for r in reports if isinstance(r, Finished)]
                 if len(ends) == len(reports):
-                    return regroup_results(ends)
+                    return regroup(ends)
                 answers = self._merged(reports)
         finally:
             for replica in self._replicas:

@@ -51,7 +51,8 @@ def sum_of_plain(leaf: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"A non-DistributedValues value {leaf!r} cannot be reduced with the given "
         f"reduce op {ReduceOp.SUM}: whether its copies on all replicas are meant is "
-        "unclear; use ReduceOp.MEAN or multiply it yourself"
+        "unclear; use ReduceOp.MEAN or multiply it yourself. If each replica has returned it, have "
+        "them return tensors: equal small integers of Python are one object"
     )
 
 

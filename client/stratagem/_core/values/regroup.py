@@ -41,25 +41,6 @@ def regroup(
     return map_leaves(merged, *values)
 
 
-def regroup_results(results: Sequence[Any]) -> Any:
-    """Merge what the replicas of a run return; raise as `regroup`.
-
-    A number is each replica's own. Small integers of Python are one object, so that two replicas
-    which count the same would otherwise by chance seem to return one value of the whole run. Flags
-    stay as they are, since a `PerReplica` is true whatever it contains.
-    """
-
-    def merged(*leaves: Any) -> Any:
-        if len(leaves) > 1 and all(type(leaf) in _NUMBERS for leaf in leaves):
-            return PerReplica(leaves)
-        return _merged(leaves, PerReplica)
-
-    return map_leaves(merged, *results)
-
-
-_NUMBERS = {int, float, complex}
-
-
 def _merged(leaves: tuple[Any, ...], wrap: Callable[[Sequence[Any]], Any]) -> Any:
     first = leaves[0]
     if all(leaf is first for leaf in leaves):
