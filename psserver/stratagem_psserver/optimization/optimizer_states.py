@@ -84,7 +84,8 @@ class OptimizerStates:
         if found and (missing := layout.keys() - found.keys()):
             raise FailedPreconditionError(
                 f"optimizer {optimizer!r} has the state {sorted(found)} for "
-                f"{variable.name!r} but no {sorted(missing)}; create all of these slot "
+                f"{variable.name!r} but no {sorted(missing)}, as if it was trained with other "
+                "settings before, such as amsgrad; train with those, or create all of these slot "
                 "variables or delete all",
                 variable=variable.name,
             )
