@@ -133,6 +133,17 @@ def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:
     assert "--restore needs servers" in refused.output
 
 
+def test_a_run_does_not_take_the_certificates_of_one_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_TLS", "certs/worker-0")
+    script = tmp_path / "script.py"
+    script.touch()
+    refused = CliRunner().invoke(app, ["run", str(script)])
+    assert refused.exit_code == 2
+    assert "the certificates of one task" in " ".join(refused.output.replace("│", "").split())
+
+
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_script_that_is_run_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

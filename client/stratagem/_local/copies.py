@@ -26,6 +26,11 @@ Unite = Callable[[Sequence[LocalVariable]], Variable]
 """Returns the variable that consists of copies, one on each replica's device."""
 
 
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # What has diverged is alike as well, and is the user's to find.
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def _make_copies_of_first(hosted: HostedParameter) -> None:
     hosted.accept_everywhere()
     for copy, leaf in zip(hosted.variable.values, hosted.leaves, strict=True):
@@ -88,7 +93,7 @@ class CopiesHosting(LocalHosting):
             ContextError: It is not; all have the first one's then.
         """
         first, *others = hosted.leaves
-        if not all(torch.equal(first, leaf.to(first.device)) for leaf in others):
+        if not all(_are_alike(first, leaf.to(first.device)) for leaf in others):
             _make_copies_of_first(hosted)
             raise ContextError(
                 f"parameter {hosted.name!r} was written in replicas, and not alike, as the "

@@ -31,31 +31,31 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
-def total(distribution: Histogram) -> int:
+def total(histogram: Histogram) -> int:
     """Return how many there were."""
-    return sum(distribution.counts)
+    return sum(histogram.counts)
 
 
-def mean(distribution: Histogram) -> float | None:
+def mean(histogram: Histogram) -> float | None:
     """Return their mean; None if there were none."""
-    number = total(distribution)
-    return distribution.sum / number if number else None
+    number = total(histogram)
+    return histogram.sum / number if number else None
 
 
-def quantile(distribution: Histogram, share: float) -> float | None:
+def quantile(histogram: Histogram, share: float) -> float | None:
     """Return the upper bound of a quantile's bucket; None if there were none.
 
     What is above all bounds counts as the last one.
     """
-    wanted = share * total(distribution)
-    for bound, number in _running(distribution):
+    wanted = share * total(histogram)
+    for bound, number in _running(histogram):
         if number >= wanted > 0:
             return bound
     return None
 
 
-def _running(distribution: Histogram) -> Iterator[tuple[float, int]]:
-    bounds, number = [*distribution.bounds, *distribution.bounds[-1:]], 0
-    for bound, count in zip(bounds, distribution.counts, strict=True):
+def _running(histogram: Histogram) -> Iterator[tuple[float, int]]:
+    bounds, number = [*histogram.bounds, *histogram.bounds[-1:]], 0
+    for bound, count in zip(bounds, histogram.counts, strict=True):
         number += count
         yield bound, number

@@ -36,12 +36,12 @@ def calls_of(
 def _add(summed: MethodStatus, method: MethodStatus, sign: int) -> None:
     for code, count in method.ended.items():
         summed.ended[code] += sign * count
-    _add_distribution(summed.seconds, method.seconds, sign)
-    _add_distribution(summed.received_bytes, method.received_bytes, sign)
-    _add_distribution(summed.sent_bytes, method.sent_bytes, sign)
+    _add_histogram(summed.seconds, method.seconds, sign)
+    _add_histogram(summed.received_bytes, method.received_bytes, sign)
+    _add_histogram(summed.sent_bytes, method.sent_bytes, sign)
 
 
-def _add_distribution(mine: Histogram, other: Histogram, sign: int) -> None:
+def _add_histogram(mine: Histogram, other: Histogram, sign: int) -> None:
     if not other.counts:
         return
     if not mine.counts:

@@ -229,7 +229,7 @@ class Primary:
         return self._is_leaving or lives
 
     async def _keep(self) -> bool:
-        """Go on alone, as the backup has left before the arbiter granted that it takes over."""
+        """Go on alone, as the backup has left, or is silent, before it was granted the task."""
         is_kept = await self._go_on_alone()
         self._is_fenced = not is_kept
         self._log.progressed()

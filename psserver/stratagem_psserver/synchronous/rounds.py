@@ -252,9 +252,8 @@ class Rounds:
             raise _waiters_error(mark, failure)
         lost = group.lost(mark.step, self._waits) if mark.step > group.closed else None
         if lost is not None:
-            who = "it" if lost.task in lost.gone else lost.task
             raise AbortedError(
-                f"step {mark.step} of {mark.group!r} cannot be completed: {lost.gone} before {who} "
+                f"step {mark.step} of {mark.group!r} cannot be completed: {lost.gone} before it "
                 "contributed to the step; start that task again"
             )
         if session_id and session_id in group.owed.get(mark.step, {}).values():

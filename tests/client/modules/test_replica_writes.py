@@ -77,6 +77,19 @@ def test_what_all_replicas_write_alike_is_theirs(strategy: MirroredStrategy) -> 
     assert torch.equal(first, second) and first.min() == pytest.approx(0.9)
 
 
+def test_what_has_diverged_may_be_written_alike(strategy: MirroredStrategy) -> None:
+    embedding = embedding_in(strategy)
+    sgd = DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 0.5))
+
+    def step(rows: torch.Tensor) -> None:
+        embedding(rows).sum().backward()
+        nn.init.constant_(embedding.weight, torch.nan)
+        sgd.step()
+
+    strategy.run(step, (ROWS,))
+    assert all(each.isnan().all() for each in copies(strategy, embedding))
+
+
 def test_one_replica_cannot_write_alone(strategy: MirroredStrategy) -> None:
     embedding = embedding_in(strategy)
     sgd = DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 0.5))

@@ -315,7 +315,9 @@ def test_a_loop_sees_what_only_the_other_worker_trains(in_run: bool, consistency
         assert consistency == "async" or [*seen, last] == [*range(1, STEPS + 2)]
 
 
-def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old() -> None:
+def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with (
         running(1, num_workers=2) as cluster,
         cluster.strategy(consistency="sync", peer_seconds=0.2) as strategy,
@@ -331,6 +333,7 @@ def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old() -> None:
 
         step()
         # The first counts, whoever is late; a second one would begin with old values.
+        assert any("counts, but was not completed" in each for each in caplog.messages)
         with pytest.raises(stratagem.DeadlineExceededError, match="worker 1"):
             step()
 

@@ -212,6 +212,17 @@ def test_without_a_cluster_all_consistencies_are_the_same() -> None:
     assert strategy.consistency_report() == {}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_of_torchrun_hear_that_each_trains_by_itself(
+    rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ParameterServerStrategy()
+    said = [each for each in caplog.messages if "process 1 of 2 trains a model of its own" in each]
+    assert len(said) == rank
+
+
 def test_where_replicas_are_always_in_sync_there_is_no_choice() -> None:
     strategy = stratagem.MirroredStrategy()
     with strategy.scope():

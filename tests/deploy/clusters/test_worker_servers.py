@@ -123,6 +123,14 @@ def test_calls_need_other_workers() -> None:
         cluster.run(os.getpid)
 
 
+def test_calls_need_workers() -> None:
+    with (
+        LocalCluster(ps=1, workers=0) as cluster,
+        pytest.raises(FailedPreconditionError, match="no workers that could make calls"),
+    ):
+        cluster.run(os.getpid)
+
+
 def test_workers_are_of_one_kind() -> None:
     with pytest.raises(InvalidArgumentError, match="not for both"):
         LocalCluster(ps=1, workers=1, worker_servers=1)

@@ -17,6 +17,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.checkpoint_pb2 import HoldStepsRequest, HoldStepsResponse
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_MULTIPLY,
@@ -27,6 +28,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     AssignResponse,
 )
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_psserver.exactly_once.mutations import _out_of_turn
+from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -212,3 +215,12 @@ def test_a_step_of_a_session_that_ended_while_its_data_came_is_not_begun(
         hold = HoldStepsRequest(session_id=other.session_id, cut=b"c" * 16)
         held = other.unary("HoldSteps", hold, HoldStepsResponse, service=CHECKPOINTS)
         assert [one.label for one in held.clients if one.begun > one.finished] == []
+
+
+def test_a_request_that_waits_for_itself_is_not_told_to_send_another_one() -> None:
+    session = Session(b"0123456789abcdef", ROLE_WORKER, Task(job="worker"))
+    late = RequestKey(sequence=3, acknowledged=1)
+    assert "an earlier one that has not arrived" in _out_of_turn(session, late).message
+    again = RequestKey(sequence=2, acknowledged=1)
+    session.numbering.admit(again)
+    assert "come before and is still being applied" in _out_of_turn(session, again).message

@@ -58,7 +58,7 @@ class SyncOnReadVariable(CopiedVariable):
             first: torch.Tensor = extended._of_first_replica(values[0])
             return first
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        # The flags that are set are counted.
+        # Of flags the sum says how many are set.
         return extended._combine_copies(op, values).to(values[0].dtype)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:

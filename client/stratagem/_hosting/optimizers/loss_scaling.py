@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.optim import Optimizer
 
 _LEFT = "grad_scale", "found_inf"
 
 
-def watch_scalers(optimizer: Optimizer) -> None:
+def watch_scalers(optimizer: Any) -> None:
     """Have a `GradScaler` leave a trace in an optimizer that it steps, and its gradients as is."""
     # So an optimizer tells torch that it looks after scales itself.
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = True
 
 
 def is_scaled(optimizer: Optimizer) -> bool:
