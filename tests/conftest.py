@@ -17,6 +17,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
 pytest_plugins = (
+    "tests.crashes",
     "tests.longest_first",
     "tests.marked_files",
     "tests.spec.without_rows",
