@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from stratagem_deploy.output.console import table_console
 from stratagem_proto.certificates.contents import read_certificates
 
 _FORMAT = "%F %T UTC"
@@ -41,4 +41,4 @@ def table(listed: Sequence[Mapping[str, str | float]]) -> None:
         days = f"{each['days_left']:,.1f}"
         cells = (each[name] for name in ("folder", "cluster", "task", "role", "valid_until"))
         shown.add_row(*map(str, cells), days)
-    Console().print(shown)
+    table_console().print(shown)

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from stratagem_deploy.output.console import table_console
 from stratagem_proto.errors import NotFoundError
 from stratagem_proto.log.segments import LogReader, Record, first_of, segments_in
 from stratagem_proto.wire.status import code_of
@@ -93,7 +93,7 @@ def table(listed: Mapping[str, Any]) -> None:
     shown = Table("record", "count", "bytes", title=listed["path"])
     for each in listed["records"]:
         shown.add_row(each["kind"], str(each["count"]), str(each["nbytes"]))
-    console = Console()
+    console = table_console()
     console.print(shown)
     console.print(
         f"{listed['task']}, records {listed['first']} to {listed['last']}, in "

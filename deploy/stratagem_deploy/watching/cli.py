@@ -139,8 +139,7 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
 
     Exit code: 0 if nothing was found, 1 if something was, and 2 if there was nobody to ask.
     """
-    from rich.console import Console
-
+    from stratagem_deploy.output.console import table_console
     from stratagem_deploy.watching.diagnosis.doctor import findings
     from stratagem_deploy.watching.tables import findings_table
 
@@ -148,7 +147,7 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     if as_json:
         typer.echo(json.dumps({"findings": [finding.facts() for finding in found]}))
     elif found:
-        Console().print(findings_table(found))
+        table_console().print(findings_table(found))
     else:
         typer.echo("nothing is wrong, as far as servers can tell")
     raise typer.Exit(_MISSED if found else 0)

@@ -70,9 +70,9 @@ def place_of(path: AnyPlace) -> Place:
         return Path(text)
     if url is None or url[1].lower() not in {*_SCHEMES, "file"}:
         raise InvalidArgumentError(
-            f"{_shown(text)!r} is a URL, and checkpoints are only written to and read from file "
-            "systems, s3://BUCKET/PATH and gs://BUCKET/PATH; mount the storage, or save to a "
-            "folder and copy that"
+            f"{_shown(_with_slashes(text))!r} is a URL, and checkpoints are only written to "
+            "and read from file systems, s3://BUCKET/PATH and gs://BUCKET/PATH; mount the "
+            "storage, or save to a folder and copy that"
         )
     return _of_url(url[1].lower(), url[2], url[3])
 
@@ -96,6 +96,11 @@ def _of_url(scheme: str, slashes: str, rest: str) -> Place:
             f"{scheme}://BUCKET/PATH without empty names, '.' and '..'"
         )
     return StoreUrl(_SCHEMES[scheme], segments)
+
+
+def _with_slashes(text: str) -> str:
+    url = _URL.match(text)
+    return f"{url[1]}://{url[3]}" if url else text
 
 
 def _shown(text: str) -> str:

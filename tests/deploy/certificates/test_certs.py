@@ -14,7 +14,7 @@ from tests.certified import serial
 
 
 def call(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["certs", *map(str, arguments)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["certs", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
 

@@ -14,7 +14,7 @@ from tests.psserver.persistence.servers import client_of, end_of, killed, logged
 
 
 def call(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["log", *map(str, arguments)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["log", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
 

@@ -29,10 +29,8 @@ class AskedDoctor:
         return json.loads(self.output("doctor", "--json", *arguments))["findings"]  # type: ignore[no-any-return]
 
     def output(self, *arguments: str) -> str:
-        """What a command says, on a wide terminal."""
-        return (
-            CliRunner().invoke(app, arguments, env={**self._environment, "COLUMNS": "300"}).stdout
-        )
+        """What a command says, where nothing is cut since it is no terminal."""
+        return CliRunner().invoke(app, arguments, env=self._environment).stdout
 
     def until(self, is_it: Callable[[Finding], bool], *arguments: str) -> Finding:
         """Asks until there is such a finding, and returns it."""

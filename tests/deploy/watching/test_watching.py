@@ -58,7 +58,6 @@ def told(token_file: str, *arguments: str, cluster: Any = None) -> tuple[int, st
     environment = {
         "STRATAGEM_TOKEN_FILE": token_file,
         "TF_CONFIG": json.dumps(cluster or {}),
-        "COLUMNS": "160",
     }
     finished = CliRunner().invoke(app, arguments, env=environment)
     return finished.exit_code, finished.output

@@ -45,6 +45,12 @@ def test_urls_of_other_kinds_are_refused(url: str) -> None:
         place_of(url)
 
 
+def test_a_refused_url_is_told_as_it_was_written() -> None:
+    for path in ("ftp://host/run", Path("ftp://host/run")):
+        with pytest.raises(InvalidArgumentError, match="^'ftp://host/run' is a URL"):
+            place_of(path)
+
+
 @pytest.mark.parametrize(
     "rest", ["bucket//run", "bucket/../run", "bucket/.", "bucket/a\nb", "", "/bucket/run"]
 )
