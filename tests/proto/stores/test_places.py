@@ -47,7 +47,7 @@ def test_urls_of_other_kinds_are_refused(url: str) -> None:
 
 def test_a_refused_url_is_told_as_it_was_written() -> None:
     for path in ("ftp://host/run", Path("ftp://host/run")):
-        with pytest.raises(InvalidArgumentError, match="^'ftp://host/run' is a URL"):
+        with pytest.raises(InvalidArgumentError, match=r"^'ftp://host/run' is a URL"):
             place_of(path)
 
 
