@@ -182,6 +182,17 @@ def test_the_sum_of_what_is_one_object_on_one_worker_is_refused_on_both() -> Non
     assert on_two_workers(reduce) == [True, True]
 
 
+@pytest.mark.parametrize("wrap", [float, torch.tensor], ids=["number", "tensor"])
+def test_a_plain_value_is_gathered_if_it_is_that_of_all_workers(wrap: Any) -> None:
+    def gather(strategy: Strategy) -> Any:
+        own, same = wrap(2.0 + worker(strategy)), wrap(7.0)
+        with pytest.raises(InvalidArgumentError, match="gathered differs between the workers"):
+            strategy.gather(strategy.run(lambda: own), axis=0)
+        return float(strategy.gather(strategy.run(lambda: same), axis=0))
+
+    assert on_two_workers(gather) == [7.0, 7.0]
+
+
 def test_values_of_different_shapes_are_refused_on_every_worker() -> None:
     def reduce(strategy: Strategy) -> Any:
         values = strategy.run(lambda: torch.ones(1 + worker(strategy)))

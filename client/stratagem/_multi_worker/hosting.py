@@ -20,7 +20,7 @@ from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.reduction import AcrossWorkers, Reduced
+from stratagem._multi_worker.reduction import AcrossWorkers, Reduced, bytes_of
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError, VariableNotFoundError
 
@@ -173,7 +173,7 @@ class WorkersHosting(CopiesHosting):
         super().before_replicas()
 
     def _note_written(self, name: str, value: torch.Tensor) -> None:
-        content = f"{self._written} {name} ".encode() + _content(value)
+        content = f"{self._written} {name} ".encode() + bytes_of(value)
         self._written = hashlib.sha256(content).hexdigest()
 
     def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
@@ -217,8 +217,3 @@ def _form(adoption: Adoption) -> list[Any]:
     parameter = adoption.parameter
     kind = [str(parameter.dtype), list(parameter.shape), parameter.requires_grad]
     return [adoption.name, *kind, adoption.module_path]
-
-
-def _content(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()

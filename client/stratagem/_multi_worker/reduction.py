@@ -6,7 +6,9 @@ worker gets the same bits.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -143,16 +145,19 @@ class AcrossWorkers(AcrossReplicas):
         spread = [self._components(value) is not None for value in values]
         own = [gather(value, axis) for value in values]
         tensors = [dense(x) for x, many in zip(own, spread, strict=True) if many]
-        joined = iter(self._joined(tensors, axis))
+        plain = [_described(x) for x, many in zip(own, spread, strict=True) if not many]
+        joined = iter(self._joined(tensors, axis, plain))
         return [next(joined) if many else value for value, many in zip(own, spread, strict=True)]
 
-    def _joined(self, tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
+    def _joined(
+        self, tensors: Sequence[torch.Tensor], axis: int, plain: Sequence[str]
+    ) -> list[torch.Tensor]:
         # Lengths may differ only in the first dimension.
         dims = [dimensions(tensor, axis)[0] for tensor in tensors]
         moved = [each.movedim(dim, 0) for each, dim in zip(tensors, dims, strict=True)]
         forms = [_form_of_row(each) for each in moved]
         counts = [len(each) for each in moved]
-        by_rank = self._group.agree("A value to be gathered", forms, counts)
+        by_rank = self._group.agree("A value to be gathered", [forms, plain], counts)
         lengths = zip(*by_rank, strict=True)
         return [
             torch.cat(self._group.joined(each, length)).movedim(0, dim)
@@ -172,6 +177,20 @@ class AcrossWorkers(AcrossReplicas):
         values = self._group.joined(own.values, by_rank)[0]
         indices = self._group.joined(own.indices, by_rank)[0]
         return IndexedSlices(values, indices, own.dense_shape)
+
+
+def _described(plain: Any) -> str:
+    """Return what differs where a plain value does; every worker gathers its own."""
+    if isinstance(plain, torch.Tensor):
+        content = hashlib.sha256(bytes_of(plain)).hexdigest()[:8]
+        return f"one tensor for all replicas, with the digest {content}"
+    return repr(plain) if isinstance(plain, Number) else type(plain).__name__
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of all elements, in the order of rows."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _form(value: Reduced) -> list[Any]:
