@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from stratagem._core.variables.variable import Variable
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.programs.slot_names import SlotName
 
 
@@ -122,44 +122,3 @@ class DeferredState:
             if str(slot) in self._values:
                 slots[slot.optimizer][slot.key] = self._values.pop(str(slot))
         return slots
-
-
-class UnusedValues(Protocol):
-    """What a checkpoint has that nothing has taken yet."""
-
-    def names(self) -> list[str]:
-        """Return the names of the values."""
-
-
-class Restoration:
-    """What became of a checkpoint that was restored. Spec: CKP-2.
-
-    Args:
-        deferred: What nothing has taken yet.
-        extra: What `save` was given to keep besides values.
-
-    Attributes:
-        extra: What `save` was given to keep besides values.
-    """
-
-    def __init__(self, deferred: UnusedValues, extra: Mapping[str, Any] | None = None) -> None:
-        self._deferred = deferred
-        self.extra: Mapping[str, Any] = extra or {}
-
-    @property
-    def unused(self) -> list[str]:
-        """The names for which nothing has been made so far."""
-        return self._deferred.names()
-
-    def assert_consumed(self) -> None:
-        """Check that everything in the checkpoint has been used.
-
-        Raises:
-            FailedPreconditionError: Something has not.
-        """
-        if self.unused:
-            raise FailedPreconditionError(
-                f"the checkpoint has {', '.join(map(repr, self.unused))}, for which "
-                "this program has made no variable; make it under the same name, or "
-                "leave the check out"
-            )

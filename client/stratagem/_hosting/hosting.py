@@ -26,7 +26,7 @@ from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.deferred import Restoration
+    from stratagem._checkpoints.restore_status import RestoreStatus
     from stratagem._tracing.optimizer_rules import VariableRule
     from stratagem.consistency import Consistency
 
@@ -317,7 +317,7 @@ class Hosting(ABC):
         """Return the content of a checkpoint, by name."""
         raise self._extended._no_checkpoints()
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
         """Load a checkpoint, also into what is made later."""
         raise self._extended._no_checkpoints()
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState, Restoration
+from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState
+from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._core.contexts.context import cross_replica
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
@@ -105,7 +106,7 @@ class LocalHosting(Hosting):
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._checkpoints.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
         return self._checkpoints.load(state, strict)
 
 
@@ -144,7 +145,7 @@ class LocalCheckpoints:
 
     # Restoring.
 
-    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
         """Replace values by those of a checkpoint, also of what is made later.
 
         Raises:
@@ -153,8 +154,9 @@ class LocalCheckpoints:
         """
         self._hosting.extended._before_replicas()
         entries = self._entries()
-        if strict:
-            _require_all(entries, state)
+        missing = [entry.name for entry in entries if entry.name not in state]
+        if strict and missing:
+            raise _lacks(missing, state)
         present = [entry for entry in entries if entry.name in state]
         for entry in present:
             entry.require_fit(state[entry.name])
@@ -168,7 +170,7 @@ class LocalCheckpoints:
                 self._restore_slots(variable, stateful)
         # The parameters of modules follow at once, not when replicas run next.
         self._hosting.extended._before_replicas()
-        return Restoration(self._deferred)
+        return RestoreStatus(self._deferred, missing)
 
     def _restore_slots(self, variable: Variable, optimizers: Iterable[str] = ()) -> None:
         slots = self._deferred.take_slots(variable.name)
@@ -200,11 +202,9 @@ class LocalCheckpoints:
             self._deferred.restore(CheckpointEntry.of_tensor(*named))
 
 
-def _require_all(entries: Sequence[CheckpointEntry], state: Mapping[str, torch.Tensor]) -> None:
-    missing = [entry.name for entry in entries if entry.name not in state]
-    if missing:
-        raise NotFoundError(
-            f"the checkpoint has no {', '.join(map(repr, missing))}; it has "
-            f"{', '.join(map(repr, sorted(state))) or 'nothing'}. Restore into the program that "
-            "was saved, or pass strict=False to leave what it lacks as it is"
-        )
+def _lacks(missing: Sequence[str], state: Mapping[str, torch.Tensor]) -> NotFoundError:
+    return NotFoundError(
+        f"the checkpoint has no {', '.join(map(repr, missing))}; it has "
+        f"{', '.join(map(repr, sorted(state))) or 'nothing'}. Restore into the program that "
+        "was saved, or pass strict=False to leave what it lacks as it is"
+    )

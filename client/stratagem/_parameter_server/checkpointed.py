@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
-from stratagem._checkpoints.deferred import Restoration
+from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.checkpoints.saving import Series
@@ -56,7 +56,7 @@ class CheckpointedStrategy(Strategy):
                 and the checkpoint is as of the call.
             keep: How many checkpoints the folder keeps, this one included.
             extra: What else to keep, as JSON can express it, for instance the number of an epoch;
-                the `Restoration` of `restore` has it.
+                the `RestoreStatus` of `restore` has it.
             incremental: Whether servers write only the rows that differ from the latest checkpoint
                 in the folder, and refer to it for the others. It stays for as long as one is kept
                 that refers to it, whatever `keep` says. Each ninth checkpoint has all rows, and so
@@ -122,7 +122,7 @@ class CheckpointedStrategy(Strategy):
             )
         self.extended._cluster.register_for_checkpointing(name, stateful)
 
-    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
+    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Replace values, and the state of optimizers, by those of a checkpoint.
 
         The servers read it, each what it hosts; their number may be another than when it was saved.

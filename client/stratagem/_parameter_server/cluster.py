@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._checkpoints.deferred import Restoration
+from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
@@ -160,7 +160,7 @@ class TrainingCluster:
         self._refresh()
         return self._checkpoints.save(root, series, extra)
 
-    def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
+    def restore(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
         """Restore all servers; see `ParameterServerStrategy.restore`."""
         # What servers have lost cannot be read before it has the values of the checkpoint.
         if self._store.training.is_whole:

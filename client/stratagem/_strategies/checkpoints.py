@@ -13,7 +13,7 @@ from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.deferred import Restoration
+    from stratagem._checkpoints.restore_status import RestoreStatus
     from stratagem._core.protocols import AnyExtended, AnyStrategy
 
 
@@ -42,7 +42,7 @@ class CheckpointMethods:
 
     def load_state_dict(
         self, state: Mapping[str, torch.Tensor], strict: bool = True
-    ) -> Restoration:
+    ) -> RestoreStatus:
         """Replace values by those that `state_dict` of this or another strategy gave.
 
         What has a value for no variable of this program is kept: a variable, or a parameter, that
@@ -66,7 +66,7 @@ class CheckpointMethods:
         """
         require_cross_replica_or_default(self._extended, "load_state_dict")
         with entered(self._own()):
-            restoration: Restoration = self._extended._load_state_dict(state, strict)
+            restoration: RestoreStatus = self._extended._load_state_dict(state, strict)
             return restoration
 
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
@@ -109,7 +109,7 @@ class CheckpointMethods:
             written.result()
         return written
 
-    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
+    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Replace values by those of a file that `save` wrote.
 
         Args:

@@ -21,7 +21,7 @@ from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.deferred import Restoration
+    from stratagem._checkpoints.restore_status import RestoreStatus
     from stratagem._core.enums import ReduceOp
     from stratagem._core.options import CommunicationOptions, ValueContext
     from stratagem._core.protocols import AnyHosting
@@ -258,11 +258,11 @@ class StrategyHooks(StrategyPrimitives):
             raise self._no_checkpoints()
         return self._hosting.state_dict()
 
-    def _load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+    def _load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
         """Replace values by those of a checkpoint, also of what is made later."""
         if self._hosting is None:
             raise self._no_checkpoints()
-        restoration: Restoration = self._hosting.load_state_dict(state, strict)
+        restoration: RestoreStatus = self._hosting.load_state_dict(state, strict)
         return restoration
 
     def _no_checkpoints(self) -> UnimplementedError:

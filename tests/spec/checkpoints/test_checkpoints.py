@@ -138,9 +138,27 @@ def test_a_state_that_lacks_a_variable_changes_nothing() -> None:
     with pytest.raises(stratagem.NotFoundError, match="no 'v'; it has 'a'"):
         strategy.load_state_dict({"a": torch.tensor(2.0)})
     assert copies_of(variable) == [1.0, 1.0]
-    unused = strategy.load_state_dict({"a": torch.tensor(2.0)}, strict=False).unused
-    assert unused == ["a"]
+    status = strategy.load_state_dict({"a": torch.tensor(2.0)}, strict=False)
+    assert (status.unused, status.missing) == (["a"], ["v"])
     assert copies_of(variable) == [1.0, 1.0]
+
+
+@pytest.mark.spec("CKP-2")
+def test_a_status_tells_what_was_found() -> None:
+    """Each check returns the status, so that it can follow the call that restores."""
+    strategy = STRATEGIES["mirrored"]()
+    variable = created(strategy)
+    whole, one = {"v": torch.tensor(2.0), "a": torch.tensor(3.0)}, {"v": torch.tensor(2.0)}
+    status = strategy.load_state_dict(one)
+    assert status.assert_consumed() is status
+    matched = strategy.load_state_dict(whole).assert_existing_objects_matched()
+    with pytest.raises(stratagem.FailedPreconditionError, match="'a', for which this program"):
+        matched.assert_consumed()
+    partial = strategy.load_state_dict({}, strict=False).expect_partial()
+    for check in (partial.assert_existing_objects_matched, partial.assert_consumed):
+        with pytest.raises(stratagem.FailedPreconditionError, match="no 'v', which were left"):
+            check()
+    assert copies_of(variable) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from stratagem._checkpoints.deferred import CheckpointEntry, Restoration
+from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._checkpoints.files import written_elsewhere
+from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer
 from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
@@ -58,16 +59,16 @@ class ClusterCheckpoints:
         contents = Contents(local, extra, self._membership.num_training_tasks)
         return self._saver.save(root, contents, series)
 
-    def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
+    def restore(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
         """Give variables, optimizers and buffers what they have in a checkpoint."""
         restorer = ClusterRestorer(self._store, path, self._membership)
-        restorer.require_fit(self._variables, self._entries(), strict)
+        missing = restorer.require_fit(self._variables, self._entries(), strict)
         restorer.restore(self._variables, accounts=True)
         restorer.restore_buffers(self._entries())
         restorer.meet()
         self._restorer = restorer
         self.states.restore(restorer.checkpoint.index.workers)
-        return Restoration(restorer, restorer.checkpoint.index.extra)
+        return RestoreStatus(restorer, missing, restorer.checkpoint.index.extra)
 
     def created(self, variables: Sequence[RemoteVariable]) -> None:
         """Restore variables that were made after a checkpoint was restored."""

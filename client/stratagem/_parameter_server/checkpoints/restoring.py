@@ -121,8 +121,8 @@ class ClusterRestorer:
 
     def require_fit(
         self, variables: Sequence[RemoteVariable], buffers: Sequence[CheckpointEntry], strict: bool
-    ) -> None:
-        """Check that all values fit.
+    ) -> list[str]:
+        """Check that all values fit; return the names of those that are missing.
 
         Raises:
             NotFoundError: One is missing, and `strict` is set.
@@ -139,6 +139,7 @@ class ClusterRestorer:
             )
         for variable in variables:
             self._require_shape(variable)
+        return missing
 
     def _require_shape(self, variable: RemoteVariable) -> None:
         spec, name = variable.spec, whole_name(variable.spec)
