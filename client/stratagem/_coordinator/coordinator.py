@@ -128,12 +128,12 @@ class ClusterCoordinator:
         if hasattr(self, "strategy"):
             return
         settings = CoordinatorSettings(
-            queue_size,
-            start_delay,
-            longest_start_delay,
-            watchdog_seconds,
-            resolver_seconds,
-            max_worker_losses,
+            queue_size=queue_size,
+            start_delay=start_delay,
+            longest_start_delay=longest_start_delay,
+            watchdog_seconds=watchdog_seconds,
+            resolver_seconds=resolver_seconds,
+            max_worker_losses=max_worker_losses,
         )
         self.strategy = strategy
         numbers = count(1)

@@ -30,7 +30,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
     """How a coordinator schedules: the arguments of `ClusterCoordinator`."""
 

@@ -161,19 +161,19 @@ class ParameterServerStrategy(CheckpointedStrategy):
         self._passages: Counter[str] = Counter()
         self._resolver = given_or_default(cluster_resolver)
         self._settings = Settings(
-            variable_partitioner,
-            consistency_from(consistency),
-            placement,
-            pull_dtype,
-            fused_steps,
-            pushes_in_flight,
-            num_replicas_per_worker,
-            token,
-            device_filters,
-            session_config,
-            connect_seconds,
-            peer_seconds,
-            buffers,
+            variable_partitioner=variable_partitioner,
+            consistency=consistency_from(consistency),
+            placement=placement,
+            pull_dtype=pull_dtype,
+            fused_steps=fused_steps,
+            pushes_in_flight=pushes_in_flight,
+            num_replicas_per_worker=num_replicas_per_worker,
+            token=token,
+            device_filters=device_filters,
+            session_config=session_config,
+            connect_seconds=connect_seconds,
+            peer_seconds=peer_seconds,
+            buffers=buffers,
         )
         super().__init__(self._new_extended())
 

@@ -33,7 +33,7 @@ from stratagem_proto.wire.encodings import NARROW_DTYPES
 _OF_ONE_TASK = {"variable_partitioner", "placement", "token"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The arguments of a `ParameterServerStrategy`, but for the cluster.
 

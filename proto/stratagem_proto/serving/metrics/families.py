@@ -64,7 +64,7 @@ class Families:
                 family.add_metric([self._server, *values], buckets, found.sum)
         return family
 
-    def doublings(
+    def bit_length_histogram(
         self,
         name: str,
         what: str,

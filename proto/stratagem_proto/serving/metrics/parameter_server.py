@@ -99,7 +99,7 @@ def _workers(status: Status, families: Families) -> Iterator[Metric]:
         [(labels, not clock.gone) for labels, clock in clocks],
         _WORKER,
     )
-    yield families.doublings(
+    yield families.bit_length_histogram(
         "staleness_steps",
         "Steps that others finished while a worker took one.",
         [(labels, clock.staleness) for labels, clock in clocks],
