@@ -131,10 +131,14 @@ def test_of_a_server_that_is_absent(lines: Callable[[], list[str]], unused_addre
                 Variable(1.0)
 
         with beside(make):
-            eventually(lambda: bool(lines()))
+            eventually(lambda: any("The last attempt: " in line for line in lines()))
             strategy.close()
     expected = f"/job:worker/task:1 waits for /job:ps/task:0 at {unused_address} since "
-    assert any(line.startswith(expected) for line in lines())
+    assert any(
+        line.startswith(expected)
+        and "Connection refused" in line.partition("The last attempt: ")[2]
+        for line in lines()
+    )
 
 
 def test_of_a_server_that_accepts_and_says_nothing(

@@ -93,6 +93,7 @@ class Wait:
         due: When it is to be told of, by the same clock.
         over: Whether it has ended.
         awaited: What others have to do first; None if that is not known.
+        failure: How the last attempt failed, of a wait for one that succeeds; "" for no attempts.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Wait:
         self.who, self.whom, self.awaited = who, whom, awaited
         self.began = self.due = math.inf
         self.over = False
+        self.failure = ""
         self._seconds = math.inf if seconds is None else seconds
         self._pause = _NEXT_SECONDS
 
@@ -127,12 +129,13 @@ class Wait:
         """Write the line that is due."""
         waited = now - self.began
         _LOG.warning(
-            "%s since %s (%.0f s), %s%s",
+            "%s since %s (%.0f s), %s%s%s",
             self.text,
             _clock(-waited),
             waited,
             self._end(waited),
             self._missing(),
+            f". The last attempt: {self.failure}" if self.failure else "",
             extra={"event": "waiting"},
         )
         self.due, self._pause = (now + self._pause, min(2 * self._pause, _LONGEST_SECONDS))

@@ -225,6 +225,8 @@ class Pending(Generic[Result]):
                 ) from error
             if not self._repetition.has_failed and self._deadlines.connect:
                 self._await("", self._deadlines.connect)
+            if self._wait is not None:
+                self._wait.failure = error.message
             self._route.closed.wait(self._repetition.pause(error, time.monotonic()))
 
     def _is_found(self, error: StratagemError) -> bool:
