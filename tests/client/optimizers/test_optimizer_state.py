@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
-from stratagem import DistributedOptimizer
+from stratagem import DistributedOptimizer, FailedPreconditionError
 from tests.client.one_copy import hosting_in
 from tests.client.small_model import (
     BATCHES,
@@ -63,6 +67,51 @@ def test_loading_a_state_without_entries_forgets_the_old_ones() -> None:
     strategy.run(step)
     assert optimizer.state_dict()["state"]
     optimizer.load_state_dict(fresh)
+    assert optimizer.state_dict()["state"] == {}
+
+
+CHANGES: dict[str, Callable[[torch.optim.Optimizer, Tensor], object]] = {
+    "cleared": lambda optimizer, _: optimizer.state.clear(),
+    "assigned": lambda optimizer, _: setattr(optimizer, "state", defaultdict(dict)),
+    "of a parameter, assigned": lambda optimizer, weight: optimizer.state.update({weight: {}}),
+    "of a parameter, dropped": lambda optimizer, weight: optimizer.state.pop(weight, None),
+    "an entry": lambda optimizer, weight: optimizer.state[weight].update(step=torch.tensor(0.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_state_that_would_be_lost_is_refused(change: str) -> None:
+    strategy, model = hosted_model()
+    weight = next(model.parameters())
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+    def step() -> None:
+        loss_of(model, BATCHES[0]).backward()
+        optimizer.step()
+
+    strategy.run(step)
+    before = optimizer.state_dict()
+    with pytest.raises(FailedPreconditionError, match=r"'Adam' lives with.*load_state_dict\(\)"):
+        CHANGES[change](optimizer, weight)
+    assert len(optimizer.state[weight]) == 0
+    assert_same_bytes(optimizer.state_dict(), before)
+
+
+def test_the_state_of_the_wrapped_optimizer_is_not_changed_in_vain() -> None:
+    _, model = hosted_model()
+    adam = torch.optim.Adam(model.parameters())
+    DistributedOptimizer(adam)
+    with pytest.raises(FailedPreconditionError, match="would not reach it"):
+        adam.state.clear()
+
+
+def test_without_a_strategy_the_state_is_the_wrapped_optimizers_own() -> None:
+    model = seeded_model()
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    loss_of(model, BATCHES[0]).backward()
+    optimizer.step()
+    assert len(optimizer.state) > 0
+    optimizer.state = defaultdict(dict)
     assert optimizer.state_dict()["state"] == {}
 
 

@@ -61,9 +61,9 @@ class DistributedOptimizer(OptimizerWithSlots):
 
         strategy.run(replica_step, args=(batch,))
 
-    The optimizer's state lives with the variables, so `state` is empty here; `state_dict` and
-    `load_state_dict` fetch and replace it, in torch's format. A `stratagem.Variable` takes part by
-    its `value()` in the param groups.
+    The optimizer's state lives with the variables, so `state` is empty here and refuses changes;
+    `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
+    `stratagem.Variable` takes part by its `value()` in the param groups.
 
     Parameters and variables that were made outside of every scope belong to the default strategy:
     there each step is simply one of the wrapped optimizer.
@@ -138,6 +138,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
             self._name = self._hosting.name_optimizer(self._name, own)
+            self._keep_state_elsewhere()
             if self._strategy.num_replicas_in_sync > 1:
                 watch_scalers(self)
         if overlap:

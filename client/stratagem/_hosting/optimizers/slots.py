@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._hosting.optimizers.state_elsewhere import StateElsewhere, refused
 from stratagem._hosting.optimizers.trained import Trained, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import OptimizerWrapper
 from stratagem_proto.errors import InvalidTypeError
@@ -39,6 +41,25 @@ class OptimizerWithSlots(OptimizerWrapper):
     def _hosting(self) -> Hosting:
         return cast("Hosting", self._strategy.extended._hosting)
 
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State that is kept here: none but under the default strategy.
+
+        Raises:
+            FailedPreconditionError: It is set or changed, under another strategy than the default.
+        """
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        if not self._plain:
+            raise refused(self._name)
+        self._inner.state = state
+
+    def _keep_state_elsewhere(self) -> None:
+        # The wrapped optimizer, too: programs often have both at hand.
+        self._inner.state = StateElsewhere(self._name)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as the wrapped optimizer would have it locally.
 
@@ -51,15 +72,17 @@ class OptimizerWithSlots(OptimizerWrapper):
         triples = list(self._trained_by_group())
         variables = [trained.variable for _, _, trained in triples]
         found = self._hosting.slots(self._name, variables)
+        states: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for (index, parameter, trained), slots in zip(triples, found, strict=True):
             local = self._rules.as_local(self.param_groups, index, trained.variable, slots)
             state = dict(local) or self._initial_state.get(parameter)
             if state:
-                self._inner.state[parameter] = state
+                states[parameter] = state
+        self._inner.state = states
         try:
             return super().state_dict()
         finally:
-            self._inner.state.clear()
+            self._keep_state_elsewhere()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace hyperparameters and state by those of a torch state dict.
@@ -80,7 +103,7 @@ class OptimizerWithSlots(OptimizerWrapper):
             }
             self._hosting.set_slots(self._name, slots)
         finally:
-            self._inner.state.clear()
+            self._keep_state_elsewhere()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The last thing that load_state_dict does; classes fill in what older checkpoints lack.

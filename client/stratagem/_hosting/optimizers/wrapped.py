@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
 from torch._C._autograd import _profiler_enabled
 from torch.autograd import profiler
 from torch.optim import Optimizer
@@ -114,15 +112,6 @@ class OptimizerWrapper(DistributedSteps):
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._inner.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """State that is kept here: none but under the default strategy."""
-        return self._inner.state
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self._inner.state = state
 
     @property
     def defaults(self) -> dict[str, Any]:
