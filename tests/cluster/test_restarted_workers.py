@@ -108,6 +108,7 @@ def test_a_script_that_cannot_succeed_ends_the_run(
     assert code == exit_code
     assert (tmp_path / "starts").read_text() == "x" * starts
     assert f"worker:0 failed first, with exit code {exit_code}" in errors
+    assert ("a wrong call that no restart mends" in errors) == (exit_code == 2)
 
 
 def test_an_interruption_does_not_wait_for_the_next_start(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_is_refused_is_said_in_a_sentence(servers: MovableServers, token_fi
     code, output = told(token_file, "add", "1", ps=servers.addresses)
     assert (code, "'1' is not an address of a server" in output) == (2, True)
     code, output = told(token_file, "list", ps=[])
-    assert (code, "there is no server to ask" in output) == (2, True)
+    assert (code, "there is no server to ask: give --at HOST:PORT of one" in output) == (2, True)
     with ParameterServer(ServerSettings(token=TOKEN)) as plain:
         code, output = told(token_file, "list", ps=[plain.address])
     assert (code, "Start all of them with the same --arbiter" in output) == (1, True)

@@ -218,11 +218,7 @@ def test_an_update_that_reads_afterwards_needs_both() -> None:
         def send(name: str) -> None:
             header = update_header(worker.key(), sgd(), {"emb/a": torch.ones(2)})
             header.then.selections.add(variable=name)
-            messages = iter(encoded(header, [torch.ones(2)]))
-            call: Any = worker.channel.stream_stream(
-                "/stratagem_proto.v1.ParameterServerService/UpdateAndRead"
-            )
-            list(call(messages, timeout=30))
+            worker.update_and_read(header, [torch.ones(2)])
 
         send("dense")
         with pytest.raises(grpc.RpcError) as refused:

@@ -214,6 +214,13 @@ class RawClient:
         header = update_header(self.key(), program, gradients)
         return self.upload("Update", encoded(header, list(gradients.values())), pb.UpdateResponse)
 
+    def update_and_read(self, header: pb.UpdateHeader, gradients: Sequence[torch.Tensor]) -> None:
+        """Takes the answer, and leaves it."""
+        call: grpc.StreamStreamMultiCallable[bytes, bytes]
+        call = self.channel.stream_stream(f"/{SERVICE}/UpdateAndRead")
+        for _ in call(iter(encoded(header, gradients)), timeout=SECONDS):
+            pass
+
 
 def sent_with(header: pb.ReadHeader) -> Sequence[TensorSpec]:
     """The tensors of the stream that a header begins."""

@@ -171,7 +171,7 @@ def _cluster(
     from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 
     with _reported(_NOBODY):
-        found = find(at or (), str(cluster or ""), run)
+        found = find(at or (), str(cluster or ""), run, "--at HOST:PORT of one")
         token = secrets.read_token(found.run.token_file if found.run else token_file)
     # Of a told address nobody says which job it is of.
     places = [place.address for place in found.places if place.label[:3] in ("", "ps:")]

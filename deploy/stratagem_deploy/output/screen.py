@@ -18,6 +18,7 @@ from rich.text import Text
 
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.processes.process import Process, describe_exit
+from stratagem_deploy.processes.supervision import USAGE_ERROR
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.configuration.model import variable
 
@@ -84,6 +85,8 @@ class Screen(Display):
     def failed(self, process: Process) -> None:
         """Say how it ended, above the end of its log."""
         ended = describe_exit(process.exit_code or 0)
+        if process.exit_code == USAGE_ERROR:
+            ended += ", a wrong call that no restart mends"
         message = f"stratagem: {process.name} failed first, with {ended}"
         tail = process.tail()
         end = "; the end of its log:" if tail else " and without a word"

@@ -17,7 +17,7 @@ SUPERSEDED = os.EX_TEMPFAIL
 
 # What argparse, click and Python itself end with when arguments cannot be: the same arguments
 # cannot be the next time either.
-_USAGE_ERROR = 2
+USAGE_ERROR = 2
 
 _FIRST_SECONDS = 0.5
 _LONGEST_SECONDS = 30.0
@@ -51,7 +51,7 @@ class Restarts:
             code: How it ended, as `Popen.returncode`.
             now: Seconds of a monotonic clock.
         """
-        if code in (0, _USAGE_ERROR) or self.granted == self._most:
+        if code in (0, USAGE_ERROR) or self.granted == self._most:
             return False
         delay = min(_FIRST_SECONDS * 2**self.granted, _LONGEST_SECONDS)
         self._due[name] = now + delay

@@ -63,7 +63,9 @@ class WatchedCluster:
         return f"the cluster of {_words(self.run)}" if self.run else ""
 
 
-def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> WatchedCluster:
+def find(
+    addresses: Sequence[str], cluster: str, run: int | None = None, given: str = "HOST:PORT of each"
+) -> WatchedCluster:
     """Return the servers that are told, else those of a run on this machine.
 
     Args:
@@ -71,6 +73,7 @@ def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Watc
         cluster: A file in the form of `TF_CONFIG`; "" for the environment's.
         run: Process of the `stratagem run` whose servers are meant, whatever the environment says;
             None for that of the only one, if nothing is told.
+        given: How the command takes addresses, in the words of its error.
 
     Raises:
         InvalidArgumentError: There is nobody to ask, or what is given is no cluster.
@@ -83,10 +86,10 @@ def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Watc
     told: Sequence[ServerPlace] = ()
     if run is None:
         told = [ServerPlace(address) for address in addresses] or places_of(_config(cluster))
-    return WatchedCluster(told) if told or cluster else _running(run)
+    return WatchedCluster(told) if told or cluster else _running(run, given)
 
 
-def _running(run: int | None) -> WatchedCluster:
+def _running(run: int | None, given: str) -> WatchedCluster:
     found = records()
     meant = [record for record in found if run in (None, record.pid)]
     if len(meant) == 1:
@@ -98,8 +101,8 @@ def _running(run: int | None) -> WatchedCluster:
             + ", ".join(map(_words, found))
         )
     raise InvalidArgumentError(
-        "there is no server to ask: give HOST:PORT of each, --cluster with a file, or "
-        "set TF_CONFIG. No `stratagem run` of this user has servers on this machine"
+        f"there is no server to ask: give {given}, --cluster with a file, or set TF_CONFIG. "
+        "No `stratagem run` of this user has servers on this machine"
     )
 
 

@@ -39,9 +39,9 @@ class CertificateFolder:
 
         Args:
             path: Where it is.
-            warn: Is told, once, why what was written later cannot be used. What was there before
-                stays in use then, with the new denials beside the former ones: the files may be
-                written one after the other.
+            warn: Is told, once, why what was written later cannot be used, and when it can be. What
+                was there before stays in use until then, with the new denials beside the former
+                ones: the files may be written one after the other.
 
         Raises:
             InvalidArgumentError: As for `read_certificates`.
@@ -56,7 +56,7 @@ class CertificateFolder:
         """Return what is in the folder now."""
         with self._reading:
             written = self._signature()
-            if written != self._written:
+            if written != self._written or self._refused != self._written:
                 self._renew(written)
             return self._current
 
@@ -73,7 +73,9 @@ class CertificateFolder:
                 self._deny(legibly_denied(self.path))
             self._refused = written
         else:
-            self._written = written
+            if self._refused != self._written:
+                self._warn(f"all that was written among the certificates in {self.path} counts now")
+            self._written = self._refused = written
 
     def _deny(self, serials: frozenset[int]) -> None:
         if not serials <= self._current.denied:

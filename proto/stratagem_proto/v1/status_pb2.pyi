@@ -298,7 +298,9 @@ global___Histogram = Histogram
 
 @typing.final
 class MethodStatus(google.protobuf.message.Message):
-    """The calls of one RPC. UpdateNonSlot counts as Update, since it has the same messages."""
+    """The calls of one RPC. UpdateNonSlot and UpdateAndRead count as Update, since their requests have
+    the same messages.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

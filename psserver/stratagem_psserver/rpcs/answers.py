@@ -40,12 +40,14 @@ class ReadTask(NamedTuple):
         selections: What to read.
         segment: The shared memory for the values, if they fit; None to send them.
         session: The session of the client that reads.
+        request: The name of the first message of the RPC, to whose figures the values count.
     """
 
     plan: Callable[[], ReadPlan]
     selections: Sequence[pb.Selection]
     segment: Segment | None
     session: Session
+    request: str
 
     @property
     def client(self) -> str:
@@ -79,14 +81,14 @@ def _only_frame(state: ServerState, reading: ReadTask, make_header: MakeHeader) 
     with state.budget.reserve(plan.nbytes, "a read", reading.client):
         message = make_header(plan.present_header())
         frame = encode_filled(message, plan.layout, plan.fill, segment)
-    _count(state, reading.session, plan)
+    _count(state, reading, plan)
     return frame
 
 
-def _count(state: ServerState, session: Session, plan: ReadPlan) -> None:
+def _count(state: ServerState, reading: ReadTask, plan: ReadPlan) -> None:
     if plan.nbytes:
-        state.figures.calls(pb.ReadRequest.__name__).sent.observe(plan.nbytes)
-        session.sent += plan.nbytes
+        state.figures.calls(reading.request).sent.observe(plan.nbytes)
+        reading.session.sent += plan.nbytes
 
 
 async def _frames(
@@ -99,7 +101,7 @@ async def _frames(
         # Frames are copies of the values, which must not change until all frames are made.
         with state.budget.reserve(plan.nbytes, "a read", reading.client):
             segment, message = reading.segment, make_header(plan.present_header())
-            _count(state, reading.session, plan)
+            _count(state, reading, plan)
             frames: SentValues | AsyncGenerator[bytes, None]
             if segment is None or plan.layout.room > segment.nbytes:
                 frames = await _sent(state, message, plan, locks)

@@ -60,7 +60,7 @@ class UpdateRpcs:
             plan = partial(state.read_plans.of, selections)
         else:
             plan = partial(known.plan.read_plan, state.store, selections)
-        reading = ReadTask(plan, selections, segment, session)
+        reading = ReadTask(plan, selections, segment, session, type(header).__name__)
         return frames_of(state, reading, make_header)
 
     async def _apply_once(

@@ -50,7 +50,7 @@ class ValueRpcs:
             plan = partial(ReadPlan.of, variables, request.selections)
         else:
             plan = partial(state.read_plans.of, request.selections)
-        reading = ReadTask(plan, request.selections, segment, session)
+        reading = ReadTask(plan, request.selections, segment, session, type(request).__name__)
         frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):
             yield frames

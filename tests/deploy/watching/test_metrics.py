@@ -26,7 +26,7 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
-from tests.psserver.wire import RawClient, sgd
+from tests.psserver.wire import RawClient, sgd, update_header
 
 ROOT = Path(__file__).parents[3]
 OBSERVABILITY = ROOT / "deploy" / "observability"
@@ -90,6 +90,19 @@ def test_a_scrape_has_the_figures_of_pushes_and_pulls(
     assert value(found, "stratagem_received_bytes_bucket", le="+Inf", **push) == 1
     assert value(found, "stratagem_variable_bytes", kind="model", server="ps:0") == 24
     assert value(found, "process_resident_memory_bytes") > 0
+
+
+def test_what_an_update_is_answered_with_counts_as_its_own() -> None:
+    settings = ServerSettings(token=TOKEN, metrics_bind=ANYWHERE)
+    with ParameterServer(settings) as server, RawClient(server.address, TOKEN) as client:
+        client.open()
+        client.create(weight=torch.ones(2, 3))
+        header = update_header(client.key(), sgd(), {"weight": torch.ones(2, 3)})
+        header.then.selections.add(variable="weight")
+        client.update_and_read(header, [torch.ones(2, 3)])
+        found = scraped(server)
+    assert value(found, "stratagem_sent_bytes_count", method="Update") == 1
+    assert value(found, "stratagem_sent_bytes_sum", method="Update") == 24
 
 
 def test_staleness_is_a_histogram_of_each_worker() -> None:
