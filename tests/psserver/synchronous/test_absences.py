@@ -19,7 +19,7 @@ def losing(waits: bool = True, left: bool = False) -> Cluster:
     cluster.complete(1)
     cluster.stage(0, 2)
     cluster.commit(0, 2)
-    cluster.rounds.session_ended(session(1), "its lease ran out", left)
+    cluster.rounds.session_ended(session(1), f"the lease of {LOST} ran out", left)
     return cluster
 
 

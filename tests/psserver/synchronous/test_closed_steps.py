@@ -145,7 +145,7 @@ def test_who_waits_hears_when_a_worker_ends_that_was_to_finish_a_step() -> None:
     cluster.rounds.stage(cluster.part(0, global_norm=True))
     cluster.rounds.keep("SGD", closed_total(cluster.commit(0)))
     assert cluster.rounds.is_applied(mark()) is None
-    cluster.rounds.session_ended(session(0), "it left")
+    cluster.rounds.session_ended(session(0), "/job:worker/task:0 left")
     with pytest.raises(UnfinishedStepError):
         cluster.rounds.is_applied(mark())
     assert cluster.rounds.has_closed(mark())

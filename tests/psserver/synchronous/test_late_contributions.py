@@ -26,7 +26,7 @@ def test_what_a_lost_worker_has_committed_counts_once() -> None:
 def test_a_contribution_sent_again_after_its_step_has_closed_is_dropped() -> None:
     cluster = Cluster()
     cluster.complete(1)
-    cluster.rounds.session_ended(session(1), "it left")
+    cluster.rounds.session_ended(session(1), "/job:worker/task:1 left")
     returned = cluster.returned(1)
     cluster.rounds.stage(returned)
     assert cluster.rounds.is_late(returned.session_id, mark())
@@ -37,7 +37,7 @@ def test_a_program_started_again_with_other_settings_contributes_anew() -> None:
     cluster = Cluster()
     cluster.stage(0)
     cluster.commit(0)
-    cluster.rounds.session_ended(session(0), "it left")
+    cluster.rounds.session_ended(session(0), "/job:worker/task:0 left")
     returned = cluster.returned(0, program=sgd(lr=0.5))
     cluster.rounds.stage(returned)
     cluster.rounds.stage(cluster.part(1, program=sgd(lr=0.5)))
@@ -73,10 +73,10 @@ def test_a_lost_worker_is_missed_only_if_too_few_are_left() -> None:
     cluster = Cluster(num_workers=3, replicas_to_aggregate=2)
     for worker in range(3):
         cluster.stage(worker)
-    cluster.rounds.session_ended(session(0), "it left")
+    cluster.rounds.session_ended(session(0), "/job:worker/task:0 left")
     assert cluster.rounds.is_applied(mark()) is None
-    cluster.rounds.session_ended(session(1), "it left")
-    with pytest.raises(AbortedError, match="it left before /job:worker/task:0"):
+    cluster.rounds.session_ended(session(1), "/job:worker/task:1 left")
+    with pytest.raises(AbortedError, match="/job:worker/task:0 left before it contributed"):
         cluster.rounds.is_applied(mark())
 
 
