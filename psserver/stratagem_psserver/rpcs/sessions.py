@@ -48,8 +48,8 @@ class SessionRpcs:
         else:
             filtered = request.filtered if request.HasField("filtered") else None
             self._state.open_session(session, filtered, request.ps_tasks)
-            hidden = self._state.cluster.hidden_from(self._state.ledger.opened())
-            await self._end(hidden, "its device filters hide this server")
+            for hidden in self._state.cluster.hidden_from(self._state.ledger.opened()):
+                await self._end([hidden], f"the device filters of {hidden.label} hide this server")
         return self._response(request, session.numbering.last)
 
     def _placed_over(self, request: pb.OpenSessionRequest) -> int:

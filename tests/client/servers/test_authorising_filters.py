@@ -66,6 +66,8 @@ def test_a_worker_that_came_before_is_sent_away() -> None:
         make(silent, "v", ONE)
         add(worker, "v", ONE)
         assert value_of(chief, "v", ONE) == 2
+        (lost,) = server._state.lost.report(server._state.clock())
+        assert lost.why == "the device filters of /job:worker/task:1 hide this server"
         with pytest.raises(PermissionDeniedError, match=REASON):
             add(worker, "v", ONE)
         assert value_of(chief, "v", ONE) == 2
