@@ -136,7 +136,9 @@ def test_servers_whose_clocks_disagree_are_named(
     ):
         (found,) = doctor.findings(server.address, address)
     assert found["culprits"] == ["ps:0", "ps:1"]
-    assert re.search(r"the clocks of ps:0 and ps:1 differ by (60|59\.\d+) s", found["what"])
+    told = re.search(r"the clocks of ps:0 and ps:1 differ by ([\d.]+) s", found["what"])
+    # Give or take the time that the answers took.
+    assert told and 30 < float(told[1]) < 90
 
 
 def test_servers_with_different_versions_are_named(
