@@ -182,8 +182,8 @@ class AcrossWorkers(AcrossReplicas):
 def _described(plain: Any) -> str:
     """Return what differs where a plain value does; every worker gathers its own."""
     if isinstance(plain, torch.Tensor):
-        content = hashlib.sha256(bytes_of(plain)).hexdigest()[:8]
-        return f"one tensor for all replicas, with the digest {content}"
+        content = hashlib.sha256(bytes_of(plain)).hexdigest()
+        return f"one tensor for all replicas, {_form(plain)}, with the SHA-256 {content}"
     return repr(plain) if isinstance(plain, Number) else type(plain).__name__
 
 

@@ -66,8 +66,8 @@ class CheckpointMethods:
         """
         require_cross_replica_or_default(self._extended, "load_state_dict")
         with entered(self._own()):
-            restoration: RestoreStatus = self._extended._load_state_dict(state, strict)
-            return restoration
+            status: RestoreStatus = self._extended._load_state_dict(state, strict)
+            return status
 
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
         """Save `state_dict` as one safetensors file.

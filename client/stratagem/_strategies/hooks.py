@@ -262,8 +262,8 @@ class StrategyHooks(StrategyPrimitives):
         """Replace values by those of a checkpoint, also of what is made later."""
         if self._hosting is None:
             raise self._no_checkpoints()
-        restoration: RestoreStatus = self._hosting.load_state_dict(state, strict)
-        return restoration
+        status: RestoreStatus = self._hosting.load_state_dict(state, strict)
+        return status
 
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(

@@ -107,9 +107,9 @@ def test_training_goes_on_from_a_checkpoint(before: int, after: int, saved: Save
     assert (f"0.weight/part_{before - 1}" in index.tensors) == (before > 1)
     with running(after) as cluster, sharding(cluster, after) as strategy:
         training = Training(strategy)
-        restoration = strategy.restore(root)
-        restoration.assert_consumed()
-        assert restoration.extra == {"epoch": 3}
+        status = strategy.restore(root)
+        status.assert_consumed()
+        assert status.extra == {"epoch": 3}
         assert all(map(torch.equal, training.train(2, seed=2), expected))
 
 
@@ -117,12 +117,12 @@ def test_training_goes_on_from_a_checkpoint(before: int, after: int, saved: Save
 def test_what_is_made_later_starts_with_its_value(saved: Saved) -> None:
     root, expected = saved(2)
     with running(3) as cluster, sharding(cluster, 3) as strategy:
-        restoration = strategy.restore(root)
-        assert "0.weight" in restoration.unused
+        status = strategy.restore(root)
+        assert "0.weight" in status.unused
         with pytest.raises(stratagem.FailedPreconditionError, match=r"'0\.weight'"):
-            restoration.assert_consumed()
+            status.assert_consumed()
         training = Training(strategy)
-        restoration.assert_consumed()
+        status.assert_consumed()
         assert all(map(torch.equal, training.train(2, seed=2), expected))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +106,22 @@ def test_the_state_of_the_wrapped_optimizer_is_not_changed_in_vain() -> None:
     DistributedOptimizer(adam)
     with pytest.raises(FailedPreconditionError, match="would not reach it"):
         adam.state.clear()
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "by itself": lambda state: state.copy(),
+    "shallow": copy.copy,
+    "deep": copy.deepcopy,
+    "pickled": lambda state: pickle.loads(pickle.dumps(state)),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_of_the_state_are_like_it(way: str) -> None:
+    _, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    with pytest.raises(FailedPreconditionError, match="'Adam' lives with"):
+        COPIES[way](optimizer.state).clear()
 
 
 def test_without_a_strategy_the_state_is_the_wrapped_optimizers_own() -> None:

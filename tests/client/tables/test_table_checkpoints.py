@@ -107,10 +107,10 @@ def test_tables_that_are_made_later_start_with_their_rows(tmp_path: Path) -> Non
         strategy.save(tmp_path)
     torch.manual_seed(99)
     with running(3) as cluster, cluster.strategy() as strategy:
-        restoration = strategy.restore(tmp_path)
-        assert "items.weight" in restoration.unused
+        status = strategy.restore(tmp_path)
+        assert "items.weight" in status.unused
         training = Training(strategy)
-        restoration.assert_consumed()
+        status.assert_consumed()
         assert torch.equal(training.rows(), expected)
 
 

@@ -49,5 +49,14 @@ class StateElsewhere(_Refusing, defaultdict[torch.Tensor, Any]):
         super().__init__()
         self._name = name
 
+    def __reduce__(self) -> tuple[type[StateElsewhere], tuple[str]]:
+        return StateElsewhere, (self._name,)
+
+    def copy(self) -> StateElsewhere:
+        """Return one alike; that of `defaultdict` takes other arguments."""
+        return StateElsewhere(self._name)
+
+    __copy__ = copy
+
     def __missing__(self, parameter: torch.Tensor) -> dict[str, Any]:
         return _NoEntries(self._name)
