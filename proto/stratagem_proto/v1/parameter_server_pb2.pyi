@@ -731,10 +731,18 @@ class CommitContributionRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    DECIDES_FIELD_NUMBER: builtins.int
     wait_seconds: builtins.float
     """Longest wait, in seconds, for other workers whose contributions to the step counted
     here and were dropped since all workers had ended; they have to commit again first.
+    If the server decides, it is also the longest wait for the others that the step needs.
     The request then fails with DEADLINE_EXCEEDED, and nothing counts.
+    """
+    decides: builtins.bool
+    """Whether this server decides for all servers if the contribution counts. A worker says
+    so to the first server if fewer contributions than there are workers close a step. The
+    server then answers once as many are staged, or drops the contribution if the step
+    cannot close since the other workers wait at a barrier of this server.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -755,9 +763,10 @@ class CommitContributionRequest(google.protobuf.message.Message):
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         step: global___StepMark | None = ...,
         wait_seconds: builtins.float = ...,
+        decides: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decides", b"decides", "key", b"key", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___CommitContributionRequest = CommitContributionRequest
 
@@ -767,8 +776,8 @@ class CommitContributionResponse(google.protobuf.message.Message):
 
     DROPPED_FIELD_NUMBER: builtins.int
     dropped: builtins.bool
-    """Whether the contribution came after others had closed the step; it does not
-    count, and the worker goes on with the next step.
+    """Whether the contribution does not count: others have closed the step without it, or
+    cannot close it now. The worker goes on with the first step that is not closed.
     """
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -52,6 +53,8 @@ def _stage(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -
     except Exception:
         part.reservation.release()
         raise
+    if state.rounds.has_enough(header.contribution.step):
+        state.groups_changed([header.contribution.step.group])
 
 
 class ContributionRpcs:
@@ -72,20 +75,58 @@ class ContributionRpcs:
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
     async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
-        """Wait until those have committed whose contributions to the step were dropped."""
+        """Wait until enough others are there, or have committed again what was dropped."""
         state, key, mark = self._state, request.key, request.step
         session = state.ledger.known(state.ledger.claim(key.session_id))
         if session is None or session.numbering.outcome(key):
             return
+        if request.decides:
+            await self._decide(request, session)
+            return
         ready = partial(state.rounds.may_commit, session.id, mark)
-        waiter = state.step_waiter(session, mark)
-        subject = "group", mark.group
-        if not await state.waits.until(subject, ready, request.wait_seconds, waiter):
+        if not await self._until(ready, request, session):
             raise DeadlineExceededError(
                 f"{session.label} could not commit to step {mark.step} of {mark.group!r} in "
                 f"{request.wait_seconds:g} s: contributions of workers that had ended were "
-                f"dropped, and {state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
+                f"dropped, and {self._explained(session, mark)}"
             )
+
+    async def _decide(self, request: pb.CommitContributionRequest, session: Session) -> None:
+        """Wait until a step closes for sure; drop the contribution if it cannot."""
+        mark, decided = request.step, partial(self._may_decide, request.step, session)
+        outcome = await self._until(decided, request, session)
+        if outcome is None:
+            raise DeadlineExceededError(
+                f"step {mark.step} of {mark.group!r} was not applied in {request.wait_seconds:g} "
+                f"s: {self._explained(session, mark)}"
+            )
+        if not outcome:
+            use = LockUse(session.label, f"step {mark.step}")
+            async with self._state.deciding(mark.group, use):
+                if decided() is False:
+                    self._state.drop(session, mark)
+
+    def _may_decide(self, mark: pb.StepMark, session: Session) -> bool | None:
+        state = self._state
+        waiting = state.waits.clients("barrier")
+        return state.rounds.may_decide(
+            session.id, mark, lambda worker: bool(waiting) and state.task_of(worker) in waiting
+        )
+
+    async def _until(
+        self,
+        ready: Callable[[], bool | None],
+        request: pb.CommitContributionRequest,
+        session: Session,
+    ) -> bool | None:
+        mark, waits = request.step, self._state.waits
+        waiter = self._state.step_waiter(session, mark)
+        return await waits.until(("group", mark.group), ready, request.wait_seconds, waiter)
+
+    def _explained(self, session: Session, mark: pb.StepMark) -> str:
+        state = self._state
+        waiter = state.step_waiter(session, mark)
+        return f"{state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
         use = LockUse(session.label, f"step {mark.step}")

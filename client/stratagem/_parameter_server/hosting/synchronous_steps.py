@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from stratagem._parameter_server.hosting.step_reads import StepReads
@@ -94,13 +95,13 @@ class Contributions:
             # To repeat it would change nothing.
             self._staged = None
             raise
-        mark = staged.contribution.step
-        self._step_tracker.finish(mark.group, mark.step)
         self._staged = None
 
     def _count(self, staged: Staged) -> None:
         contribution = staged.contribution
         if not self._is_counted(contribution):
+            # The step may be open still; the first server says with which one to go on.
+            self._step_tracker.repeat(contribution.step.group)
             return
         if contribution.global_norm:
             finish(self._servers, contribution.step)
@@ -114,7 +115,7 @@ class Contributions:
         first, *others = self._servers.used
         if contribution.replicas_to_aggregate:
             # The first server decides whose contributions count, on all servers.
-            if self._commit_on([first], mark)[first].dropped:
+            if self._commit_on([first], mark, decides=True)[first].dropped:
                 return False
             self._commit_on(others, mark)
             return True
@@ -132,10 +133,10 @@ class Contributions:
         return True
 
     def _commit_on(
-        self, servers: Sequence[int], mark: StepMark
+        self, servers: Sequence[int], mark: StepMark, decides: bool = False
     ) -> dict[int, CommitContributionResponse]:
-        wait = self._peer_seconds
-        return self._servers.together({server: updates.commit(mark, wait) for server in servers})
+        request = partial(updates.commit, mark, self._peer_seconds, decides)
+        return self._servers.together({server: request() for server in servers})
 
 
 class StepEnds:
