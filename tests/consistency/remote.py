@@ -183,8 +183,15 @@ class RemoteWorker:
     def _commit(self, mark: pb.StepMark, contribution: pb.Contribution) -> bool:
         backups = bool(contribution.replicas_to_aggregate)
         for client in self.clients if backups else self.clients[::-1]:
-            request = pb.CommitContributionRequest(key=client.key(), step=mark)
-            response = client.unary("CommitContribution", request, pb.CommitContributionResponse)
+            request = pb.CommitContributionRequest(
+                key=client.key(),
+                step=mark,
+                wait_seconds=PATIENCE,
+                decides=backups and client is self.clients[0],
+            )
+            response = client.unary(
+                "CommitContribution", request, pb.CommitContributionResponse, PATIENCE
+            )
             if response.dropped:
                 return False
         return True
