@@ -47,11 +47,15 @@ class Storage:
     policy: str = ""
 
     def __post_init__(self) -> None:
-        if (self.durability == "none") == bool(self.durability_folder):
+        if self.durability != "none" and not self.durability_folder:
             raise InvalidArgumentError(
-                f"durability is {self.durability!r} and its folder is "
-                f"{self.durability_folder or 'not given'!r}; give both, for instance 'log' and a "
-                "folder on a disk, or neither"
+                f"durability {self.durability!r} needs a folder on a disk; name it by "
+                "--durability-folder or durability_folder="
+            )
+        if self.durability == "none" and self.durability_folder:
+            raise InvalidArgumentError(
+                f"nothing is kept in the folder {self.durability_folder!r} without a durability; "
+                "give 'log' or 'snapshot', or no folder"
             )
         self._read_policy()
 

@@ -208,7 +208,7 @@ class Barriers:
         missing = gathering.num_tasks - len(gathering.arrived)
         here = [client for client in clients if client not in gathering.arrived]
         absent = missing - len(here)
-        others = [f"{absent} tasks without a session"] if absent > 0 else []
+        others = [f"{absent} task{'s' * (absent > 1)} without a session"] if absent > 0 else []
         return [AwaitedClient(client, "arrival") for client in (*here, *others)]
 
     def session_ended(self, session_id: bytes) -> None:

@@ -80,7 +80,7 @@ class Training(Program):
         choices = (Async(), Bounded(0), Bounded(1), Bounded(2), Sync(), Sync(2))
         self.consistency: Consistency = self.chance.choice(choices)
         self.steps = self.chance.randint(4, 8)
-        # As programs do that take so many steps of their own, and then meet.
+        # As programs do that take so many steps of their own, and then meet; one worker is slow.
         self.meets = self.consistency == Sync(2) and self.chance.random() < 0.5
         self.num_reads = count()
         self.program = _program()
@@ -259,6 +259,8 @@ class _Worker:
             with process.steps.taking():
                 await self._step(leave)
             await process.idle()
+            if training.meets and not self._number:
+                await asyncio.sleep(self._chance.random() * 4.0)
         if training.meets:
             await process.call(0, coordination.barrier("done", 0, _WORKERS, _WAIT_SECONDS))
         # A worker that contributes to a step stays until it is applied.
