@@ -741,8 +741,8 @@ class CommitContributionRequest(google.protobuf.message.Message):
     decides: builtins.bool
     """Whether this server decides for all servers if the contribution counts. A worker says
     so to the first server if fewer contributions than there are workers close a step. The
-    server then answers once as many are staged, or drops the contribution if the step
-    cannot close since the other workers wait at a barrier of this server.
+    server then answers once enough are staged, or drops the contribution if the step
+    cannot close since too many workers wait at a barrier of this server.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -775,15 +775,22 @@ class CommitContributionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DROPPED_FIELD_NUMBER: builtins.int
+    UNDECIDED_FIELD_NUMBER: builtins.int
     dropped: builtins.bool
     """Whether the contribution does not count: others have closed the step without it, or
     cannot close it now. The worker goes on with the first step that is not closed.
+    """
+    undecided: builtins.bool
+    """Whether the server that decides has not, because a checkpoint or a snapshot waits for the
+    end of this step of the worker and others are held back meanwhile. Nothing counts yet. The
+    worker ends its step and begins another, in which it asks again under another number.
     """
     def __init__(
         self,
         *,
         dropped: builtins.bool = ...,
+        undecided: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "undecided", b"undecided"]) -> None: ...
 
 global___CommitContributionResponse = CommitContributionResponse

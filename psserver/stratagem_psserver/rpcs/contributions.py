@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -11,6 +10,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.rpcs.closing import close, finish
+from stratagem_psserver.rpcs.decisions import Decisions
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
@@ -61,11 +61,15 @@ class ContributionRpcs:
     """CommitContribution, ListClosedSteps and FinishStep."""
 
     def __init__(self, state: ServerState) -> None:
-        self._state = state
+        self._state, self._decisions = state, Decisions(state)
 
     async def commit(self, request: pb.CommitContributionRequest) -> pb.CommitContributionResponse:
-        await self._wait_for_others(request)
-        return await self.commit_now(request)
+        session = self._state.ledger.known(self._state.ledger.claim(request.key.session_id))
+        if session is None or session.numbering.outcome(request.key):
+            return await self.commit_now(request)
+        if await self._is_ready(request, session):
+            return await self.commit_now(request)
+        return pb.CommitContributionResponse(undecided=True)
 
     async def commit_now(
         self, request: pb.CommitContributionRequest
@@ -74,59 +78,26 @@ class ContributionRpcs:
         apply = partial(self._commit, request.step)
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
-    async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
-        """Wait until enough others are there, or have committed again what was dropped."""
-        state, key, mark = self._state, request.key, request.step
-        session = state.ledger.known(state.ledger.claim(key.session_id))
-        if session is None or session.numbering.outcome(key):
-            return
+    async def _is_ready(self, request: pb.CommitContributionRequest, session: Session) -> bool:
         if request.decides:
-            await self._decide(request, session)
-            return
+            return await self._decisions.decide(request, session)
+        await self._wait_for_others(request, session)
+        return True
+
+    async def _wait_for_others(
+        self, request: pb.CommitContributionRequest, session: Session
+    ) -> None:
+        """Wait until those have committed whose contributions to the step were dropped."""
+        state, mark = self._state, request.step
         ready = partial(state.rounds.may_commit, session.id, mark)
-        if not await self._until(ready, request, session):
+        waiter = state.step_waiter(session, mark)
+        subject = "group", mark.group
+        if not await state.waits.until(subject, ready, request.wait_seconds, waiter):
             raise DeadlineExceededError(
                 f"{session.label} could not commit to step {mark.step} of {mark.group!r} in "
                 f"{request.wait_seconds:g} s: contributions of workers that had ended were "
-                f"dropped, and {self._explained(session, mark)}"
+                f"dropped, and {state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
             )
-
-    async def _decide(self, request: pb.CommitContributionRequest, session: Session) -> None:
-        """Wait until a step closes for sure; drop the contribution if it cannot."""
-        mark, decided = request.step, partial(self._may_decide, request.step, session)
-        outcome = await self._until(decided, request, session)
-        if outcome is None:
-            raise DeadlineExceededError(
-                f"step {mark.step} of {mark.group!r} was not applied in {request.wait_seconds:g} "
-                f"s: {self._explained(session, mark)}"
-            )
-        if not outcome:
-            use = LockUse(session.label, f"step {mark.step}")
-            async with self._state.deciding(mark.group, use):
-                if decided() is False:
-                    self._state.drop(session, mark)
-
-    def _may_decide(self, mark: pb.StepMark, session: Session) -> bool | None:
-        state = self._state
-        waiting = state.waits.clients("barrier")
-        return state.rounds.may_decide(
-            session.id, mark, lambda worker: bool(waiting) and state.task_of(worker) in waiting
-        )
-
-    async def _until(
-        self,
-        ready: Callable[[], bool | None],
-        request: pb.CommitContributionRequest,
-        session: Session,
-    ) -> bool | None:
-        mark, waits = request.step, self._state.waits
-        waiter = self._state.step_waiter(session, mark)
-        return await waits.until(("group", mark.group), ready, request.wait_seconds, waiter)
-
-    def _explained(self, session: Session, mark: pb.StepMark) -> str:
-        state = self._state
-        waiter = state.step_waiter(session, mark)
-        return f"{state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
 
     async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
         use = LockUse(session.label, f"step {mark.step}")

@@ -126,6 +126,25 @@ def test_a_loop_of_fixed_steps_ends_although_the_others_wait_at_a_barrier() -> N
     assert sums[0] == sums[1] >= 2.0 * 2 * STEPS
 
 
+def test_a_snapshot_comes_while_a_worker_waits_for_others_within_its_step() -> None:
+    begun, seen = threading.Event(), threading.Event()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        counter = Counter(strategy)
+        counter.before_push = begun.set
+        if worker == 2:
+            begun.wait(60)
+            with strategy.snapshot():
+                seen.set()
+        else:
+            assert not worker or seen.wait(60)
+            counter.add()
+        return counter.sums()
+
+    with running(num_servers=2, num_workers=3) as cluster:
+        assert cluster.run(program, consistency=Sync(2), peer_seconds=20.0) == [[2.0] * 2] * 3
+
+
 def _wait_for(here: threading.Event, there: threading.Event) -> None:
     here.set()
     there.wait(60)

@@ -82,6 +82,8 @@ class Training(Program):
         self.steps = self.chance.randint(4, 8)
         # As programs do that take so many steps of their own, and then meet; one worker is slow.
         self.meets = self.consistency == Sync(2) and self.chance.random() < 0.5
+        if self.meets:
+            self.storms = ("pause",)
         self.num_reads = count()
         self.program = _program()
         self._history: list[_ServerEvent] = []
@@ -335,9 +337,9 @@ class _Worker:
         servers = list(range(self._training.num_servers))
         for server in servers if backups else servers[::-1]:
             decides = backups and server == servers[0]
-            response = await self._process.call(
-                server, updates.commit(contribution.step, _WAIT_SECONDS, decides)
-            )
+            request = partial(updates.commit, contribution.step, _WAIT_SECONDS, decides)
+            while (response := await self._process.call(server, request())).undecided:
+                self._process.steps.divide()
             if backups and response.dropped:
                 return False
         return True

@@ -26,7 +26,6 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import (
-    CommitContributionResponse,
     Contribution,
     StepMark,
 )
@@ -115,7 +114,7 @@ class Contributions:
         first, *others = self._servers.used
         if contribution.replicas_to_aggregate:
             # The first server decides whose contributions count, on all servers.
-            if self._commit_on([first], mark, decides=True)[first].dropped:
+            if not self._decide_on(first, mark):
                 return False
             self._commit_on(others, mark)
             return True
@@ -132,11 +131,17 @@ class Contributions:
         self._commit_on([first], mark)
         return True
 
-    def _commit_on(
-        self, servers: Sequence[int], mark: StepMark, decides: bool = False
-    ) -> dict[int, CommitContributionResponse]:
-        request = partial(updates.commit, mark, self._peer_seconds, decides)
-        return self._servers.together({server: request() for server in servers})
+    def _decide_on(self, first: int, mark: StepMark) -> bool:
+        """Return whether a contribution counts, once that is certain."""
+        request = partial(updates.commit, mark, self._peer_seconds, decides=True)
+        while (response := self._servers.call(first, request())).undecided:
+            # Nothing counts yet, so a checkpoint may come between.
+            self._servers.steps.divide()
+        return not response.dropped
+
+    def _commit_on(self, servers: Sequence[int], mark: StepMark) -> None:
+        wait = self._peer_seconds
+        self._servers.together({server: updates.commit(mark, wait) for server in servers})
 
 
 class StepEnds:
