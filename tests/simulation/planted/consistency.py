@@ -9,7 +9,6 @@ from stratagem_psserver.checkpoint_gate import CheckpointGate
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.rules import BoundedRule, StepRule
 from stratagem_psserver.consistency.schedule import Schedule
-from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.synchronous.step_group import StepGroup
 from tests.simulation.planted.plant import Plant, replaced
@@ -42,10 +41,6 @@ def _owes_nothing(self: StepGroup, step: int, parts: Any) -> None:
     """Drop what was committed, and let others go on as if other servers had, too."""
 
 
-def _drops_unseen(self: Changes, session_id: bytes, mark: Any) -> None:
-    """Do not record that a contribution was dropped."""
-
-
 def _admits_all(self: CheckpointGate, client: bytes, label: str, step: int, now: float) -> bool:
     """Hold no step back while all servers look for one moment."""
     hold, self._hold = self._hold, None
@@ -65,7 +60,6 @@ FAULTS: Mapping[str, Plant] = {
     "reads do not wait for their step": replaced(Rounds, "is_applied", _reads_at_once),
     "a contribution counts twice": replaced(StepGroup, "is_to_drop", _counts_again),
     "dropped contributions are forgotten": replaced(StepGroup, "_owe", _owes_nothing),
-    "a drop of a contribution is not recorded": replaced(Changes, "dropped", _drops_unseen),
     "steps are not held": replaced(CheckpointGate, "admits", _admits_all),
     "a change is a step too early": replaced(Schedule, "change", _changes_early),
 }
