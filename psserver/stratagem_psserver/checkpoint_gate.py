@@ -72,7 +72,7 @@ class CheckpointGate:
     def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
         """Return whether a request is admitted; if so, `end_request` must follow."""
         hold = self._holding(now)
-        if hold is not None and not self.awaits(client, step, now):
+        if hold is not None and not 0 < step <= hold.begun.get(client, 0):
             return False
         if step:
             progress = self._clients.setdefault(client, Progress(label))
@@ -154,11 +154,6 @@ class CheckpointGate:
         """Return whether this cut is being taken."""
         hold = self._holding(now)
         return hold is not None and hold.cut == cut
-
-    def awaits(self, client: bytes, step: int, now: float) -> bool:
-        """Return whether the cut that is being taken, if any, waits for the end of a step."""
-        hold = self._holding(now)
-        return hold is not None and 0 < step <= hold.begun.get(client, 0)
 
     def release(self, cut: bytes) -> None:
         """End a cut, which nobody begins again."""

@@ -215,11 +215,6 @@ class ServerState:
         self.rounds.give_up(tasks)
         self.groups_changed(self.rounds.groups)
 
-    def drop(self, session: Session, mark: StepMark) -> None:
-        """Drop what a worker has staged for a step that cannot close now."""
-        self.changes.dropped(session.id, mark)
-        self.rounds.drop(session.id, mark)
-
     def session_ended(self, session: Session, why: str, left: bool = False) -> None:
         """Release what a session had, after the ledger has ended it.
 

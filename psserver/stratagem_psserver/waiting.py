@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -162,10 +162,6 @@ class Waits:
     def released(self, client: str) -> float | None:
         """Return when a wait of a client ended last; None if that is not known any more."""
         return self._released.get(client)
-
-    def clients(self, reason: str) -> Set[str]:
-        """Return the clients that wait for a reason, by its name in `WaitStatus`."""
-        return {wait.waiter.client for wait in self._present if wait.reason == reason}
 
     def report(self) -> Iterator[pb.WaitStatus]:
         """Yield the number of present waits and the durations of past ones, for each reason."""

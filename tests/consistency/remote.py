@@ -183,15 +183,8 @@ class RemoteWorker:
     def _commit(self, mark: pb.StepMark, contribution: pb.Contribution) -> bool:
         backups = bool(contribution.replicas_to_aggregate)
         for client in self.clients if backups else self.clients[::-1]:
-            request = pb.CommitContributionRequest(
-                key=client.key(),
-                step=mark,
-                wait_seconds=PATIENCE,
-                decides=backups and client is self.clients[0],
-            )
-            response = client.unary(
-                "CommitContribution", request, pb.CommitContributionResponse, PATIENCE
-            )
+            request = pb.CommitContributionRequest(key=client.key(), step=mark)
+            response = client.unary("CommitContribution", request, pb.CommitContributionResponse)
             if response.dropped:
                 return False
         return True

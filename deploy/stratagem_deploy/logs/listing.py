@@ -26,7 +26,6 @@ _KINDS = {
     "closures": "scheduled functions ended",
     "reclaimed": "contributions dropped",
     "gave_up": "lost workers given up",
-    "dropped": "contribution dropped",
     "leap": "leap",
 }
 

@@ -11,7 +11,6 @@ import google.protobuf.message
 import stratagem_proto.v1.barrier_pb2
 import stratagem_proto.v1.closure_pb2
 import stratagem_proto.v1.consistency_pb2
-import stratagem_proto.v1.parameter_server_pb2
 import stratagem_proto.v1.recorded_reply_pb2
 import stratagem_proto.v1.session_pb2
 import typing
@@ -112,7 +111,6 @@ class LogRecord(google.protobuf.message.Message):
     LEAP_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
     GAVE_UP_FIELD_NUMBER: builtins.int
-    DROPPED_FIELD_NUMBER: builtins.int
     unix_seconds: builtins.float
     """When the change was recorded, in seconds since 1970 by the server's clock. For people."""
     reclaimed: builtins.bool
@@ -144,8 +142,6 @@ class LogRecord(google.protobuf.message.Message):
     def closures(self) -> stratagem_proto.v1.closure_pb2.EndClosuresRequest: ...
     @property
     def gave_up(self) -> global___GivenUpWorkers: ...
-    @property
-    def dropped(self) -> global___DroppedContribution: ...
     def __init__(
         self,
         *,
@@ -162,11 +158,10 @@ class LogRecord(google.protobuf.message.Message):
         leap: builtins.bool = ...,
         mark: builtins.bool = ...,
         gave_up: global___GivenUpWorkers | None = ...,
-        dropped: global___DroppedContribution | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "dropped", b"dropped", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "dropped", b"dropped", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark", "gave_up", "dropped"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark", "gave_up"] | None: ...
 
 global___LogRecord = LogRecord
 
@@ -294,29 +289,6 @@ class GivenUpWorkers(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["tasks", b"tasks"]) -> None: ...
 
 global___GivenUpWorkers = GivenUpWorkers
-
-@typing.final
-class DroppedContribution(google.protobuf.message.Message):
-    """A contribution to a step that could not close since too many workers waited at a barrier."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    session_id: builtins.bytes
-    """Name of the session that had staged it, as in OpenedSession."""
-    @property
-    def step(self) -> stratagem_proto.v1.parameter_server_pb2.StepMark: ...
-    def __init__(
-        self,
-        *,
-        session_id: builtins.bytes = ...,
-        step: stratagem_proto.v1.parameter_server_pb2.StepMark | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["session_id", b"session_id", "step", b"step"]) -> None: ...
-
-global___DroppedContribution = DroppedContribution
 
 @typing.final
 class FinishedSteps(google.protobuf.message.Message):

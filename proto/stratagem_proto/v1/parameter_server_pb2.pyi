@@ -731,18 +731,10 @@ class CommitContributionRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
-    DECIDES_FIELD_NUMBER: builtins.int
     wait_seconds: builtins.float
     """Longest wait, in seconds, for other workers whose contributions to the step counted
     here and were dropped since all workers had ended; they have to commit again first.
-    If the server decides, it is also the longest wait for the others that the step needs.
     The request then fails with DEADLINE_EXCEEDED, and nothing counts.
-    """
-    decides: builtins.bool
-    """Whether this server decides for all servers if the contribution counts. A worker says
-    so to the first server if fewer contributions than there are workers close a step. The
-    server then answers once enough are staged, or drops the contribution if the step
-    cannot close since too many workers wait at a barrier of this server.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -763,10 +755,9 @@ class CommitContributionRequest(google.protobuf.message.Message):
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         step: global___StepMark | None = ...,
         wait_seconds: builtins.float = ...,
-        decides: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decides", b"decides", "key", b"key", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___CommitContributionRequest = CommitContributionRequest
 
@@ -775,22 +766,15 @@ class CommitContributionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DROPPED_FIELD_NUMBER: builtins.int
-    UNDECIDED_FIELD_NUMBER: builtins.int
     dropped: builtins.bool
-    """Whether the contribution does not count: others have closed the step without it, or
-    cannot close it now. The worker goes on with the first step that is not closed.
-    """
-    undecided: builtins.bool
-    """Whether the server that decides has not, because a checkpoint or a snapshot waits for the
-    end of this step of the worker and others are held back meanwhile. Nothing counts yet. The
-    worker ends its step and begins another, in which it asks again under another number.
+    """Whether the contribution came after others had closed the step; it does not
+    count, and the worker goes on with the next step.
     """
     def __init__(
         self,
         *,
         dropped: builtins.bool = ...,
-        undecided: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "undecided", b"undecided"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped"]) -> None: ...
 
 global___CommitContributionResponse = CommitContributionResponse

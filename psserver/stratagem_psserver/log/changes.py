@@ -13,7 +13,6 @@ from stratagem_proto.v1 import log_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.consistency_pb2 import StepBegin
-from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import FilteredTasks, RequestKey, Role, Task
 from stratagem_proto.v1.status_pb2 import LogStatus
@@ -231,11 +230,6 @@ class Changes:
     def gave_up(self, tasks: Sequence[str]) -> None:
         """Record that others wait no more for workers that are gone."""
         self._append(pb.LogRecord(gave_up=pb.GivenUpWorkers(tasks=tasks)))
-
-    def dropped(self, session_id: bytes, mark: StepMark) -> None:
-        """Record that a contribution was dropped because its step could not close."""
-        dropped = pb.DroppedContribution(session_id=session_id, step=mark)
-        self._append(pb.LogRecord(dropped=dropped))
 
     def leapt(self) -> None:
         """Record that the state has changed in a way that no record can repeat."""

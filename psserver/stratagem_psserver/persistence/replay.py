@@ -255,10 +255,6 @@ def _give_up(state: ServerState, workers: logged.GivenUpWorkers) -> None:
     state.give_up(workers.tasks)
 
 
-def _drop(state: ServerState, dropped: logged.DroppedContribution) -> None:
-    state.rounds.drop(dropped.session_id, dropped.step)
-
-
 def _mark(state: ServerState, _: bool) -> None:
     """Nothing has changed."""
 
@@ -273,6 +269,5 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "closures": _end_closures,
     "reclaimed": _reclaim,
     "gave_up": _give_up,
-    "dropped": _drop,
     "mark": _mark,
 }

@@ -34,8 +34,6 @@ class CheckpointRpcs:
         begun = {each.client: each.step for each in request.begun}
         gate.hold(request.cut, begun, self._state.clock())
         state.waits.changed(STEPS)
-        # Who waits for others within a step is to end it.
-        state.groups_changed(state.rounds.groups)
 
         def finished() -> bool | None:
             known = gate.progress().values()

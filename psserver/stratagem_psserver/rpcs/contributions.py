@@ -10,7 +10,6 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.rpcs.closing import close, finish
-from stratagem_psserver.rpcs.decisions import Decisions
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
@@ -53,23 +52,17 @@ def _stage(state: ServerState, header: pb.UpdateHeader, staged: StagedTensors) -
     except Exception:
         part.reservation.release()
         raise
-    if state.rounds.has_enough(header.contribution.step):
-        state.groups_changed([header.contribution.step.group])
 
 
 class ContributionRpcs:
     """CommitContribution, ListClosedSteps and FinishStep."""
 
     def __init__(self, state: ServerState) -> None:
-        self._state, self._decisions = state, Decisions(state)
+        self._state = state
 
     async def commit(self, request: pb.CommitContributionRequest) -> pb.CommitContributionResponse:
-        session = self._state.ledger.known(self._state.ledger.claim(request.key.session_id))
-        if session is None or session.numbering.outcome(request.key):
-            return await self.commit_now(request)
-        if await self._is_ready(request, session):
-            return await self.commit_now(request)
-        return pb.CommitContributionResponse(undecided=True)
+        await self._wait_for_others(request)
+        return await self.commit_now(request)
 
     async def commit_now(
         self, request: pb.CommitContributionRequest
@@ -78,17 +71,12 @@ class ContributionRpcs:
         apply = partial(self._commit, request.step)
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
-    async def _is_ready(self, request: pb.CommitContributionRequest, session: Session) -> bool:
-        if request.decides:
-            return await self._decisions.decide(request, session)
-        await self._wait_for_others(request, session)
-        return True
-
-    async def _wait_for_others(
-        self, request: pb.CommitContributionRequest, session: Session
-    ) -> None:
+    async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
         """Wait until those have committed whose contributions to the step were dropped."""
-        state, mark = self._state, request.step
+        state, key, mark = self._state, request.key, request.step
+        session = state.ledger.known(state.ledger.claim(key.session_id))
+        if session is None or session.numbering.outcome(key):
+            return
         ready = partial(state.rounds.may_commit, session.id, mark)
         waiter = state.step_waiter(session, mark)
         subject = "group", mark.group

@@ -132,8 +132,6 @@ class BarrierRpcs:
         state.waits.changed(subject)
         passed = partial(state.barriers.is_passed, name, generation, session.id)
         waiter = Waiter(session.label, f"barrier {name!r}", partial(self._awaited, name))
-        # Their steps may lack this worker from now on; they look once this request waits below.
-        state.groups_changed(state.rounds.groups)
         if await state.waits.until(subject, passed, request.wait_seconds, waiter):
             return BarrierResponse()
         raise DeadlineExceededError(

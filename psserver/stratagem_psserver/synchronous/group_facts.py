@@ -11,8 +11,7 @@ from stratagem_proto.v1.closed_step_pb2 import ClosedStep, GlobalNorm
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.synchronous.closed_steps import ClosedSteps
-from stratagem_psserver.synchronous.member import Member
-from stratagem_psserver.synchronous.step_group import StepGroup
+from stratagem_psserver.synchronous.step_group import Member, StepGroup
 
 
 def group_to_json(group: StepGroup) -> dict[str, Any]:

@@ -18,10 +18,7 @@ were dropped have committed again, which they can as long as the first server ha
 Otherwise the step could close on the first server, and never here.
 
 A step may close with fewer contributions than there are workers. Contributions that come later are
-dropped, and their workers are told so when they commit. Of such steps the first server decides for
-all. A worker commits there once enough have staged, before which nothing counts anywhere. So if the
-step cannot close, since too many workers wait at a barrier, the contribution is dropped and the
-step stays open: whoever waits at a barrier waits for this worker.
+dropped, and their workers are told so when they commit.
 """
 
 from __future__ import annotations
@@ -30,7 +27,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from stratagem_proto.errors import (
+    AbortedError,
     FailedPreconditionError,
+    NonFiniteGradientError,
     StratagemError,
     UnfinishedStepError,
     UnstagedContributionError,
@@ -44,9 +43,8 @@ from stratagem_psserver.synchronous.contribution_checks import (
 )
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.group_facts import complete, group_from_json, group_to_json
-from stratagem_psserver.synchronous.member import Member
-from stratagem_psserver.synchronous.step_group import StepGroup
-from stratagem_psserver.waiting import AwaitedClient
+from stratagem_psserver.synchronous.step_group import Member, StepGroup
+from stratagem_psserver.waiting import AwaitedClient, listed
 
 # No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000
@@ -98,7 +96,6 @@ class Rounds:
             check_replaceable(previous, part)
             previous.reservation.release()
         parts[contribution.worker] = part
-        group.late.pop(part.session_id, None)
         group.num_workers = contribution.num_workers
         group.required = contribution.replicas_to_aggregate or contribution.num_workers
         group.members[contribution.worker] = member
@@ -154,40 +151,6 @@ class Rounds:
         """
         owing = self._group(mark.group).owing(mark.step, session_id)
         return self._is_over(mark) if owing and not self.is_late(session_id, mark) else True
-
-    def has_enough(self, mark: StepMark) -> bool:
-        """Return whether so many have staged contributions to a step that it can close."""
-        group = self._group(mark.group)
-        return len(group.parts.get(mark.step, ())) >= group.required
-
-    def may_decide(
-        self, session_id: bytes, mark: StepMark, elsewhere: Callable[[int], bool]
-    ) -> bool | None:
-        """Return whether a session may commit to a step that closes without some workers.
-
-        Args:
-            session_id: The session.
-            mark: The step.
-            elsewhere: Returns whether a worker waits for something else, and contributes nothing.
-
-        Returns:
-            True once so many have staged that the step will close, or if there is nothing to wait
-            for; False if it cannot close while so many are elsewhere; None while it may.
-
-        Raises:
-            AbortedError: The step cannot be completed any more.
-        """
-        group = self._group(mark.group)
-        parts = group.parts.get(mark.step, {})
-        waits = any(one.session_id == session_id and not one.committed for one in parts.values())
-        if not waits or self.has_enough(mark):
-            return True
-        group.is_over(mark, session_id, self._waits)
-        return None if group.may_close(mark.step, elsewhere, self._waits) else False
-
-    def drop(self, session_id: bytes, mark: StepMark) -> None:
-        """Drop what a session has staged for a step that stays open."""
-        self._group(mark.group).drop_part(mark.step, session_id)
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
         """Return whether the contribution that a session staged for a step was dropped."""
@@ -281,14 +244,34 @@ class Rounds:
             )
 
     def _is_over(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
-        return self._group(mark.group).is_over(mark, session_id, self._waits)
+        group = self._group(mark.group)
+        if group.applied >= mark.step:
+            return True
+        failed_step, failure = group.failed
+        if failure is not None and mark.step <= failed_step:
+            raise _waiters_error(mark, failure)
+        lost = group.lost(mark.step, self._waits) if mark.step > group.closed else None
+        if lost is not None:
+            raise AbortedError(
+                f"step {mark.step} of {mark.group!r} cannot be completed: {lost.gone} before it "
+                "contributed to the step; start that task again"
+            )
+        if session_id and session_id in group.owed.get(mark.step, {}).values():
+            raise AbortedError(
+                f"what this task had committed to step {mark.step} of {mark.group!r} was dropped "
+                "when all workers were gone and others needed the memory; start this task again"
+            )
+        return None
 
     def missing(self, mark: StepMark) -> str:
         """Return a clause that says whose contributions a step lacks."""
         group = self._groups.get(mark.group)
         if group is None or not group.num_workers:
             return f"no worker has contributed to {mark.group!r} yet"
-        return group.missing(mark.step)
+        if mark.step <= group.closed:
+            return "all contributions have come and are being applied"
+        names = listed([group.label(worker) for worker in group.lacking(mark.step)])
+        return f"the contributions of {names} are missing"
 
     def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[AwaitedClient]:
         """Return the workers whose contribution a step lacks, or that have to send its norm.
@@ -300,7 +283,7 @@ class Rounds:
         group = self._group(mark.group)
         if mark.step > group.closed:
             known = {number: member.task for number, member in group.members.items()}
-            lacking = (known.get(n) or task_of(n) for n in group.awaited(mark.step))
+            lacking = (known.get(n) or task_of(n) for n in group.lacking(mark.step))
             return [AwaitedClient(task, "contribution") for task in lacking]
         closed = group.unfinished.find(mark.step)
         tasks = [part.task for part in closed.parts] if closed else []
@@ -346,7 +329,7 @@ class Rounds:
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
         """Note that a worker has come or come back; return the groups of which it is a member."""
-        return self._touched(lambda group: group.came(session_id, task))
+        return self._set_gone(session_id, task, "")
 
     def session_ended(self, session_id: bytes, why: str, left: bool = False) -> list[str]:
         """Drop what a session has staged; return the groups of which its worker is a member.
@@ -356,12 +339,11 @@ class Rounds:
             why: A clause that says how it ended, for messages.
             left: Whether its client ended it.
         """
-        touched = self._touched(lambda group: group.session_ended(session_id, why, left))
+        for group in self._groups.values():
+            group.session_ended(session_id)
+        touched = self._set_gone(session_id, None, why, left)
         self._drop_abandoned(for_good=True)
         return touched
-
-    def _touched(self, change: Callable[[StepGroup], bool]) -> list[str]:
-        return [name for name, group in self._groups.items() if change(group)]
 
     def absent(self) -> Collection[str]:
         """Return the tasks that others wait for although they are gone."""
@@ -389,3 +371,24 @@ class Rounds:
         for group in abandoned:
             group.abandon(for_good)
         return had_parts
+
+    def _set_gone(
+        self, session_id: bytes, task: str | None, gone: str, left: bool = False
+    ) -> list[str]:
+        touched = []
+        for name, group in self._groups.items():
+            for member in group.members.values():
+                if member.session_id == session_id or member.task == task:
+                    member.gone, member.left, member.given_up = gone, left, False
+                    touched.append(name)
+        return touched
+
+
+def _waiters_error(mark: StepMark, failure: StratagemError) -> StratagemError:
+    """Return the error for those that wait for a step that failed."""
+    nonfinite = isinstance(failure, NonFiniteGradientError)
+    cls = NonFiniteGradientError if nonfinite else AbortedError
+    return cls(
+        f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
+        variable=failure.variable,
+    )

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from stratagem_proto.errors import (
-    AbortedError,
-    FailedPreconditionError,
-    NonFiniteGradientError,
-    StratagemError,
-)
+from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_psserver.synchronous.closed_steps import ClosedSteps
 from stratagem_psserver.synchronous.contribution_checks import agree
 from stratagem_psserver.synchronous.contributions import Part
-from stratagem_psserver.synchronous.member import Member
-from stratagem_psserver.waiting import listed
+
+
+@dataclass
+class Member:
+    """A worker of a group, according to its latest contribution.
+
+    Attributes:
+        session_id: The session of that contribution.
+        task: The worker's name, for messages.
+        gone: How the session ended, as a clause; "" while it is open.
+        left: Whether its client ended the session, and so will not resume it.
+        given_up: Whether others have waited long enough for it to come back.
+    """
+
+    session_id: bytes
+    task: str
+    gone: str = ""
+    left: bool = False
+    given_up: bool = False
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether it is gone, and may be started again while others wait."""
+        return bool(self.gone) and not self.left and not self.given_up
 
 
 @dataclass
@@ -64,22 +81,6 @@ class StepGroup:
             if worker not in parts or not parts[worker].committed
         ]
 
-    def awaited(self, step: int) -> list[int]:
-        """Return the workers for whose contribution to a step others wait.
-
-        Where a step closes without some workers, who has staged a contribution waits for others
-        before it commits.
-        """
-        staged = self.parts.get(step, {}) if self.required < self.num_workers else {}
-        return [worker for worker in self.lacking(step) if worker not in staged]
-
-    def missing(self, step: int) -> str:
-        """Return a clause that says whose contributions a step lacks."""
-        if step <= self.closed:
-            return "all contributions have come and are being applied"
-        names = listed([self.label(worker) for worker in self.awaited(step)])
-        return f"the contributions of {names} are missing"
-
     def label(self, worker: int) -> str:
         member = self.members.get(worker)
         return member.task if member else f"worker {worker}"
@@ -89,59 +90,13 @@ class StepGroup:
 
         Args:
             step: The step.
-            waits: As in `Member.is_lost`.
+            waits: Whether others wait for a worker that may come back.
         """
         lacking = [self.members.get(worker) for worker in self.lacking(step)]
-        gone = [one for one in lacking if one is not None and one.is_lost(waits)]
+        there = [member for member in lacking if member is not None]
+        gone = [one for one in there if one.gone and not (waits and one.may_come_back)]
         possible = self.num_workers - len(gone)
         return gone[0] if gone and possible < self.required else None
-
-    def may_close(self, step: int, elsewhere: Callable[[int], bool], waits: bool) -> bool:
-        """Return whether enough workers are there that may contribute to a step.
-
-        Args:
-            step: The step.
-            elsewhere: Returns whether a worker waits for something else.
-            waits: As in `lost`.
-        """
-        staged = self.parts.get(step, {})
-        return self.required <= sum(
-            worker in staged or not (self._is_lost(worker, waits) or elsewhere(worker))
-            for worker in range(self.num_workers)
-        )
-
-    def _is_lost(self, worker: int, waits: bool) -> bool:
-        member = self.members.get(worker)
-        return member is not None and member.is_lost(waits)
-
-    def is_over(self, mark: StepMark, session_id: bytes, waits: bool) -> bool | None:
-        """Return True once the variables contain a step, None while that may still happen.
-
-        Args:
-            mark: The step.
-            session_id: The session that waits for it; none if it is empty.
-            waits: As in `lost`.
-
-        Raises:
-            AbortedError: The step failed or cannot be completed any more.
-        """
-        if self.applied >= mark.step:
-            return True
-        failed_step, failure = self.failed
-        if failure is not None and mark.step <= failed_step:
-            raise _waiters_error(mark, failure)
-        lost = self.lost(mark.step, waits) if mark.step > self.closed else None
-        if lost is not None:
-            raise AbortedError(
-                f"step {mark.step} of {mark.group!r} cannot be completed: {lost.gone} before it "
-                "contributed to the step; start that task again"
-            )
-        if session_id and session_id in self.owed.get(mark.step, {}).values():
-            raise AbortedError(
-                f"what this task had committed to step {mark.step} of {mark.group!r} was dropped "
-                "when all workers were gone and others needed the memory; start this task again"
-            )
-        return None
 
     def absent(self) -> list[str]:
         """Return the tasks of workers that are gone and may come back."""
@@ -153,33 +108,8 @@ class StepGroup:
             if member.gone and member.task in tasks:
                 member.given_up = True
 
-    def came(self, session_id: bytes, task: str) -> bool:
-        """Note that a worker has come or come back; return whether it is a member."""
-        mine = [
-            one for one in self.members.values() if one.session_id == session_id or one.task == task
-        ]
-        for member in mine:
-            member.gone, member.left, member.given_up = "", False, False
-        return bool(mine)
-
-    def session_ended(self, session_id: bytes, why: str, left: bool) -> bool:
-        """Drop what a session has staged; what it has committed still counts.
-
-        Args:
-            session_id: The session.
-            why: A clause that says how it ended, for messages.
-            left: Whether its client ended it.
-
-        Returns:
-            Whether its worker is a member.
-        """
-        self._drop_staged(session_id)
-        mine = [one for one in self.members.values() if one.session_id == session_id]
-        for member in mine:
-            member.gone, member.left, member.given_up = why, left, False
-        return bool(mine)
-
-    def _drop_staged(self, session_id: bytes) -> None:
+    def session_ended(self, session_id: bytes) -> None:
+        """Drop what a session has staged; what it has committed still counts."""
         self.late.pop(session_id, None)
         self.unfinished.session_ended(session_id)
         for parts in self.parts.values():
@@ -260,13 +190,6 @@ class StepGroup:
         # A program that was started again with other settings must contribute again.
         return agree(known, part)
 
-    def drop_part(self, step: int, session_id: bytes) -> None:
-        """Drop what a session has staged for a step that stays open."""
-        parts = self.parts.get(step, {})
-        for worker in [w for w, part in parts.items() if part.session_id == session_id]:
-            parts.pop(worker).reservation.release()
-            self.late[session_id] = step
-
     def drop(self, step: int) -> None:
         for part in self.parts.pop(step, {}).values():
             part.reservation.release()
@@ -282,13 +205,3 @@ class StepGroup:
                 f"{task} comes too late for step {mark.step} of {mark.group!r}: step "
                 f"{self.closed} is complete; go on with step {self.closed + 1}"
             )
-
-
-def _waiters_error(mark: StepMark, failure: StratagemError) -> StratagemError:
-    """Return the error for those that wait for a step that failed."""
-    nonfinite = isinstance(failure, NonFiniteGradientError)
-    cls = NonFiniteGradientError if nonfinite else AbortedError
-    return cls(
-        f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
-        variable=failure.variable,
-    )

@@ -101,50 +101,6 @@ def test_backups_who_come_too_late_are_dropped_and_counted() -> None:
     assert results == [([2.0 * STEPS] * 2, dropped)] * 3
 
 
-def test_a_loop_of_fixed_steps_ends_although_the_others_wait_at_a_barrier() -> None:
-    begun, over = threading.Event(), threading.Event()
-
-    def program(strategy: ParameterServerStrategy, worker: int) -> tuple[list[float], int, bool]:
-        counter = Counter(strategy)
-        counter.before_push = partial(_wait_for, begun, over) if worker == 2 else begun.wait
-        for _ in range(STEPS):
-            counter.add()
-        over.set()
-        strategy.barrier("done")
-        dropped = strategy.consistency_report()["SGD"].workers["/job:worker/task:2"].dropped
-        strategy.barrier("told")
-        for _ in range(STEPS):
-            counter.add()
-        strategy.barrier("done")
-        completed = strategy.consistency_report()["SGD"].completed
-        return counter.sums(), dropped, completed >= 2 * STEPS
-
-    with running(num_servers=2, num_workers=3) as cluster:
-        results = cluster.run(program, consistency=Sync(2))
-    sums = results[0][0]
-    assert results == [(sums, STEPS, True)] * 3
-    assert sums[0] == sums[1] >= 2.0 * 2 * STEPS
-
-
-def test_a_snapshot_comes_while_a_worker_waits_for_others_within_its_step() -> None:
-    begun, seen = threading.Event(), threading.Event()
-
-    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
-        counter = Counter(strategy)
-        counter.before_push = begun.set
-        if worker == 2:
-            begun.wait(60)
-            with strategy.snapshot():
-                seen.set()
-        else:
-            assert not worker or seen.wait(60)
-            counter.add()
-        return counter.sums()
-
-    with running(num_servers=2, num_workers=3) as cluster:
-        assert cluster.run(program, consistency=Sync(2), peer_seconds=20.0) == [[2.0] * 2] * 3
-
-
 def _wait_for(here: threading.Event, there: threading.Event) -> None:
     here.set()
     there.wait(60)

@@ -10,7 +10,6 @@ from stratagem_proto.errors import AbortedError, DeadlineExceededError
 from stratagem_proto.protocol import session_name
 from stratagem_proto.v1 import closed_step_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.state import ServerState
@@ -22,10 +21,10 @@ WORKERS = 2
 
 
 class Worker:
-    """One of some workers, which step the variable "v"; a step closes with two of them."""
+    """One of two workers, which step the variable "v"."""
 
-    def __init__(self, number: int, num_workers: int = WORKERS) -> None:
-        self._number, self._num_workers = number, num_workers
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._task = session_pb2.Task(job="worker", index=number)
         self.session = RawClient("localhost:1", "").session_id
 
@@ -45,9 +44,8 @@ class Worker:
                 step=mark(step),
                 worker=self._number,
                 reduction=REDUCTION_SUM,
-                num_workers=self._num_workers,
+                num_workers=WORKERS,
                 replicas=1,
-                replicas_to_aggregate=0 if self._num_workers == WORKERS else WORKERS,
             )
             header.contribution.CopyFrom(contribution)
             client.upload("Update", encoded(header, [value]), pb.UpdateResponse)
@@ -62,28 +60,6 @@ class Worker:
             )
             with suppress(DeadlineExceededError):
                 client.unary("CommitContribution", commit, pb.CommitContributionResponse)
-
-    def decide(self, server: ParameterServer, step: int, wait: float) -> bool:
-        """Has the server decide whether its contribution counts, and returns that."""
-        with self.at(server) as client:
-            client.sequence = client.open().last_sequence
-            commit = pb.CommitContributionRequest(
-                key=client.key(), step=mark(step), wait_seconds=wait, decides=True
-            )
-            response = client.unary("CommitContribution", commit, pb.CommitContributionResponse)
-        return not response.dropped
-
-    def meet(self, server: ParameterServer) -> None:
-        """Waits at a barrier until all workers are there."""
-        with self.at(server) as client:
-            client.open()
-            request = BarrierRequest(
-                session_id=self.session,
-                name="done",
-                num_tasks=self._num_workers,
-                wait_seconds=30.0,
-            )
-            client.unary("Barrier", request, BarrierResponse)
 
     def values(self, server: ParameterServer) -> list[float]:
         with self.at(server) as client:

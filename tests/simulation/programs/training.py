@@ -80,10 +80,6 @@ class Training(Program):
         choices = (Async(), Bounded(0), Bounded(1), Bounded(2), Sync(), Sync(2))
         self.consistency: Consistency = self.chance.choice(choices)
         self.steps = self.chance.randint(4, 8)
-        # As programs do that take so many steps of their own, and then meet; one worker is slow.
-        self.meets = self.consistency == Sync(2) and self.chance.random() < 0.5
-        if self.meets:
-            self.storms = ("pause",)
         self.num_reads = count()
         self.program = _program()
         self._history: list[_ServerEvent] = []
@@ -252,26 +248,16 @@ class _Worker:
             return
         self._process, self._writer = process, training.writer(self._number)
         self._finished = self._counted = 0
-        tried = 0
-        while not self._is_done(leave := await self._begin(), tried):
-            tried += 1
+        while (leave := await self._begin()).step <= training.steps:
             for _ in range(self._chance.randint(1, 2)):
                 for server in range(training.num_servers):
                     await self._read(server, training)
             with process.steps.taking():
                 await self._step(leave)
             await process.idle()
-            if training.meets and not self._number:
-                await asyncio.sleep(self._chance.random() * 4.0)
-        if training.meets:
-            await process.call(0, coordination.barrier("done", 0, _WORKERS, _WAIT_SECONDS))
         # A worker that contributes to a step stays until it is applied.
         for server in range(training.num_servers):
             await self._read(server, training)
-
-    def _is_done(self, leave: Leave, tried: int) -> bool:
-        training = self._training
-        return (tried if training.meets else leave.step - 1) >= training.steps
 
     async def _begin(self) -> Leave:
         begin = StepBegin(
@@ -304,10 +290,7 @@ class _Worker:
         if contribution is not None:
             counted = await self._is_counted(contribution)
             training.happen(Answered(self._writer, leave.step, counted))
-            if not counted:
-                # The step may be open still; the first server says with which one to go on.
-                return
-            self._counted = leave.step
+            self._counted = leave.step if counted else self._counted
         self._finished = leave.step
 
     async def _push(self, server: int, leave: Leave, contribution: Contribution | None) -> None:
@@ -336,10 +319,9 @@ class _Worker:
         backups = bool(contribution.replicas_to_aggregate)
         servers = list(range(self._training.num_servers))
         for server in servers if backups else servers[::-1]:
-            decides = backups and server == servers[0]
-            request = partial(updates.commit, contribution.step, _WAIT_SECONDS, decides)
-            while (response := await self._process.call(server, request())).undecided:
-                self._process.steps.divide()
+            response = await self._process.call(
+                server, updates.commit(contribution.step, _WAIT_SECONDS)
+            )
             if backups and response.dropped:
                 return False
         return True

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 from stratagem._parameter_server.hosting.step_reads import StepReads
@@ -26,6 +25,7 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionResponse,
     Contribution,
     StepMark,
 )
@@ -94,13 +94,13 @@ class Contributions:
             # To repeat it would change nothing.
             self._staged = None
             raise
+        mark = staged.contribution.step
+        self._step_tracker.finish(mark.group, mark.step)
         self._staged = None
 
     def _count(self, staged: Staged) -> None:
         contribution = staged.contribution
         if not self._is_counted(contribution):
-            # The step may be open still; the first server says with which one to go on.
-            self._step_tracker.repeat(contribution.step.group)
             return
         if contribution.global_norm:
             finish(self._servers, contribution.step)
@@ -114,7 +114,7 @@ class Contributions:
         first, *others = self._servers.used
         if contribution.replicas_to_aggregate:
             # The first server decides whose contributions count, on all servers.
-            if not self._decide_on(first, mark):
+            if self._commit_on([first], mark)[first].dropped:
                 return False
             self._commit_on(others, mark)
             return True
@@ -131,17 +131,11 @@ class Contributions:
         self._commit_on([first], mark)
         return True
 
-    def _decide_on(self, first: int, mark: StepMark) -> bool:
-        """Return whether a contribution counts, once that is certain."""
-        request = partial(updates.commit, mark, self._peer_seconds, decides=True)
-        while (response := self._servers.call(first, request())).undecided:
-            # Nothing counts yet, so a checkpoint may come between.
-            self._servers.steps.divide()
-        return not response.dropped
-
-    def _commit_on(self, servers: Sequence[int], mark: StepMark) -> None:
+    def _commit_on(
+        self, servers: Sequence[int], mark: StepMark
+    ) -> dict[int, CommitContributionResponse]:
         wait = self._peer_seconds
-        self._servers.together({server: updates.commit(mark, wait) for server in servers})
+        return self._servers.together({server: updates.commit(mark, wait) for server in servers})
 
 
 class StepEnds:

@@ -166,15 +166,8 @@ class StepTracker:
         self._steps[optimizer].finished = step
 
     def count(self, mark: StepMark) -> None:
-        """Note that a synchronous step is finished, and contains this worker's contribution."""
+        """Note that this worker's contribution to a synchronous step counts."""
         self._steps[mark.group].counted = mark.step
-        self.finish(mark.group, mark.step)
-
-    def repeat(self, optimizer: str) -> None:
-        """Note that the step for which this worker has a permit has not counted."""
-        steps = self._steps[optimizer]
-        if steps.permit is not None:
-            steps.permit = steps.permit._replace(step=steps.finished)
 
     def contributed(self) -> dict[str, int]:
         """Return the last synchronous step of each optimizer that it is a part of."""

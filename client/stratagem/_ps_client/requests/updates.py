@@ -221,15 +221,12 @@ def run(
     return Request(method, header, partial(_ran, response), tensors=attachments.tensors)
 
 
-def commit(
-    mark: StepMark, wait: float = 0.0, decides: bool = False
-) -> Request[CommitContributionResponse]:
+def commit(mark: StepMark, wait: float = 0.0) -> Request[CommitContributionResponse]:
     """Return the request that makes this worker's staged part of a step count.
 
-    The server waits up to `wait` seconds for workers whose parts it has dropped, and if it decides
-    for all servers whether the part counts, for as many workers as the step needs.
+    The server waits up to `wait` seconds for workers whose parts it has dropped.
     """
-    message = CommitContributionRequest(step=mark, wait_seconds=wait, decides=decides)
+    message = CommitContributionRequest(step=mark, wait_seconds=wait)
     return Request("CommitContribution", message, sole(CommitContributionResponse), wait=wait)
 
 
