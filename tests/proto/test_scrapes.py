@@ -6,13 +6,14 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 
+from stratagem_proto.certificates.identity import server_name
 from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint, Recent
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -77,6 +78,19 @@ def context(folder: Path | None, authorities: Path) -> ssl.SSLContext:
     if folder is not None:
         made.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     return made
+
+
+def test_prometheus_expects_one_name_of_all_servers(tmp_path: Path) -> None:
+    authority = certified(tmp_path / "prod")
+    observer, folder = authority.of("observer"), authority.of("ps:0")
+    checking = context(observer, observer)
+    checking.check_hostname = True
+    with ParameterServer(ServerSettings(metrics_bind=ANYWHERE, tls=folder)) as server:
+        host, port = server.metrics_address.split(":")
+        for name, is_known in (server_name("prod"), True), (host, False):
+            refused = nullcontext() if is_known else pytest.raises(ssl.SSLCertVerificationError)
+            with refused, socket.create_connection((host, int(port)), 30) as plain:
+                checking.wrap_socket(plain, server_hostname=name).close()
 
 
 def test_figures_are_for_those_who_are_certified(tmp_path: Path) -> None:

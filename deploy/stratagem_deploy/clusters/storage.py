@@ -55,7 +55,7 @@ class Storage:
         if self.durability == "none" and self.durability_folder:
             raise InvalidArgumentError(
                 f"nothing is kept in the folder {self.durability_folder!r} without a durability; "
-                "give 'log' or 'snapshot', or no folder"
+                "give 'log' or 'snapshot' by --durability or durability=, or leave the folder out"
             )
         self._read_policy()
 

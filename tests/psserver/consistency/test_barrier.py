@@ -187,3 +187,11 @@ def test_replicas_that_saw_arrivals_in_another_order_know_the_same() -> None:
             arrive(barriers, session)
     one, other = (barriers.facts([FIRST, SECOND])["passed"] for barriers in replicas)
     assert one == other
+
+
+@pytest.mark.parametrize(("num_tasks", "missing"), [(2, "1 task without"), (3, "2 tasks without")])
+def test_tasks_without_a_session_are_counted(num_tasks: int, missing: str) -> None:
+    barriers = Barriers()
+    barriers.arrive("b", 0, num_tasks, "/job:worker/task:0", FIRST)
+    (absent,) = barriers.awaited("b", ["/job:worker/task:0"])
+    assert absent.client.startswith(missing)
