@@ -37,8 +37,8 @@ Pace = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="The most bytes of values that a server sends in a second, so that training has "
-        "processors and network left.",
+        help="The most bytes of values that a server sends in a second, and that another one then "
+        "loads, so that training has processors and network left.",
     ),
 ]
 Server = Annotated[str, typer.Argument(help="Number of the server, or its HOST:PORT.")]

@@ -172,7 +172,9 @@ class Introduction(google.protobuf.message.Message):
     takes_over: builtins.bool
     """Whether the task moves to it: the primary leaves the task to it as soon as it has everything."""
     bytes_per_second: builtins.int
-    """The most bytes of an image that it is to be sent in a second; 0 for as many as possible."""
+    """The most bytes of an image that it is to be sent in a second, and that it then loads; 0 for as
+    many as possible.
+    """
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """With the version of the contract and the cluster's token; its task is that of the process, which

@@ -196,8 +196,9 @@ class TakeTaskRequest(google.protobuf.message.Message):
     seconds: builtins.float
     """The longest time to come to the state of the task, in seconds. Then the task stays where it is."""
     bytes_per_second: builtins.int
-    """The most bytes of values that the server which has the task sends in a second, so that others
-    have processors left; 0, also of an earlier release, for as many as possible.
+    """The most bytes of values that the server which has the task sends in a second, and that this one
+    then loads, so that others have processors left; 0, also of an earlier release, for as many as
+    possible.
     """
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:

@@ -96,8 +96,8 @@ class ServedTasks:
         Args:
             task: Its index.
             seconds: The longest time until its state has come.
-            bytes_per_second: The most bytes of values to be sent in a second; 0 for as many as
-                possible.
+            bytes_per_second: The most bytes of values to be sent, and then to be loaded, in a
+                second; 0 for as many as possible.
 
         Raises:
             NotFoundError: There is no such task.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stratagem_proto.stores.names import INDEX, LATEST
 from stratagem_psserver.checkpoints.continuation import facts_of, resume_facts, resume_variables
 from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder
+from stratagem_psserver.persistence.paced_checkpoint import PacedCheckpoint, Rests
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
@@ -122,10 +123,12 @@ class Image:
     Attributes:
         checkpoint: Its files.
         facts: The state besides variables.
+        rests: When a thread that restores variables does nothing; None if it makes haste.
     """
 
     checkpoint: Checkpoint
     facts: Mapping[str, Any]
+    rests: Rests | None = None
 
     @property
     def exact(self) -> Mapping[str, Any]:
@@ -160,8 +163,20 @@ class Image:
         """
         with refused_if_unsound(str(self.checkpoint.folder)):
             # Servers of other tasks may be on the event loop.
-            await state.compute.run(partial(self._restore_variables, state), self.nbytes)
+            if self.rests is None:
+                await state.compute.run(partial(self._restore_variables, state), self.nbytes)
+            else:
+                await self._restore_slowly(state, self.rests)
             self._restore_facts(state)
+
+    async def _restore_slowly(self, state: ServerState, rests: Rests) -> None:
+        slow = replace(self, checkpoint=PacedCheckpoint.of(self.checkpoint, rests))
+        work = partial(slow._restore_variables, state)
+        try:
+            # Not in the threads of `Compute`, which it would block.
+            await asyncio.get_running_loop().run_in_executor(None, work)
+        finally:
+            rests.end()
 
     def _restore_variables(self, state: ServerState) -> None:
         part = part_name(state.settings.task)

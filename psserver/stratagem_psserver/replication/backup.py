@@ -30,6 +30,7 @@ from stratagem_psserver.replication.backup_link import reason_of
 from stratagem_psserver.replication.batches import BatchAssembler
 from stratagem_psserver.replication.channel import Dialled, Peers
 from stratagem_psserver.replication.disk import ReplicaDisk
+from stratagem_psserver.replication.pace import Pace
 from stratagem_psserver.replication.standby import IncomingImage, Standby
 from stratagem_psserver.replication.together import Together
 from stratagem_psserver.settings import ServerSettings
@@ -199,7 +200,9 @@ class Backup:
     def _begin_standby(self, incoming: IncomingImage) -> None:
         """Load an image all of which has come; records behind it come meanwhile."""
         image, state = incoming.read(self._settings.task), self._fresh_state()
-        self.standby = Standby(state, image, self._disk.begin(state) if self._disk else None)
+        disk, speed = self._disk, self._introduction.bytes_per_second
+        pace = Pace(speed, self._clock) if speed else None
+        self.standby = Standby(state, image, disk.begin(state) if disk else None, pace)
 
     def _add_batch(self, piece: BatchPiece) -> None:
         arrivals = self._assembler.add(piece)

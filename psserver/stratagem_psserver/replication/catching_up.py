@@ -14,10 +14,11 @@ class CatchingUp:
 
     Attributes:
         is_over: Whether little is left, or the last round left more than half of the one before.
+        has_time: Whether the first round may be slow: less than a quarter of it has come meanwhile.
     """
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over, self.has_time = False, False
         # The records of the present round, and those that are still to be applied.
         self._round = self._left = 0
 
@@ -25,9 +26,11 @@ class CatchingUp:
         """Begin a round with all records that wait, unless it is over."""
         before, self._round, self._left = self._round, waiting, waiting
         self.is_over = waiting <= _FEW or 0 < before < 2 * waiting
+        self.has_time = not (before or self.is_over)
 
     def note_applied(self, waiting: int) -> None:
         """Note that a record was applied, behind which others wait."""
         self._left -= 1
+        self.has_time &= 4 * (waiting - self._left) < self._round
         if not self.is_over and self._left <= 0:
             self.begin(waiting)

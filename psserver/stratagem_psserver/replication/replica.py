@@ -151,8 +151,8 @@ class ReplicatedTask:
 
         Args:
             seconds: The longest time until it has the state of the task.
-            bytes_per_second: The most bytes of values to be sent in a second; 0 for as many as
-                possible.
+            bytes_per_second: The most bytes of values to be sent, and then to be loaded, in a
+                second; 0 for as many as possible.
 
         Raises:
             FailedPreconditionError: The server that has the task refuses this one.

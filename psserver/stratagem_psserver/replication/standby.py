@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stratagem_proto.log.batches import Entry
@@ -13,12 +14,14 @@ from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.images import Image, Moment, image_at, moment_of
+from stratagem_psserver.persistence.paced_checkpoint import Rests
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.persistence.retention import RetainedRecords
 from stratagem_psserver.replication.batches import Arrival, ImageFiles
 from stratagem_psserver.replication.catching_up import CatchingUp
 from stratagem_psserver.replication.digests import digests_beside
+from stratagem_psserver.replication.pace import Pace
 from stratagem_psserver.state import ServerState
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
@@ -28,6 +31,10 @@ _MOST_BYTES = 64 << 20
 # a request takes several turns. With a turn after 100 records, as `Replay` has for a server that
 # starts, workers paused for up to 0.24 s while a task moved, and now for up to 0.14.
 _AT_ONCE_SECONDS = 2e-4
+
+# Where an image has a pace, the first round of records behind it rests for so many times as long as
+# it works.
+_RESTS = 3
 
 
 class IncomingImage:
@@ -78,6 +85,7 @@ class Standby:
         state: The state, which is empty.
         image: What it begins with.
         disk: What writes the records to disk; None if nothing does.
+        pace: How fast the image is loaded; None for as fast as possible.
 
     Attributes:
         state: The state.
@@ -88,8 +96,14 @@ class Standby:
         is_loaded: Whether the state is that of the image, and of records behind it.
     """
 
-    def __init__(self, state: ServerState, image: Image, disk: Persistence | None = None) -> None:
-        self.state, self._disk = state, disk
+    def __init__(
+        self,
+        state: ServerState,
+        image: Image,
+        disk: Persistence | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self.state, self._disk, self._pace = state, disk, pace
         self.position = self.applied = image.position
         self._image_position = image.position
         # Records that the image lacks and that have not come yet.
@@ -102,7 +116,8 @@ class Standby:
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
         self.is_loaded, self._catching_up = False, CatchingUp()
-        self._applying = asyncio.ensure_future(self._apply(image))
+        rests = Rests(pace.wait_after, lambda: not self._has_much_room) if pace else None
+        self._applying = asyncio.ensure_future(self._apply(replace(image, rests=rests)))
         self._applying.add_done_callback(lambda _: self._progressed.set())
 
     async def ready(self) -> None:
@@ -125,6 +140,10 @@ class Standby:
     def has_room(self) -> bool:
         """Whether so little waits to be applied that more may come."""
         return self._nbytes < _MOST_BYTES
+
+    @property
+    def _has_much_room(self) -> bool:
+        return self._nbytes < _MOST_BYTES // 2
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
         """Apply records behind all others; those that the image lacks come first."""
@@ -170,6 +189,7 @@ class Standby:
         Raises:
             DataLossError: One had not the effect that it had on the primary.
         """
+        self._pace = None
         self._records.append(None)
         self._filled.set()
         await self._applying
@@ -198,10 +218,15 @@ class Standby:
             if arrival is None:
                 return False
             await self._apply_one(recovery, arrival)
-            if clock() - began > _AT_ONCE_SECONDS:
-                await asyncio.sleep(0)
+            if (taken := clock() - began) > _AT_ONCE_SECONDS:
+                await asyncio.sleep(_RESTS * taken if self._has_time else 0)
                 began = clock()
         return True
+
+    @property
+    def _has_time(self) -> bool:
+        """Whether others are to have most of the time while records of the image are applied."""
+        return self._pace is not None and self._catching_up.has_time and self._has_much_room
 
     async def _apply_one(self, recovery: Recovery, arrival: Arrival) -> None:
         await recovery.add(arrival.record)

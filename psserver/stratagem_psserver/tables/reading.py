@@ -84,8 +84,7 @@ def _read_all(
         at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, arena.row_bytes))
         for start in range(0, count, at_once):
             stop = min(start + at_once, count)
-            rows = source.read_rows(checkpoint, first + start, first + stop)
-            arena.storage[start:stop] = rows
+            table.fill(arena, start, source.read_rows(checkpoint, first + start, first + stop))
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,8 @@ def _read_stored(
     )
     for arena, source in zip(table.arenas, sources, strict=True):
         assert isinstance(source, WholeTable)
-        _fill(checkpoint, arena, source, shares)
+        for place, rows in _placed(checkpoint, arena, source, shares):
+            table.fill(arena, place, rows)
     _restore_admission(checkpoint, table, parts)
     table.fit()
 
@@ -179,15 +179,16 @@ def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
     )
 
 
-def _fill(
+def _placed(
     checkpoint: Checkpoint, arena: Arena, source: WholeTable, shares: Sequence[_Share]
-) -> None:
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the rows of all shares, some at a time, each time with the position of the first."""
     parts = {part.table.name: part for part in source.parts}
     place = 0
     for share in shares:
         part = parts.get(share.part.table.name)
         for rows in _rows(checkpoint, arena, part, share):
-            arena.storage[place : place + len(rows)] = rows
+            yield place, rows
             place += len(rows)
 
 

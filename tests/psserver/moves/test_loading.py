@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import torch
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.replication_pb2 import View
+from stratagem_psserver.persistence.paced_checkpoint import Rests
+from stratagem_psserver.replication import standby
 from tests.psserver.moves.servers import MovableServers, client_at, movable
 from tests.psserver.replication.held_images import HeldImages, held_images
 from tests.psserver.wire import LARGE, RawClient, sgd
@@ -102,6 +105,46 @@ def test_a_server_that_is_stopped_meanwhile_leaves_the_task(
         assert stepped(client) == [1.0] * 5
         cluster.start(1)
         assert cluster.move(0, 1).primary.index == 1
+
+
+@pytest.fixture
+def endless_rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Has servers rest for days while they load at a pace; the event is set once one does."""
+    resting = threading.Event()
+
+    def days(nbytes: int) -> float:
+        resting.set()
+        return 1e6
+
+    monkeypatch.setattr(standby, "Rests", lambda _, hurries: Rests(days, hurries))
+    return resting
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_server_that_rests_answers_and_is_stopped_at_once(
+    tmp_path: Path, durability: str, endless_rests: threading.Event
+) -> None:
+    with served(tmp_path, durability) as (cluster, client), ThreadPoolExecutor(1) as threads:
+        client.create(w=torch.zeros(5))
+        threads.submit(cluster.move, 0, 1, bytes_per_second=1 << 40)
+        assert endless_rests.wait(20.0)
+        assert stepped(client) == [1.0] * 5
+        assert cluster.tasks(1) == [1]
+        cluster.servers[1].stop(grace=0)
+        assert stepped(client) == [2.0] * 5
+
+
+def test_a_move_at_a_pace_that_takes_too_long_can_be_made_again(
+    tmp_path: Path, endless_rests: threading.Event
+) -> None:
+    with served(tmp_path, "none") as (cluster, client):
+        client.create(w=torch.zeros(5))
+        with pytest.raises(DeadlineExceededError):
+            cluster.move(0, 1, 0.5, bytes_per_second=1 << 40)
+        assert endless_rests.is_set()
+        view = cluster.move(0, 1)
+        with client_at(view.primary.address, client) as again:
+            assert stepped(again) == [1.0] * 5
 
 
 def has_follower(cluster: MovableServers) -> bool:

@@ -86,8 +86,9 @@ class Servers:
         Args:
             server: Its number, or its address.
             timeout: The longest time for a task to move, in seconds.
-            bytes_per_second: The most bytes of values that a server sends in a second, so that
-                training has processors and network left; by default as many as possible.
+            bytes_per_second: The most bytes of values that a server sends in a second, and that
+                another one then loads, so that training has processors and network left; by
+                default as many as possible.
 
         Returns:
             What has moved.
@@ -128,8 +129,9 @@ class Servers:
         Args:
             address: Its "host:port".
             timeout: The longest time for a task to move, in seconds.
-            bytes_per_second: The most bytes of values that a server sends in a second, so that
-                training has processors and network left; by default as many as possible.
+            bytes_per_second: The most bytes of values that a server sends in a second, and that
+                another one then loads, so that training has processors and network left; by
+                default as many as possible.
 
         Returns:
             What has moved.
@@ -166,8 +168,9 @@ class Servers:
 
         Args:
             timeout: The longest time for a task to move, in seconds.
-            bytes_per_second: The most bytes of values that a server sends in a second, so that
-                training has processors and network left; by default as many as possible.
+            bytes_per_second: The most bytes of values that a server sends in a second, and that
+                another one then loads, so that training has processors and network left; by
+                default as many as possible.
 
         Returns:
             What has moved; nothing where no move would make much of a difference.

@@ -1,0 +1,42 @@
+"""Checkpoints that are read at a pace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.errors import UnavailableError
+from stratagem_psserver.persistence.paced_checkpoint import PacedCheckpoint, Rests
+
+MIB = 1 << 20
+
+
+def test_it_reads_the_same_and_rests_after_each_mebibyte(tmp_path: Path) -> None:
+    value = torch.arange(5 * MIB // 8).float()
+    save_file({"w": value}, tmp_path / "w.safetensors")
+    read: list[int] = []
+
+    def note(nbytes: int) -> float:
+        read.append(nbytes)
+        return 0.0
+
+    checkpoint = open_checkpoint(tmp_path / "w.safetensors")
+    paced = PacedCheckpoint.of(checkpoint, Rests(note))
+    assert torch.equal(paced.tensor(paced.index.tensors["w"]), value)
+    assert read == [MIB, MIB, MIB // 2]
+
+
+def test_who_hurries_does_not_rest() -> None:
+    Rests(lambda _: 1e6, hurries=lambda: True).take(MIB)
+
+
+def test_nothing_more_is_read_once_it_is_not_needed() -> None:
+    rests = Rests(lambda _: 0.0)
+    rests.take(MIB)
+    rests.end()
+    with pytest.raises(UnavailableError, match="not needed"):
+        rests.take(MIB)
