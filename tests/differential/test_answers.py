@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.differential.comparison import difference
@@ -20,8 +22,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
-def test_the_answer_is_the_expected_one(scenario: Scenario) -> None:
-    answer = scenario.answer(Stratagem())
+def test_the_answer_is_the_expected_one(scenario: Scenario, tmp_path: Path) -> None:
+    answer = scenario.answer(Stratagem(tmp_path))
     deviation = DEVIATIONS.get(scenario.name)
     recorded = RECORDED[scenario.name]
     if deviation is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,15 +79,15 @@ def test_answers_that_differ(expected: Answer, actual: Answer) -> None:
         ),
     ],
 )
-def test_values_become_json(value: Any, answer: Answer) -> None:
-    assert answer_of(lambda: value, Stratagem()) == answer
+def test_values_become_json(value: Any, answer: Answer, tmp_path: Path) -> None:
+    assert answer_of(lambda: value, Stratagem(tmp_path)) == answer
 
 
-def test_an_error_is_an_answer() -> None:
+def test_an_error_is_an_answer(tmp_path: Path) -> None:
     def program() -> None:
         raise KeyError("a reason")
 
-    assert answer_of(program, Stratagem(), ("reason", "excuse")) == {
+    assert answer_of(program, Stratagem(tmp_path), ("reason", "excuse")) == {
         "error": ["KeyError", "LookupError"],
         "says": {"reason": True, "excuse": False},
     }

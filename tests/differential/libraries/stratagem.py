@@ -31,9 +31,14 @@ _AWAY_SECONDS = 1.0
 
 
 class Stratagem:
-    """`Library` by Stratagem."""
+    """`Library` by Stratagem.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Where checkpoints are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.distribute = self.v1 = Names(stratagem, regroup, context)
         self.contrib: Any = stratagem.contrib
         self.roles: Any = roles
@@ -97,7 +102,7 @@ class Stratagem:
         )
 
     def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
-        path = Path(tempfile.mkdtemp(prefix="answers-")) / "checkpoint"
+        path = Path(tempfile.mkdtemp(dir=self._folder)) / "checkpoint"
         owners = {_strategy_of(each) for each in variables.values()}
         for owner in owners - {None}:
             return path, owner.save(path, wait)
@@ -167,7 +172,7 @@ class Stratagem:
 
     def __reduce__(self) -> Any:
         # Functions that workers run use it.
-        return Stratagem, ()
+        return Stratagem, (self._folder,)
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, stratagem.Variable):
