@@ -56,7 +56,7 @@ class PacedCheckpoint(Checkpoint):
         rests: When it does.
     """
 
-    rests: Rests = field(default_factory=lambda: Rests(lambda _: 0.0))
+    rests: Rests = field(kw_only=True)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, rests: Rests) -> PacedCheckpoint:
