@@ -54,6 +54,30 @@ def _resnet() -> Iterator[Goal]:
     yield replace(local, wording="at most 1.5 times the local step with two copies")
 
 
+def _clicks() -> Iterator[Goal]:
+    ours, joined = "26 Embedding", "TensorFlow, a variable a server"
+    for size, workers, peer, least in (
+        (1024, "1 worker", "TensorFlow", 1.4),
+        (1024, "2 workers", "TensorFlow", 1.7),
+        (4096, "1 worker", "TensorFlow", 1.0),
+        (4096, "2 workers", "TensorFlow", 1.3),
+        (1024, "1 worker", joined, 1.2),
+        (1024, "1 worker", "local loop", 0.95),
+        (4096, "1 worker", "local loop", 0.95),
+    ):
+        question = f"steady, {size}, {workers}"
+        cells = Cell(question, ours), Cell(question, peer)
+        yield Goal("clicks", *cells, least, question, f"{least:g} times {peer}")
+    for question, most in {
+        "processors, 1024, 1 worker": 55,
+        "servers' processors, 1024": 15,
+    }.items():
+        wording = f"at most {most} s a million examples"
+        yield Goal("clicks", Cell(question, ours), most * 1e-6, 1.0, question, wording)
+    first = Cell("first pass, 1024", ours), Cell("steady, 1024, 1 worker", ours)
+    yield Goal("clicks", *first, 1 / 1.5, "first pass, 1024", "at most 1.5 times a steady step")
+
+
 def _lookups() -> Iterator[Goal]:
     for direction in ("pull", "push + Adagrad"):
         about = f"{direction}, uniform and Zipf(1.05)"
@@ -130,6 +154,7 @@ def _marked(goal: Goal) -> Goal:
 GOALS: Sequence[Goal] = [
     _marked(goal)
     for goals in (
+        _clicks(),
         _transfers(),
         _transfers_over_tcp(),
         _small_updates(),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.harness.contest import Contest
 from benchmarks.measurements import (
+    clicks,
     durability,
     lookups,
     movielens,
@@ -19,6 +20,7 @@ from benchmarks.measurements import (
 )
 
 MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
+    "clicks": clicks.clicks,
     "transfer": lambda: [transfer.transfer()],
     "small-updates": lambda: [transfer.small_updates()],
     "resnet": lambda: [resnet.resnet()],

@@ -26,20 +26,27 @@ class DLRM(nn.Module):
 
     def __init__(self, measurements: int, rows: Sequence[int], dim: int = 16) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(_table(count, dim) for count in rows)
+        self.tables = self.made_tables(rows, dim)
         vectors = 1 + len(rows)
         self.bottom = _mlp(measurements, 128, 64, dim)
         self.top = _mlp(dim + vectors * (vectors - 1) // 2, 256, 128, 1)
         self.pairs = torch.tril_indices(vectors, vectors, -1)
 
+    def made_tables(self, rows: Sequence[int], dim: int) -> nn.ModuleList:
+        """A table for each column."""
+        return nn.ModuleList(_table(count, dim) for count in rows)
+
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         measured = self.bottom(dense).relu()
-        embedded = [table(of) for table, of in zip(self.tables, ids, strict=True)]
-        vectors = torch.stack([measured, *embedded], 1)
+        vectors = torch.stack([measured, *self.embedded(ids)], 1)
         first, second = self.pairs
         products = (vectors @ vectors.mT)[:, first, second]
         logits: Tensor = self.top(torch.cat([measured, products], 1)).squeeze(1)
         return logits
+
+    def embedded(self, ids: Tensor) -> list[Tensor]:
+        """The vectors of the ids, (N, dim) for each table."""
+        return [table(of) for table, of in zip(self.tables, ids, strict=True)]
 
     def prefetch(self, ids: Tensor) -> None:
         """Pull what `forward` looks up, of all tables at once."""

@@ -21,6 +21,7 @@ from benchmarks.harness.environments import Foreign, missing, python_of
 from benchmarks.harness.programs import Programs
 from benchmarks.harness.turns import hold
 from benchmarks.measurements import (
+    clicks,
     durability,
     lookups,
     movielens,
@@ -82,6 +83,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_we_and_the_limits_answer_all_questions(
     contest: Contest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer_all(contest, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("quick")
+def test_we_and_the_local_loop_train_the_click_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("clicks", "click_model"):
+        monkeypatch.setattr(f"benchmarks.peers.{module}.ROWS", (100,) * 26)
+    monkeypatch.setattr("benchmarks.peers.clicks.EXAMPLES", 8192)
+    monkeypatch.setattr("benchmarks.peers.clicks.TURN", 4096)
+    for contest in clicks.clicks(file=tmp_path / "clicks.npz"):
+        answer_all(contest, monkeypatch)
+
+
+def answer_all(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has us and the limits answer each question that they are asked."""
     for contestant in contest.among([]).contestants:
         for name, value in contestant.settings.items():
             monkeypatch.setenv(name, value)

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 
 @contextmanager
-def strategy(workers: int = 1) -> Iterator[tf.distribute.ParameterServerStrategy]:
-    """A strategy with one parameter server and some workers."""
-    with _cluster({"worker": workers, "ps": 1}) as cluster:
+def strategy(workers: int = 1, servers: int = 1) -> Iterator[tf.distribute.ParameterServerStrategy]:
+    """A strategy with some workers and parameter servers."""
+    with _cluster({"worker": workers, "ps": servers}) as cluster:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster), rpc_layer="grpc"
         )
@@ -26,11 +26,21 @@ def _cluster(counts: Mapping[str, int]) -> Iterator[Mapping[str, Sequence[str]]]
     addresses = iter(free_addresses(sum(counts.values())))
     cluster = {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
     spawn = multiprocessing.get_context("spawn")
+    started = []
     for job, tasks in cluster.items():
         for task in range(len(tasks)):
-            # They end with this process.
-            spawn.Process(target=serve, args=(cluster, job, task), daemon=True).start()
-    yield cluster
+            # They end with this process, if not before.
+            started.append(
+                spawn.Process(
+                    target=serve, args=(cluster, job, task), name=f"{job} {task}", daemon=True
+                )
+            )
+            started[-1].start()
+    try:
+        yield cluster
+    finally:
+        for process in started:
+            process.kill()
 
 
 def free_addresses(count: int) -> Sequence[str]:
