@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from stratagem import (
     VariableSynchronization,
 )
 from stratagem_proto.errors import InvalidArgumentError
+from tests.client.variables.drawn_writes import Write
 from tests.cluster.two_workers import on_two_workers, replica, worker
 
 pytestmark = pytest.mark.cluster
@@ -112,3 +115,44 @@ def test_the_remainder_of_an_integer_goes_to_the_first_of_all_replicas() -> None
         return [copy.numpy().item() for copy in count.values], int(count.read_value())
 
     assert on_two_workers(assign) == [([4, 1], 7), ([1, 1], 7)]
+
+
+def test_copies_on_workers_stay_equal_or_the_write_is_refused() -> None:
+    def program(strategy: Strategy) -> list[list[Any]]:
+        found = []
+        for seed in range(40):
+            write = Write(strategy, random.Random(seed))
+            if write.way == "update by chance":
+                continue  # refused, and with another first copy on each worker
+            refusal = write.attempt()
+            found.append([repr(write), type(refusal), [x.tolist() for x in write.copies()]])
+        return found
+
+    for first, second in zip(*on_two_workers(program, cpus=3), strict=True):
+        assert first == second
+        _, _, (one, *others) = first
+        assert all(other == one for other in others), first
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda strategy, v: v.assign(worker(strategy)),
+        lambda strategy, v: worker(strategy) or v.assign_add(1.0),
+        lambda strategy, v: strategy.extended.update(
+            v, lambda v, x: v.assign(x), args=(float(worker(strategy)),)
+        ),
+    ],
+    ids=["another value", "one worker", "an update"],
+)
+def test_copies_that_workers_write_differently_are_found_at_the_next_exchange(
+    write: Callable[[Strategy, Variable], Any],
+) -> None:
+    def program(strategy: Strategy) -> None:
+        with strategy.scope():
+            variable = Variable(0.0, name="best")
+        write(strategy, variable)
+        strategy.reduce("SUM", strategy.run(lambda: torch.ones(())), axis=None)
+
+    with pytest.raises(InvalidArgumentError, match="'best' was written by hand, and not alike"):
+        on_two_workers(program)

@@ -79,6 +79,9 @@ class Library(Protocol):
     def device(self, name: str) -> AbstractContextManager[Any]:
         """Scope in which a device is the current one."""
 
+    def write_copy(self, copy: Any, value: float) -> None:
+        """Write a copy of a variable, behind the variable's back."""
+
     def device_of(self, variable: Any) -> str:
         """Return the name of the device on which a variable lives."""
 

@@ -14,7 +14,7 @@ from stratagem._core.device_names import canonicalize, list_logical_devices, tor
 from stratagem._core.distributed_variables.aggregating import AggregatingVariable
 from stratagem._core.distributed_variables.mirrored import created_copies
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.distributed_variables.updating import smallest_by_name
+from stratagem._core.distributed_variables.updating import run_updates, smallest_by_name
 from stratagem._core.enums import ReduceOp, VariableSynchronization
 from stratagem._core.options import CommunicationOptions
 from stratagem._core.variables.creators import NextCreator
@@ -211,6 +211,10 @@ class CentralStorageExtended(StrategyExtended):
             raise InvalidArgumentError(
                 f"`update` changes a variable: its first argument must be a Variable, not {var!r}"
             )
+        if isinstance(var, SyncOnReadVariable):
+            copies = zip(self._devices, var.values, strict=True)
+            calls = [(device, partial(fn, copy)) for device, copy in copies]
+            return run_updates(self._container_strategy(), calls, args, kwargs, group, var)
         copy = var.only_copy if isinstance(var, AggregatingVariable) else var
         return self._update_non_slot(var, partial(fn, copy), args, kwargs, group)
 

@@ -136,9 +136,12 @@ class CopiesExtended(StrategyExtended):
             raise InvalidArgumentError(
                 f"`update` takes a variable that was created in this strategy's scope, not {var!r}"
             )
-        copies = self.value_container(var).values
-        calls = [partial(fn, copy) for copy in copies]
-        return run_updates(strategy, self._devices, calls, args, kwargs, group)
+        whole = self.value_container(var)
+        calls = [
+            (device, partial(fn, copy))
+            for device, copy in zip(self._devices, whole.values, strict=True)
+        ]
+        return run_updates(strategy, calls, args, kwargs, group, whole)
 
     def _update_non_slot(
         self,
@@ -153,9 +156,8 @@ class CopiesExtended(StrategyExtended):
                 "`update_non_slot` takes a tuple of devices, as `non_slot_devices` "
                 f"returns it, not {colocate_with!r}"
             )
-        devices = [canonicalize(device) for device in colocate_with]
-        strategy, calls = self._container_strategy(), [fn] * len(devices)
-        return run_updates(strategy, devices, calls, args, kwargs, group)
+        calls = [(canonicalize(device), fn) for device in colocate_with]
+        return run_updates(self._container_strategy(), calls, args, kwargs, group)
 
     def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
         if colocate_with_variable != self.non_slot_devices(()):
@@ -202,6 +204,9 @@ class CopiesExtended(StrategyExtended):
 
     def _of_first_replica(self, value: Any) -> Any:
         return self._replicas.across.of_first(value)
+
+    def _note_write(self, variable: Variable) -> None:
+        self._replicas.note_write(variable)
 
     # Input.
 

@@ -147,6 +147,10 @@ class ReplicaGroup(ABC):
         """Give a variable that was just created the value that the chief has."""
 
     @abstractmethod
+    def note_write(self, variable: Variable) -> None:
+        """Have other processes check that they have written the same into a mirrored variable."""
+
+    @abstractmethod
     def share_seed(self, worker: InputWorker) -> InputWorker:
         """Return a reader of input that shuffles as all processes do."""
 
@@ -174,6 +178,9 @@ class LocalReplicas(ReplicaGroup):
 
     def start_alike(self, variable: Variable) -> None:
         """Leave the variable as it is: there is no other process."""
+
+    def note_write(self, variable: Variable) -> None:
+        """Do nothing: there is no other process."""
 
     def share_seed(self, worker: InputWorker) -> InputWorker:
         return worker

@@ -16,6 +16,8 @@ from stratagem._multi_worker.trust import require_trust
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
 
 _DIGEST_BYTES = 32
+_HASHED_ELEMENTS = 1 << 16
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WorkerGroup:
@@ -36,6 +38,7 @@ class WorkerGroup:
         self._timeout = timeout
         self._facts = facts
         self._links: Links | None = None
+        self._written: dict[str, str] = {}
 
     @property
     def size(self) -> int:
@@ -50,18 +53,27 @@ class WorkerGroup:
 
         Raises:
             AbortedError: Workers are at different operations.
+            InvalidArgumentError: Since the last one they have written different values.
             UnavailableError: A worker has ended.
             DeadlineExceededError: A worker did not take part in time.
         """
         if self.size == 1:
             return [details]
-        text = json.dumps([operation, details], default=str).encode()
+        text = json.dumps([operation, details, self._written], default=str).encode()
         texts = [text] * self.size
         if not self._all_equal(hashlib.sha256(text).digest()):
             texts = self._joined_bytes(text)
         heard = [json.loads(text) for text in texts]
-        self._require_same_operation([at for at, _ in heard])
-        return [details for _, details in heard]
+        self._require_same_operation([at for at, _, _ in heard])
+        self._require_same_writes([written for _, _, written in heard])
+        self._written = {}
+        return [details for _, details, _ in heard]
+
+    def note_write(self, name: str, value: torch.Tensor) -> None:
+        """Have the next exchange check that all workers have written this by hand."""
+        if self.size > 1:
+            digest = f"{self._written.get(name, '')} {_digest(value)}"
+            self._written[name] = hashlib.sha256(digest.encode()).hexdigest()
 
     def agree(self, what: str, details: Any, beside: Any = None) -> list[Any]:
         """Check that details are equal on all workers; return the `beside` of each, by rank.
@@ -127,6 +139,19 @@ class WorkerGroup:
                     task=self.place.name,
                 )
 
+    def _require_same_writes(self, by_rank: Sequence[dict[str, str]]) -> None:
+        for rank, written in enumerate(by_rank):
+            for name in by_rank[0].keys() | written.keys():
+                mine, theirs = by_rank[0].get(name), written.get(name)
+                if mine != theirs:
+                    raise InvalidArgumentError(
+                        f"{name!r} was written by hand, and not alike: {self.place.tasks[0]} has "
+                        f"written {_shown(mine)}, {self.place.tasks[rank]} {_shown(theirs)}, so "
+                        "that its copies have parted; write the same value on all workers, outside "
+                        "of conditions on the worker",
+                        task=self.place.name,
+                    )
+
     def _connected(self) -> Links:
         if self._links is None:
             self._links = Links(self.place, self._timeout)
@@ -140,6 +165,21 @@ class WorkerGroup:
     def __deepcopy__(self, memo: dict[int, Any]) -> WorkerGroup:
         """Return a group that is not connected yet."""
         return WorkerGroup(self.place, self._timeout, self._facts)
+
+
+def _digest(value: torch.Tensor) -> str:
+    """Return what differs where values do. Large values are added up, where they are."""
+    flat = value.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    whole = flat.view(_INTEGERS[flat.element_size()])
+    if whole.numel() > _HASHED_ELEMENTS:
+        return str(int(whole.sum(dtype=torch.int64)))
+    return hashlib.sha256(whole.cpu().numpy().tobytes()).hexdigest()
+
+
+def _shown(digest: str | None) -> str:
+    return "nothing" if digest is None else f"what has the digest {digest[:8]}"
 
 
 def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:

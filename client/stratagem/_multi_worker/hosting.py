@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.reduction import AcrossWorkers, Reduced, bytes_of
+from stratagem._multi_worker.reduction import AcrossWorkers, Reduced
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError, VariableNotFoundError
 
@@ -36,20 +35,17 @@ class StepsTogether:
         self.group = group
         self._across = across
 
-    def joined(
-        self, step: OptimizerStep, written: str, find: Callable[[str], Variable]
-    ) -> OptimizerStep:
+    def joined(self, step: OptimizerStep, find: Callable[[str], Variable]) -> OptimizerStep:
         """Return the step of all workers.
 
         Its variables are those for which any worker has a gradient, and its replicas those of all
-        workers that took part. What the user has written into parameters has the digest `written`,
-        "" if nothing.
+        workers that took part.
 
         Raises:
-            InvalidArgumentError: The workers' optimizers, hyperparameters or writes differ.
+            InvalidArgumentError: The workers' optimizers or hyperparameters differ, or what they
+                have written by hand.
         """
         same: list[Any] = [step.optimizer, step.class_name, str(step.reduce_op)]
-        same.append(f"parameters and states that were written by hand: {written or 'none'}")
         same += [pair for group in step.groups for pair in _hyperparameters(group)]
         own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
         heard = self.group.agree("A step of an optimizer", same, own)
@@ -148,7 +144,6 @@ class WorkersHosting(CopiesHosting):
         super().__init__(extended, names, cross_device_ops, unite, elsewhere)
         self._group = steps.group
         self._steps = steps
-        self._written = ""
 
     # Modules start as the chief's.
 
@@ -169,25 +164,21 @@ class WorkersHosting(CopiesHosting):
 
     def before_replicas(self) -> None:
         for hosted in self.parameters.written_locally():
-            self._note_written(hosted.name, hosted.parameter)
+            self._group.note_write(hosted.name, hosted.parameter)
         super().before_replicas()
-
-    def _note_written(self, name: str, value: torch.Tensor) -> None:
-        content = f"{self._written} {name} ".encode() + bytes_of(value)
-        self._written = hashlib.sha256(content).hexdigest()
 
     def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
         super().set_slots(optimizer, slots)
         for variable, state in slots.items():
             for key, value in sorted(state.items()):
-                self._note_written(f"{optimizer} {variable.name} {key}", value)
+                self._group.note_write(f"{optimizer} {variable.name} {key}", value)
 
     def accept_writes(self, hosted: HostedParameter) -> None:
         super().accept_writes(hosted)
-        self._note_written(hosted.name, hosted.parameter)
+        self._group.note_write(hosted.name, hosted.parameter)
 
     def joined(self, step: OptimizerStep) -> OptimizerStep:
-        return self._steps.joined(step, self._written, self._find)
+        return self._steps.joined(step, self._find)
 
     def reduced_gradients(self, step: OptimizerStep) -> list[Any]:
         local = super().reduced_gradients(step._replace(reduce_op=ReduceOp.SUM))

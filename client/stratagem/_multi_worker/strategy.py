@@ -147,6 +147,9 @@ class WorkersReplicas(ReplicaGroup):
         self.group.agree("A variable", form + modes)
         follow_chief(self.group, [variable.value()])
 
+    def note_write(self, variable: Variable) -> None:
+        self.group.note_write(variable.name, variable.values[0].value())
+
     def share_seed(self, worker: InputWorker) -> InputWorker:
         seeds = self.group.exchange("A dataset", torch.initial_seed())
         # A loader that is made anew for each epoch is to have another order in each.

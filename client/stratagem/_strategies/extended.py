@@ -14,7 +14,11 @@ from stratagem._core.contexts.context import (
     require_strategy,
 )
 from stratagem._core.contexts.scope import entered
-from stratagem._core.distributed_variables.updating import require_same_everywhere
+from stratagem._core.distributed_variables.updating import (
+    has_differing_copies,
+    require_equal_copies,
+    require_same_everywhere,
+)
 from stratagem._core.enums import ReduceOp, destined_reduce_op_from
 from stratagem._core.names import UniqueNames
 from stratagem._core.replicas.replica_context import get_replica_context
@@ -306,7 +310,8 @@ class StrategyExtended(StrategyHooks):
         """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
 
         In a replica context this is a merge call, which all replicas have to make; where each has a
-        copy of `var`, it gets the arguments of its own replica.
+        copy of `var`, `fn` gets the arguments of its own replica. What it writes has to be the same
+        for each copy all the same: combine gradients by `all_reduce` first.
 
         Args:
             var: The variable.
@@ -318,7 +323,8 @@ class StrategyExtended(StrategyHooks):
 
         Raises:
             InvalidArgumentError: `var` is no variable of the strategy, or an argument differs
-                between replicas.
+                between replicas, or copies of a mirrored variable would part. These have what the
+                first one has then.
             ContextError: Another strategy is in charge.
 
         Spec: EXT-4, EXT-5.
@@ -331,6 +337,8 @@ class StrategyExtended(StrategyHooks):
         require_cross_replica_or_default(self, "update")
         require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
+            if not has_differing_copies(var):
+                require_equal_copies((args, kwargs))
             return self._update(var, fn, args, kwargs, group)
 
     def _update_from_replica(

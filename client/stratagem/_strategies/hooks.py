@@ -328,6 +328,9 @@ class StrategyHooks(StrategyPrimitives):
         """
         return [0] * len(lengths)
 
+    def _note_write(self, variable: Variable) -> None:
+        """Take note that a mirrored variable was written, as it is, in cross-replica context."""
+
     def _combine_copies(self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]) -> torch.Tensor:
         """Reduce the copies of a variable, for a read."""
         total = combine(reduce_op, copies)

@@ -15,7 +15,6 @@ from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariabl
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import DistributedValues
 from stratagem._core.values.regroup import regroup
-from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._strategies.multi_step import MultiStepContext
@@ -47,8 +46,10 @@ def write(valued: Valued, value: torch.Tensor) -> None:
     if hosted is not None:
         hosted.write(value)
         return
-    for copy in variable.values:
-        copy._write(Write.ASSIGN, value)
+    # All hosts are told the same, so that none has to check what others were.
+    with torch.no_grad():
+        for copy in variable.values:
+            copy.value().copy_(value)
 
 
 class Marks:

@@ -80,6 +80,9 @@ class Stratagem:
     def device(self, name: str) -> AbstractContextManager[Any]:
         return stratagem.device(name)
 
+    def write_copy(self, copy: Any, value: float) -> None:
+        copy.value().detach().fill_(value)
+
     def device_of(self, variable: Any) -> str:
         return str(variable.device_name)
 

@@ -89,6 +89,9 @@ class TensorFlow:
         scope: AbstractContextManager[Any] = tf.device(name)
         return scope
 
+    def write_copy(self, copy: Any, value: float) -> None:
+        copy.assign(value)
+
     def device_of(self, variable: Any) -> str:
         return str(variable.device)
 

@@ -15,7 +15,7 @@ REDUCED = "SUM", "MEAN", "ONLY_FIRST_REPLICA"
 def diverged(lib: Library, strategy: Any) -> Any:
     """Return a mirrored variable whose copies are 1 and 2."""
     made = variable(lib, strategy, 1.0)
-    strategy.experimental_local_results(made)[1].assign(2.0)
+    lib.write_copy(strategy.experimental_local_results(made)[1], 2.0)
     return made
 
 

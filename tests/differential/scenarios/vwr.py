@@ -242,3 +242,28 @@ def writes_need_no_scope(lib: Library) -> Any:
 def a_value_of_another_shape_is_refused(lib: Library) -> Any:
     made = variable(lib, mirrored(lib), [1.0, 2.0])
     return [attempt(made.assign, [1.0, 2.0, 3.0]), made]
+
+
+@scenario("ODD-25")
+def what_replicas_have_counted_is_assigned(lib: Library) -> Any:
+    answers = []
+    for aggregation in AGGREGATIONS:
+        strategy = mirrored(lib)
+        made, counts = variable(lib, strategy), metric(lib, strategy, aggregation, 1.0, 4.0)
+        answers += [attempt(made.assign, counts), copies_of(strategy, made)]
+        update = partial(strategy.extended.update, made, lambda v, x: v.assign(x))
+        answers += [attempt(lambda call=update, x=counts: call(args=(x,)) and None)]
+        answers += [copies_of(strategy, made)]
+    return answers
+
+
+@scenario("ODD-25", says=("Mixing different tf.distribute.Strategy objects",))
+def what_replicas_of_another_strategy_have_counted_is_not_assigned(lib: Library) -> Any:
+    answers = []
+    for strategy in (mirrored(lib), central(lib)):
+        counts = metric(lib, mirrored(lib), "SUM", 1.0, 4.0)
+        made = variable(lib, strategy)
+        for method in METHODS:
+            answers.append(attempt(getattr(made, method), counts))
+        answers.append(copies_of(strategy, made))
+    return answers

@@ -52,7 +52,7 @@ def test_any_variable_takes_the_value_of_any_other(
 def test_the_first_copy_is_saved_wherever_the_thread_is() -> None:
     strategy = STRATEGIES["mirrored"]()
     variable = created(strategy, 1.0)
-    variable.values[1].assign(2.0)
+    variable.values[1].value().detach().fill_(2.0)
     with stratagem.device("CPU:1"):
         assert strategy.state_dict()["v"] == 1.0
 

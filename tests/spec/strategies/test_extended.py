@@ -142,9 +142,8 @@ def test_shapes_may_change(strategy: Strategy) -> None:
 
 @pytest.mark.spec("EXT-14")
 def test_running_is_a_method_of_its_own(strategy: Strategy) -> None:
-    result = strategy.extended.call_for_each_replica(
-        lambda x, y: x + y, (PerReplica((1.0, 2.0)),), {"y": 10.0}
-    )
+    each = PerReplica((1.0, 2.0)[: strategy.num_replicas_in_sync])
+    result = strategy.extended.call_for_each_replica(lambda x, y: x + y, (each,), {"y": 10.0})
     expected = (11.0, 12.0)[: strategy.num_replicas_in_sync]
     assert strategy.experimental_local_results(result) == expected
 

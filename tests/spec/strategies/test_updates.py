@@ -75,8 +75,12 @@ def test_each_copy_gets_its_own_of_mirrored_arguments() -> None:
     strategy = MirroredStrategy(DEVICES)
     variable, slot = shared(strategy), shared(strategy, 5.0)
     mirrored = Mirrored((torch.tensor(10.0), torch.tensor(20.0)))
-    strategy.extended.update(variable, adding, (mirrored,), {"scale": 2.0})
-    assert copies(variable) == [21.0, 41.0]
+
+    def look(v: Variable, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale
+
+    seen = strategy.extended.update(variable, look, (mirrored,), {"scale": 2.0}, group=False)
+    assert seen == (20.0, 40.0)
 
     def fn(v: Variable, s: Variable) -> bool:
         return any(s is beside for beside in slot.values) and s is not slot
@@ -155,22 +159,22 @@ def test_what_is_updated_is_a_variable() -> None:
 
 @pytest.mark.spec("EXT-5")
 def test_replicas_update_together() -> None:
-    """Each copy gets the argument of its replica; equal literals stay literals."""
+    """Each call gets the argument of its replica; equal literals stay literals."""
     strategy = MirroredStrategy(DEVICES)
     variable = shared(strategy)
     seen: list[Any] = []
 
-    def add(v: Variable, x: Any) -> None:
+    def add(v: Variable, x: Any, factor: float) -> None:
         seen.append(x)
-        v.assign_add(x)
+        v.assign_add(x * factor)
 
     def fn(x: torch.Tensor) -> None:
-        strategy.extended.update(variable, add, (x,))
-        strategy.extended.update(variable, add, (5.0,))
+        strategy.extended.update(variable, add, (x, 0.0))
+        strategy.extended.update(variable, add, (5.0, 1.0))
 
     strategy.run(fn, (PerReplica((torch.tensor(1.0), torch.tensor(2.0))),))
     assert seen == [1.0, 2.0, 5.0, 5.0]
-    assert copies(variable) == [7.0, 8.0]
+    assert copies(variable) == [6.0, 6.0]
 
 
 @pytest.mark.spec("EXT-5")

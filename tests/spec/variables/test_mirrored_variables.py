@@ -39,7 +39,7 @@ def created(strategy: stratagem.Strategy, *args: Any, **kwargs: Any) -> Variable
 def diverged(strategy: MirroredStrategy) -> Variable:
     """A variable whose copies are 1 and 2, to tell them apart."""
     variable = created(strategy, 1.0)
-    variable.values[1].assign(2.0)
+    variable.values[1].value().detach().fill_(2.0)
     return variable
 
 

@@ -61,14 +61,17 @@ def test_values_that_differ_between_replicas_are_refused(
 
 
 @pytest.mark.spec("VWR-3")
-def test_each_copy_gets_its_own_of_mirrored_values(strategy: MirroredStrategy) -> None:
-    """Also of another mirrored variable."""
+def test_copies_take_mirrored_values(strategy: MirroredStrategy) -> None:
+    """Also of another mirrored variable, but none that are mirrored in name only."""
     variable, other = shared(strategy, 1.0), shared(strategy, 0.0)
-    variable.assign(Mirrored([torch.tensor(2.0), torch.tensor(3.0)]))
-    assert copies_of(variable) == [2.0, 3.0]
+    variable.assign(Mirrored([torch.tensor(2.0), torch.tensor(2.0)]))
+    assert copies_of(variable) == [2.0, 2.0]
     with strategy.scope():
         other.assign(variable)
-    assert copies_of(other) == [2.0, 3.0]
+    assert copies_of(other) == [2.0, 2.0]
+    with pytest.raises(ValueError, match="are to be equal and differ"):
+        variable.assign(Mirrored([torch.tensor(2.0), torch.tensor(3.0)]))
+    assert copies_of(variable) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("aggregation", list(VariableAggregation))
@@ -78,11 +81,19 @@ def test_an_update_writes_one_copy(
 ) -> None:
     """By the copy or by the variable."""
     variable = shared(strategy, 1.0, aggregation)
-    deltas = Mirrored([10.0, 20.0])
-    strategy.extended.update(variable, lambda v, x: v.assign_add(x), (deltas,))
-    assert copies_of(variable) == [11.0, 21.0]
-    strategy.extended.update(variable, lambda v, x: variable.assign(x), (deltas,))
-    assert copies_of(variable) == [10.0, 20.0]
+    deltas, seen = Mirrored([10.0, 10.0]), []
+
+    def adding(v: Variable, x: float) -> None:
+        v.assign_add(x)
+        seen.append(copies_of(variable))
+
+    def assigning(v: Variable, x: float) -> None:
+        variable.assign(x)
+        seen.append(copies_of(variable))
+
+    strategy.extended.update(variable, adding, (deltas,))
+    strategy.extended.update(variable, assigning, (deltas,))
+    assert seen == [[11.0, 1.0], [11.0, 11.0], [10.0, 11.0], [10.0, 10.0]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stratagem._core.options import RunOptions
 from stratagem_proto.errors import ContextError
@@ -24,9 +24,10 @@ class ThreadContext:
         strategy: The strategy in whose hands the thread is.
         replica_context: The running replica, or None in cross-replica context.
         component: Index of the component that distributed values show here.
+        written: In an update function, the mirrored variables that it has written; else None.
     """
 
-    __slots__ = ("component", "replica_context", "strategy")
+    __slots__ = ("component", "replica_context", "strategy", "written")
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class ThreadContext:
         self.strategy = strategy
         self.replica_context = replica_context
         self.component = component
+        self.written: dict[Any, None] | None = None
 
     def __enter__(self) -> ThreadContext:
         _thread.stack.append(self)

@@ -16,11 +16,14 @@ from stratagem._core.contexts.context import (
     updating,
 )
 from stratagem._core.distributed_variables.replica_writes import ReplicaWritten
+from stratagem._core.distributed_variables.updating import are_alike
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
+from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from stratagem._core.values.regroup import regroup, select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
@@ -138,12 +141,34 @@ class CopiedVariable(ReplicaWritten):
             self._write_copies(write, value)
 
     def _write_copies(self, write: Write, value: Any) -> None:
-        """Carry out `write` on every copy, of mirrored values each with its own."""
-        self._require_same_everywhere(value)
+        """Carry out `write` on every copy, with the same value."""
         assert self._strategy is not None
-        for index, copy in enumerate(self._copies):
+        # Read before any context of a copy is entered, where it might be another for each.
+        for index, (copy, one) in enumerate(zip(self._copies, self._equals(value), strict=True)):
             with updating(self._strategy, index):
-                copy._write(write, select_component(index, value))
+                copy._write(write, one)
+
+    def _equals(self, value: Any) -> Sequence[Any]:
+        """Return what to write into each copy, which is the same value.
+
+        Raises:
+            InvalidArgumentError: The value differs between replicas.
+            ContextError: It is a variable of another strategy, which has to combine its copies.
+        """
+        self._require_same_everywhere(value)
+        mirrored = isinstance(value, Mirrored | MirroredVariable)
+        parts = value.values if mirrored else (value,)
+        first, *others = map(self._converted, parts)
+        if not all(are_alike(first, other) for other in others):
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} cannot take {value!r}, whose components are to be equal "
+                "and differ; combine them by strategy.reduce() first"
+            )
+        each = [first, *others]
+        return each if len(each) == len(self._copies) else [first] * len(self._copies)
+
+    def _converted(self, value: Any) -> Any:
+        return value if isinstance(value, IndexedSlices) else operand(self, value)
 
     def _require_same_everywhere(self, value: Any) -> None:
         if isinstance(value, PerReplica):
@@ -169,6 +194,32 @@ class MirroredVariable(CopiedVariable):
 
     def _saved_value(self) -> torch.Tensor:
         return self._copies[0]._saved_value()
+
+    def _before_write_of_copy(self, copy: Variable, function: str) -> None:
+        context = current_context()
+        if self._component() is None or context is None or context.replica_context is not None:
+            raise InvalidArgumentError(
+                f"{copy.name!r} is one of the equal copies of variable {self.name!r}, which would "
+                f"part; call {function} of the variable, which writes all of them"
+            )
+        if context.written is not None:
+            context.written[self] = None
+
+    def _note_write(self) -> None:
+        if updated_component() is None:
+            assert self._strategy is not None
+            self._strategy.extended._note_write(self)
+
+    @torch.no_grad()
+    def _unite_copies(self) -> bool:
+        first, *others = (copy.value() for copy in self._copies)
+        within_rounding = True
+        for other in others:
+            if not are_alike(other, first):
+                there = first.to(other.device)
+                within_rounding &= torch.allclose(other, there, equal_nan=True)
+                other.copy_(there)
+        return within_rounding
 
     def _result(self) -> Any:
         index = self._component()

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._core.contexts.context import current_context, current_replica_id
+from stratagem._core.contexts.context import (
+    current_context,
+    current_replica_id,
+    require_strategy,
+)
 from stratagem._core.contexts.scope import entered
+from stratagem._core.distributed_variables.updating import has_differing_copies
 from stratagem._core.enums import ReduceOp, VariableAggregation
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._core.tensors.indexed_slices import IndexedSlices
@@ -78,11 +83,14 @@ class ReplicaWritten(Variable):
     def _write(self, write: Write, value: Any) -> None:
         assert self._strategy is not None
         with entered(self._strategy):
+            if has_differing_copies(value):
+                require_strategy(value.distribute_strategy)
             context = current_context()
             if context is not None and context.replica_context is not None:
                 self._write_from_replica(write, value)
             else:
                 self._write_everywhere(write, value)
+                self._note_write()
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
         assert self._strategy is not None

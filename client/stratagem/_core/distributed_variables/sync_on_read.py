@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.distributed_variables.mirrored import CopiedVariable
 from stratagem._core.enums import ReduceOp, VariableAggregation
 from stratagem._core.tensors.indexed_slices import IndexedSlices
@@ -26,6 +27,12 @@ class SyncOnReadVariable(CopiedVariable):
 
     Spec: VRD-3 to VRD-6, VOR-1 to VOR-11.
     """
+
+    def _component(self) -> int | None:
+        context = current_context()
+        # An update of the only copy of another variable is of all replicas.
+        of_all = context is not None and context.replica_context is None and context.written is None
+        return None if of_all else super()._component()
 
     def value(self) -> torch.Tensor:
         index = self._component()
@@ -50,8 +57,11 @@ class SyncOnReadVariable(CopiedVariable):
 
         Raises:
             InvalidArgumentError: There is no aggregation. Spec: VRD-4.
+            ContextError: Another strategy is in charge.
         """
         assert self._strategy is not None
+        if current_context() is not None:
+            require_strategy(self._strategy)
         extended = self._strategy.extended
         values = [copy.value() for copy in self._copies]
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -68,17 +78,19 @@ class SyncOnReadVariable(CopiedVariable):
 
     def _write_everywhere(self, write: Write, value: Any) -> None:
         self._require_dense(write, value)
-        super()._write_everywhere(write, value)
+        index = self._component()
+        if index is None:
+            self._write_copies(write, value)
+        else:
+            self._copies[index]._write(write, select_component(index, value))
 
     def _write_copies(self, write: Write, value: Any) -> None:
-        self._require_same_everywhere(value)
         if write is not Write.ASSIGN:
             self._require_spreadable(write)
         spread = write is Write.ASSIGN and self.aggregation is VariableAggregation.SUM
         assert self._strategy is not None
         first = self._strategy.extended._first_replica_id
-        for index, copy in enumerate(self._copies):
-            one = self._converted(select_component(index, value))
+        for index, (copy, one) in enumerate(zip(self._copies, self._equals(value), strict=True)):
             copy._write(write, self._share(one, first + index) if spread else one)
 
     def _converted(self, value: Any) -> torch.Tensor:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stratagem._core import device_names
-from stratagem._core.contexts.context import updating
+from stratagem._core.contexts.context import require_strategy, updating
+from stratagem._core.enums import VariableSynchronization
+from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import PerReplica
 from stratagem._core.values.regroup import regroup_updates, select_component, select_replica
+from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
-    from stratagem._core.variables.variable import Variable
 
 
 def run_update(
@@ -54,32 +56,97 @@ def run_update(
 
 def run_updates(
     strategy: AnyStrategy,
-    devices: Sequence[str],
-    calls: Sequence[Callable[..., Any]],
+    calls: Sequence[tuple[str, Callable[..., Any]]],
     args: Sequence[Any],
     kwargs: dict[str, Any],
     group: bool,
+    variable: Variable | None = None,
 ) -> Any:
     """Call an update function once per copy, each in the update context of its copy.
 
     Args:
         strategy: The strategy, current in this thread, in cross-replica context.
-        devices: Where the copies are.
-        calls: The function, with each copy already bound to it.
+        calls: The device of each copy, and the function with the copy already bound to it.
         args: Positional arguments; of distributed values and variables each call gets its
             component.
         kwargs: Keyword arguments, likewise.
         group: Whether to merge the results to mirrored values; otherwise each leaf becomes the
             tuple of what it is for each copy.
+        variable: What the function is given to write; None if nothing.
+
+    Raises:
+        InvalidArgumentError: Copies of a mirrored variable would part.
 
     Spec: CTX-4, EXT-4, EXT-6, REG-12.
     """
-    results = []
-    for index, (device, call) in enumerate(zip(devices, calls, strict=True)):
-        mine = map_leaves(partial(select_component, index), (tuple(args), kwargs))
-        with updating(strategy, index), device_names.device(device), torch.no_grad():
-            results.append(call(*mine[0], **mine[1]))
+    results: list[Any] = []
+    written: dict[Variable, None] = {}
+    before = _versions(variable)
+    try:
+        for index, (device, call) in enumerate(calls):
+            mine = map_leaves(partial(select_component, index), (tuple(args), kwargs))
+            with (
+                updating(strategy, index) as context,
+                device_names.device(device),
+                torch.no_grad(),
+            ):
+                context.written = written
+                results.append(call(*mine[0], **mine[1]))
+    except BaseException:
+        # Some copies are written, and the rest are not.
+        _united(_with_changed(written, variable, before))
+        raise
+    parted = _united(_with_changed(written, variable, before))
+    if parted:
+        raise InvalidArgumentError(
+            f"An update function has written other values into each copy of {', '.join(parted)}: "
+            "it was given, or has read, what differs between replicas (a PerReplica, a variable "
+            "that is synchronized ON_READ, a random number). Combine it by reduce_to() or "
+            "read_value() first. All copies have what the first one has now"
+        )
     return regroup_updates(results, group)
+
+
+def _united(variables: Iterable[Variable]) -> list[str]:
+    """Give all copies of variables what the first one has; return the names of those that part."""
+    parted = []
+    for variable in variables:
+        if not variable._unite_copies():
+            parted.append(variable.name)
+        variable._note_write()
+    return parted
+
+
+def _versions(variable: Variable | None) -> list[int]:
+    # Torch counts what is written into a copy by whatever shares its memory.
+    values = [] if variable is None else [copy.value() for copy in variable.values]
+    return [-1 if value.is_inference() else value._version for value in values]
+
+
+def _with_changed(
+    written: dict[Variable, None], variable: Variable | None, before: list[int]
+) -> dict[Variable, None]:
+    changed = variable is not None and _versions(variable) != before
+    return {**written, variable: None} if changed and variable is not None else written
+
+
+def require_equal_copies(nest: Any) -> None:
+    """Check that copies of variables in the arguments of update functions are equal.
+
+    Raises:
+        InvalidArgumentError: A variable is synchronized ON_READ.
+        ContextError: One of another strategy is.
+    """
+
+    def check(leaf: Any) -> None:
+        if has_differing_copies(leaf):
+            require_strategy(leaf.distribute_strategy)
+            raise InvalidArgumentError(
+                f"`update` cannot take variable {leaf.name!r}, which is synchronized ON_READ: its "
+                "copies differ between replicas; pass its read_value()"
+            )
+
+    map_leaves(check, nest)
 
 
 def require_same_everywhere(nest: Any) -> None:
@@ -105,16 +172,30 @@ def _first_of_equals(leaf: Any) -> Any:
     if not values or not all(isinstance(value, torch.Tensor) for value in values):
         return leaf
     first, *others = (value.detach() for value in values)
-    return first if all(_are_equal(first, other) for other in others) else leaf
+    return first if all(are_alike(first, other) for other in others) else leaf
 
 
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_alike(one: Any, other: Any) -> bool:
+    """Return whether two tensors, or rows, on any devices, have the same values. NaN is NaN."""
+    if isinstance(one, IndexedSlices) and isinstance(other, IndexedSlices):
+        return are_alike(one.values, other.values) and are_alike(one.indices, other.indices)
     if (one.layout, one.dtype, one.shape) != (other.layout, other.dtype, other.shape):
         return False
-    if one.layout is not torch.strided:
+    if one is other or one.layout is not torch.strided:
         return one is other
     there = other.to(one.device)
-    return bool(((one == there) | ((one != one) & (there != there))).all())
+    return torch.equal(one, there) or bool(
+        ((one == there) | ((one != one) & (there != there))).all()
+    )
+
+
+def has_differing_copies(value: Any) -> bool:
+    """Return whether a value is a variable of which each replica writes its own copy."""
+    return (
+        isinstance(value, Variable)
+        and value.synchronization is VariableSynchronization.ON_READ
+        and len(value.values) > 1
+    )
 
 
 def smallest_by_name(variables: Sequence[Variable]) -> Variable:

@@ -136,15 +136,15 @@ def run_replicas(
         return _Rounds(strategy, devices, fn, args, kwargs).run()
     first = strategy._extended._first_replica_id
     with ReplicaContext(strategy, first), device_names.device(devices[0]):
-        return _bound(0, fn, args, kwargs)()
+        return _bound(0, 1, fn, args, kwargs)()
 
 
 def _bound(
-    index: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    index: int, count: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Callable[[], Any]:
-    """Return `fn` with what the replica `index` gets as arguments."""
-    mine = {key: select_replica(index, value) for key, value in kwargs.items()}
-    return partial(fn, *[select_replica(index, value) for value in args], **mine)
+    """Return `fn` with what the replica `index` of `count` gets as arguments."""
+    mine = {key: select_replica(index, value, count) for key, value in kwargs.items()}
+    return partial(fn, *[select_replica(index, value, count) for value in args], **mine)
 
 
 class _Rounds:
@@ -164,7 +164,9 @@ class _Rounds:
         self._shared = SharedCreation()
         surroundings = _Surroundings(strategy, devices, self._shared)
         self._replicas = [
-            ReplicaThread(partial(surroundings.entered, index), _bound(index, fn, args, kwargs))
+            ReplicaThread(
+                partial(surroundings.entered, index), _bound(index, len(devices), fn, args, kwargs)
+            )
             for index in range(len(devices))
         ]
 

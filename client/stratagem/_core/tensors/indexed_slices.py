@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.tensors.operators import TensorStandIn
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -14,18 +15,29 @@ class IndexedSlices:
     """Rows of a larger tensor, for instance the gradient of an embedding.
 
     Attributes:
-        values: Tensor of shape `[n, ...]`; row `i` belongs to `indices[i]`.
+        values: Tensor of shape `[n, ...]`; row `i` belongs to `indices[i]`. Of a variable or
+            another value with several components it is what a read gives where the slices are made.
         indices: Integer tensor of shape `[n]`; repeated indices add up.
         dense_shape: Shape of the whole tensor, or None where it is not known.
 
     Raises:
         InvalidArgumentError: The shapes do not fit together.
-        InvalidTypeError: The indices are no integers.
+        InvalidTypeError: The indices are no integers, or something is no tensor.
     """
 
     def __init__(
         self, values: torch.Tensor, indices: torch.Tensor, dense_shape: Sequence[int] | None = None
     ) -> None:
+        if isinstance(values, TensorStandIn):
+            values = values._operand()
+        if isinstance(indices, TensorStandIn):
+            indices = indices._operand()
+        for name, given in (("values", values), ("indices", indices)):
+            if not isinstance(given, torch.Tensor):
+                raise InvalidTypeError(
+                    f"The {name} of IndexedSlices are a tensor, not {type(given).__name__}; "
+                    "convert them with torch.as_tensor()"
+                )
         if indices.dim() != 1 or values.shape[:1] != indices.shape:
             raise InvalidArgumentError(
                 "IndexedSlices need one row of values for each index, but values have "

@@ -106,7 +106,14 @@ class DistributedValues(DeviceAccess):
         Spec: VAL-3.
         """
         index = current_replica_id()
-        return self._primary() if index is None else self._values[index]
+        if index is None:
+            return self._primary()
+        if index >= len(self._values):
+            raise InvalidArgumentError(
+                f"{self!r} has {len(self._values)} components, and none for replica {index}; use "
+                "values of this strategy, which has more replicas than the one that made them"
+            )
+        return self._values[index]
 
     def _primary(self) -> Any:
         here = device_names.current()
@@ -135,7 +142,9 @@ class PerReplica(DistributedValues):
 
     def _operand(self) -> Any:
         context = current_context()
-        if context is None or context.component is None:
+        # An update of the only copy of a variable is of all replicas.
+        in_one = context is not None and (context.replica_context or context.written is not None)
+        if not in_one or context is None or context.component is None:
             raise InvalidArgumentError(
                 "You are using a PerReplica object while not inside a replica context; "
                 "pass it to a function by strategy.run(), or combine its "

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.contexts.context import get_strategy
 from stratagem._core.options import ValueContext
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.tensors.nests import LEAF_TYPES, map_leaves
@@ -61,24 +62,44 @@ def _container(leaf: Any) -> Variable | None:
     return leaf.container if isinstance(leaf, Variable) else None
 
 
-def select_replica(index: int, nest: Any) -> Any:
+def select_replica(index: int, nest: Any, count: int | None = None) -> Any:
     """Return `nest` with distributed values replaced by one component.
 
     Variables stay themselves. Spec: REG-10.
+
+    Args:
+        index: Which component.
+        nest: The nest.
+        count: How many components a `PerReplica` is to have.
+
+    Raises:
+        InvalidArgumentError: A distributed value has fewer components, or another number of them.
     """
     if type(nest) in LEAF_TYPES:
         return nest
 
     def component(leaf: Any) -> Any:
-        return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
+        if not isinstance(leaf, DistributedValues):
+            return leaf
+        found = len(leaf.values)
+        if index >= found or (count not in (None, found) and isinstance(leaf, PerReplica)):
+            raise InvalidArgumentError(
+                f"{leaf!r} has {found} components, one for each replica of the strategy that made "
+                "it, and this strategy has another number of replicas; take values of this one"
+            )
+        return leaf.values[index]
 
     return map_leaves(component, nest)
 
 
 def select_component(index: int, leaf: Any) -> Any:
-    """Return one component of a distributed value or variable, else `leaf`."""
-    if isinstance(leaf, Variable) and len(leaf.values) > 1:
-        return leaf.values[index]
+    """Return one component of a distributed value or of the current strategy's variable.
+
+    Anything else stays itself: the copies of another strategy's variable are of its replicas.
+    """
+    if isinstance(leaf, Variable):
+        own = leaf.distribute_strategy is get_strategy() and len(leaf.values) > 1
+        return leaf.values[index] if own else leaf
     return select_replica(index, leaf)
 
 

@@ -104,10 +104,19 @@ class LocalVariable(Variable):
         return self._saved_value() if is_copy else self
 
     def _target(self, function: str) -> torch.Tensor:
+        if self._container_ref is not None:
+            self._before_write(function)
         return self._leaf
+
+    def _before_write(self, function: str) -> None:
+        container = self.container
+        if container is not None:
+            container._before_write_of_copy(self, function)
 
     @torch.no_grad()
     def _write(self, write: Write, value: Any) -> None:
+        if self._container_ref is not None:
+            self._before_write(write.value)
         if isinstance(value, IndexedSlices):
             _SCATTERS[write](self._leaf, *self._rows(value))
         else:

@@ -137,6 +137,16 @@ class Variable(Assignable, Operators, metaclass=VariableType):
             f"{self.device_name}; make another Variable of its read_value()"
         )
 
+    def _unite_copies(self) -> bool:
+        """Give all copies what the first one has; return whether that changed next to nothing."""
+        return True
+
+    def _note_write(self) -> None:
+        """Take note that it was written, as it is, by one process of those that have copies."""
+
+    def _before_write_of_copy(self, copy: Variable, function: str) -> None:
+        """Check that one of its copies may be written by itself."""
+
     def _missing(self, member: str) -> UnimplementedError:
         return UnimplementedError(
             f"{type(self).__name__}.{member} must be implemented in descendants"
@@ -219,6 +229,23 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     def grad(self, gradient: torch.Tensor | None) -> None:
         self.value().grad = gradient
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The value without gradients, to be written by torch: of a variable with one copy here.
+
+        Raises:
+            InvalidArgumentError: It has several copies, which would part, or is on a server.
+        """
+        tensor: torch.Tensor = self._target("data")
+        return tensor.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise InvalidArgumentError(
+            f"Variable {self.name!r} does not become another tensor by `variable.data = value`; "
+            "write it by `variable.assign(value)`"
+        )
+
     def read_value(self) -> torch.Tensor:
         """Return a snapshot of the value, differentiable with respect to it."""
         return self._operand().clone()
@@ -261,7 +288,7 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     def _target(self, function: str) -> Any:
         raise InvalidArgumentError(
             f"Variable {self.name!r} cannot be written by torch's {function}; use "
-            "assign, assign_add, assign_sub or scatter_*"
+            "assign, assign_add, assign_sub or scatter_*, and read_value() to read it"
         )
 
     def __getattr__(self, name: str) -> Any:
