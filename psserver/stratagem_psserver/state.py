@@ -20,6 +20,7 @@ from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.cluster.known import KnownCluster
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
+from stratagem_psserver.consistency.input_orders import InputOrders
 from stratagem_psserver.data.data_ledgers import DataLedgers
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
@@ -89,7 +90,7 @@ class ServerState:
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
         self.kept = KeptGradients()
-        self.clocks = Clocks()
+        self.clocks, self.inputs = Clocks(), InputOrders()
         self.data = DataLedgers()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
@@ -230,6 +231,7 @@ class ServerState:
             self.lost.add(session, why, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
+        self.inputs.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))
         self.held.release(session.id)
         self.staging.forget(session.id)

@@ -207,11 +207,15 @@ class Waits:
             if not change.done():
                 change.set_result(None)
 
+    def all_changed(self) -> None:
+        """Check the conditions of all requests that wait."""
+        for subject in list(self._waiting):
+            self.changed(subject)
+
     def close(self, error: StratagemError) -> None:
         """End all waits, present and future, with an error."""
         self._closed = error
-        for subject in list(self._waiting):
-            self.changed(subject)
+        self.all_changed()
 
 
 def _too_many(waiter: Waiter) -> ResourceExhaustedError:

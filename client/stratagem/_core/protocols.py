@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stratagem._core.enums import ReduceOp
     from stratagem._core.names import UniqueNames
     from stratagem._core.options import CommunicationOptions, RunOptions
+    from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -125,7 +126,7 @@ class AnyExtended(Protocol):
 
     def _create_in_scope(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any: ...
 
-    def _input_left(self, here: bool) -> bool: ...
+    def _input_left(self, here: bool, read: BatchRead | None) -> bool: ...
 
     def reduce_to(
         self,

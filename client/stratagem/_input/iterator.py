@@ -9,6 +9,7 @@ from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
 from stratagem._input.pipeline import InputPipeline
+from stratagem._input.read_order import PassRead
 from stratagem._input.rounds import BEGINNING, Position, Round, hand_over
 from stratagem._input.sharding import Order
 from stratagem._input.specs import PerReplicaSpec
@@ -58,20 +59,23 @@ class DistributedIterator(Iterator[Any]):
     def __init__(self, strategy: AnyStrategy, pipeline: InputPipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
-        self._order = Order(pipeline.datasets)
+        self._order: Order | None = None
         self._rewind()
 
     def _rewind(self, position: Position = BEGINNING) -> None:
         self._position = position
         self._rounds: Iterator[Round] | None = None
+        self._read: PassRead | None = None
         self._ended = False
 
     def _opened(self) -> Iterator[Round]:
         # As late as this, a loader draws the order of its pass once, also for an iterator that goes
         # elsewhere first.
         if self._rounds is None:
-            self._order.note()
+            self._order = self._pipeline.draw()
             self._rounds = self._pipeline.open(self._position)
+            order = self._pipeline.order
+            self._read = None if order is None else order.read(self._position)
         return self._rounds
 
     def __next__(self) -> Any:
@@ -93,10 +97,14 @@ class DistributedIterator(Iterator[Any]):
         if self._ended:
             raise StopIteration
         round_ = next(self._opened(), None)
-        if not self._strategy.extended._input_left(round_ is not None):
+        read = None if self._read is None else self._read.describe(round_)
+        if not self._strategy.extended._input_left(round_ is not None, read):
             self._ended = True
             raise StopIteration
-        return round_ or Round(self._pipeline.padding, self._position)
+        if round_ is None:
+            return Round(self._pipeline.padding, self._position)
+        self._pipeline.note(round_)
+        return round_
 
     def _require_outside_of_replicas(self) -> None:
         context = current_context()
@@ -166,7 +174,8 @@ class DistributedIterator(Iterator[Any]):
                 its position no longer does.
         """
         position = _position(state_dict, len(self._pipeline.datasets))
-        self._order.repeat()
+        if self._order is not None:
+            self._order.repeat()
         self._rewind(position)
         self._opened()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stratagem._input.own_rows import samples
 from stratagem._input.reader import as_tensors, is_dataset, length
+from stratagem._input.sharding import require_undivided, undisturbed
 from stratagem_proto.errors import InvalidArgumentError
 
 _drawing = threading.Lock()
@@ -25,8 +27,9 @@ def require_numbered(dataset: Any) -> None:
     """Check that batches of a dataset can be read by their numbers.
 
     Raises:
-        InvalidArgumentError: They cannot.
+        InvalidArgumentError: They cannot, or it reads only a part of its data.
     """
+    require_undivided(dataset)
     source = dataset.dataset if isinstance(dataset, DataLoader) else dataset
     if (
         isinstance(source, IterableDataset)
@@ -75,9 +78,11 @@ class NumberedBatches:
         mixed = int(np.random.SeedSequence([seed, number]).generate_state(2)[0])
         batches = self._loader.batch_sampler
         sampler = self._loader.sampler if batches is None else batches
-        # Samplers without a generator of their own draw from that of the process.
-        with _drawing, torch.random.fork_rng(devices=[]):
+        # Samplers without a generator of their own draw from those of the process.
+        with _drawing, undisturbed(()):
             torch.default_generator.manual_seed(mixed)
+            random.seed(mixed)
+            np.random.seed(mixed % 2**32)
             return list(_seeded(sampler, mixed))
 
     def read(self, where: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +19,9 @@ from stratagem._input.options import (
     check_for_dataset,
     check_for_function,
 )
+from stratagem._input.own_rows import can_be_read_again
 from stratagem._input.read_ahead import ReadAhead
+from stratagem._input.read_order import ReadOrder
 from stratagem._input.reader import Reader, State, check_dataset, length
 from stratagem._input.rounds import (
     BEGINNING,
@@ -28,13 +32,13 @@ from stratagem._input.rounds import (
     Round,
     TransferredRounds,
 )
-from stratagem._input.sharding import InputWorker, undisturbed
+from stratagem._input.sharding import InputWorker, Order, undisturbed
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
 from stratagem_proto.errors import OutOfRangeError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class InputPipeline:
     """Datasets, and how each step's input is made of them.
 
@@ -43,22 +47,36 @@ class InputPipeline:
         dealing: How their elements become rounds.
         devices: Where the parts of a round go; None leaves one where it is.
         depth: How many rounds are read ahead, by a thread.
+        order: What all workers have to read alike, if anything.
     """
 
     datasets: Sequence[Any]
     dealing: Dealing
     devices: Sequence[torch.device | None]
     depth: int
+    order: ReadOrder | None = None
+
+    def __post_init__(self) -> None:
+        self._sources = [_Source(dataset) for dataset in self.datasets]
+        self._form: _Form | None = None
+        self._drawn: Order | None = None
+
+    def draw(self) -> Order:
+        """Return the generators of the loaders as the pass finds them that is opened next."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            drawn = Order(self.datasets)
+            drawn.note()
+        return drawn
 
     def open(self, position: Position = BEGINNING) -> Iterator[Round]:
         """Return the rounds that follow `position`."""
-        rounds = TransferredRounds(self._rounds(position), self.devices, aside=self.depth > 0)
-        return ReadAhead(rounds, self.depth) if self.depth else rounds
-
-    def _rounds(self, position: Position = BEGINNING) -> DealtRounds:
         beginning: Sequence[State | None] = [None] * len(self.datasets)
-        states = position.states or beginning
-        return DealtRounds(list(map(Reader, self.datasets, states)), self.dealing, position)
+        states = zip(self._sources, position.states or beginning, strict=True)
+        readers = [source.read(state) for source, state in states]
+        dealt = DealtRounds(readers, self.dealing, position)
+        rounds = TransferredRounds(dealt, self.devices, aside=self.depth > 0)
+        return ReadAhead(rounds, self.depth) if self.depth else rounds
 
     @property
     def steps(self) -> int | None:
@@ -67,32 +85,99 @@ class InputPipeline:
         known = [each for each in lengths if each is not None]
         return None if len(known) < len(lengths) else self.dealing.steps(known)
 
-    @cached_property
+    @property
     def spec(self) -> Any:
-        """What the first round looks like; reads it, and leaves generators alone.
+        """What the first round looks like, without taking it from the next pass.
 
         Raises:
             OutOfRangeError: There is none.
         """
-        with undisturbed(self.datasets):
-            return spec_of(self._rounds())
+        form = self._looked_at()
+        if form is None:
+            raise OutOfRangeError(
+                "The dataset has no elements, so there is no element_spec to tell"
+            )
+        return form.spec
 
-    @cached_property
+    @property
     def padding(self) -> Sequence[Any]:
-        """The parts of a round without data; reads the first one, as `spec` does.
+        """The parts of a round without data, in the form of the first one.
 
         Raises:
             OutOfRangeError: There is none.
         """
-        with undisturbed(self.datasets):
-            first = next(TransferredRounds(self._rounds(), self.devices, False), None)
-        if first is None:
+        form = self._looked_at()
+        if form is None:
             raise OutOfRangeError(
                 "The dataset of this worker has no elements, so nobody knows what "
                 "empty ones look like while other workers have data; give every "
                 "worker at least one"
             )
-        return [without_rows(part) for part in first.parts]
+        return form.padding
+
+    def note(self, round_: Round) -> None:
+        """Remember what rounds look like."""
+        if self._form is None:
+            self._form = _Form(spec_of(round_.parts), [without_rows(part) for part in round_.parts])
+
+    def _looked_at(self) -> _Form | None:
+        if self._form is not None:
+            return self._form
+        again = all(map(can_be_read_again, self.datasets))
+        # What is looked at is read once more, or it is the beginning of the next pass.
+        drawn = None if again else self.draw()
+        with undisturbed(self.datasets) if again else nullcontext(), suppress(StopIteration):
+            dealt = self.dealing.rounds([source.look() for source in self._sources])
+            round_ = Round(dealt.rounds[0], BEGINNING)
+            self.note(next(TransferredRounds(iter([round_]), self.devices, aside=False)))
+        self._drawn = drawn
+        return self._form
+
+
+class _Source:
+    """A dataset that can be looked at before it is read.
+
+    What can be read again is opened anew to look at it. Of anything else, such as a stream, what
+    was looked at is the beginning of the next pass.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._looking: Reader | None = None
+        self._taken: list[tuple[Any, State]] = []
+
+    def read(self, state: State | None = None) -> Reader:
+        """Return a reader from the beginning, or from a position on."""
+        reader, self._looking = self._looking, None
+        if reader is None:
+            return Reader(self._dataset, state)
+        reader.take_back(self._taken)
+        self._taken = []
+        if state is None:
+            return reader
+        if "loader" in state:
+            return Reader(self._dataset, state)
+        deque(islice(reader, int(state["elements"])), maxlen=0)
+        return reader
+
+    def look(self) -> Iterator[Any]:
+        """Return an iterator over the elements from the first on."""
+        if can_be_read_again(self._dataset):
+            yield from Reader(self._dataset)
+            return
+        if self._looking is None:
+            self._looking = Reader(self._dataset)
+        yield from (element for element, _ in self._taken)
+        for element in self._looking:
+            self._taken.append((element, self._looking.state_dict()))
+            yield element
+
+
+class _Form(NamedTuple):
+    """What rounds look like: their specs, and the parts of one without rows."""
+
+    spec: Any
+    padding: Sequence[Any]
 
 
 def splitting_pipeline(
@@ -115,7 +200,8 @@ def splitting_pipeline(
     check_dataset(dataset, "The dataset")
     devices = _destinations(worker.devices, options)
     share = worker.share_of(dataset, policy)
-    return InputPipeline([share.dataset], share.dealing, devices, _depth(devices, options))
+    depth = _depth(devices, options)
+    return InputPipeline([share.dataset], share.dealing, devices, depth, share.order)
 
 
 def function_pipeline(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,7 +73,7 @@ def is_dataset(value: Any) -> bool:
     """Return whether `value` is a loader, a dataset or another collection."""
     if isinstance(value, str | bytes | Mapping | torch.Tensor | np.ndarray | Iterator):
         return False
-    return _iterable(value) or _map_style(value)
+    return is_iterable(value) or is_map_style(value)
 
 
 def check_dataset(dataset: Any, origin: str) -> None:
@@ -100,11 +100,13 @@ def check_dataset(dataset: Any, origin: str) -> None:
         )
 
 
-def _iterable(dataset: Any) -> bool:
+def is_iterable(dataset: Any) -> bool:
+    """Return whether a dataset gives its elements one after the other."""
     return hasattr(type(dataset), "__iter__")
 
 
-def _map_style(dataset: Any) -> bool:
+def is_map_style(dataset: Any) -> bool:
+    """Return whether a dataset has a length, and elements by number."""
     kind = type(dataset)
     return hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
 
@@ -136,8 +138,14 @@ class Reader(Iterator[Any]):
         else:
             self._elements = _opened(dataset, self._read)
         self._stateful = _stateful(dataset) or _stateful(self._elements)
+        self._returned: deque[tuple[Any, State]] = deque()
+        self._state: State | None = None
 
     def __next__(self) -> Any:
+        if self._returned:
+            element, self._state = self._returned.popleft()
+            self._read += 1
+            return element
         if self._ended:
             raise StopIteration
         try:
@@ -146,15 +154,23 @@ class Reader(Iterator[Any]):
             self._ended = True
             raise
         self._read += 1
+        self._state = None
         return as_tensors(element)
 
     def state_dict(self) -> State:
         """Return where this reader stands."""
+        if self._state is not None:
+            return self._state
         if self._stateful is None:
             return {"elements": self._read}
         # It may show what changes as the loader reads on.
         loader = copy.deepcopy(self._stateful.state_dict())
         return {"elements": self._read, "loader": loader}
+
+    def take_back(self, taken: Iterable[tuple[Any, State]]) -> None:
+        """Give elements once more, each with the state behind it: all that were read so far."""
+        self._returned.extend(taken)
+        self._read = 0
 
 
 def _stateful(value: Any) -> StatefulDataset | None:
@@ -165,8 +181,8 @@ def _stateful(value: Any) -> StatefulDataset | None:
 
 def _opened(dataset: Any, start: int) -> Iterator[Any]:
     """Return an iterator over `dataset` from the element `start` on."""
-    iterable = _iterable(dataset)
-    if isinstance(dataset, list | tuple) or (_map_style(dataset) and not iterable):
+    iterable = is_iterable(dataset)
+    if isinstance(dataset, list | tuple) or (is_map_style(dataset) and not iterable):
         return map(dataset.__getitem__, range(start, len(dataset)))
     elements: Iterator[Any] = iter(dataset if iterable else _made_by(dataset))
     deque(islice(elements, start), maxlen=0)
@@ -175,7 +191,7 @@ def _opened(dataset: Any, start: int) -> Iterator[Any]:
 
 def _made_by(function: Callable[[], Any]) -> Any:
     made = function()
-    if not _iterable(made):
+    if not is_iterable(made):
         raise InvalidTypeError(
             f"{function!r} is used as a dataset, but returned {type(made).__name__}; "
             "let it return an iterator, or make it a generator function"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -38,20 +38,31 @@ class Round:
     Attributes:
         parts: A nest for each replica of this worker, in replica order.
         position: The one after it.
+        digest: Of what workers that read one order have to find here; None where they do not.
     """
 
     parts: Sequence[Any]
     position: Position
+    digest: int | None = None
+
+
+class Dealt(NamedTuple):
+    """What becomes of what was read at once.
+
+    Attributes:
+        rounds: The parts of each replica, of one round or of several.
+        digest: As in `Round`.
+    """
+
+    rounds: list[Sequence[Any]]
+    digest: int | None = None
 
 
 class Dealing(Protocol):
     """How elements of datasets become rounds."""
 
-    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> Dealt:
         """Read what comes next and return the parts of each replica.
-
-        Returns:
-            One round, or the rounds that share what was read.
 
         Raises:
             StopIteration: The data have ended.
@@ -69,25 +80,28 @@ class SplitBatches:
         chunks: Into how many.
         turns: The numbers of those that this worker's replicas take, in replica order, for each
             step that an element lasts.
+        digested: Returns the digest and the batch of an element, where the workers have to read the
+            same.
 
     Spec: INP-1, INP-10 to INP-16, INP-27.
     """
 
     chunks: int
     turns: Sequence[range]
+    digested: Callable[[Any], tuple[int | None, Any]] = lambda element: (None, element)
 
-    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> Dealt:
         """Split the next element of the only reader.
 
         A turn for which no rows are left is no round, unless it is the only one.
         """
-        element = next(readers[0])
+        digest, element = self.digested(next(readers[0]))
         if self.chunks == 1:
-            return [[element]]
+            return Dealt([[element]], digest)
         chunks = split(element, self.chunks)
         later = [turn for turn in self.turns[1:] if rows_in(chunks[turn.start])]
         turns = [self.turns[0], *later]
-        return [[chunks[number] for number in turn] for turn in turns]
+        return Dealt([[chunks[number] for number in turn] for turn in turns], digest)
 
     def steps(self, lengths: Sequence[int]) -> int | None:
         """One for each element; a longer element lasts by the rows it has."""
@@ -96,7 +110,7 @@ class SplitBatches:
 
 @dataclass(frozen=True)
 class CutOwnRows:
-    """Each element has the rows of this worker alone, and the size of their chunks.
+    """Each element has the rows of this worker alone, behind a digest and the size of their chunks.
 
     Attributes:
         replicas: How many this worker has.
@@ -106,10 +120,10 @@ class CutOwnRows:
 
     replicas: int
 
-    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> Dealt:
         """Cut the next element of the only reader."""
-        size, rows = next(readers[0])
-        return [cut(rows, int(size), self.replicas)]
+        digest, size, rows = next(readers[0])
+        return Dealt([cut(rows, int(size), self.replicas)], int(digest))
 
     def steps(self, lengths: Sequence[int]) -> int:
         """One for each element."""
@@ -136,7 +150,7 @@ class DealElements:
     replicas: int
     whole_rounds: bool = False
 
-    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> Dealt:
         """Take one element for each replica."""
         turns = [readers[index % len(readers)] for index in range(self.replicas)]
         elements = [next(reader, _MISSING) for reader in turns]
@@ -146,7 +160,7 @@ class DealElements:
         parts = [
             without_rows(present[0]) if element is _MISSING else element for element in elements
         ]
-        return [parts]
+        return Dealt([parts])
 
     def steps(self, lengths: Sequence[int]) -> int:
         """Enough for the longest dataset, or for as many as are whole."""
@@ -170,14 +184,15 @@ class DealtRounds(Iterator[Round]):
         self._dealing = dealing
         self._position = position
         self._rest: deque[Sequence[Any]] = deque()
+        self._digest: int | None = None
 
     def __next__(self) -> Round:
         if not self._rest:
-            rounds = self._dealing.rounds(self._readers)
+            rounds, self._digest = self._dealing.rounds(self._readers)
             self._rest.extend(rounds[self._position.taken :])
         parts = self._rest.popleft()
         self._position = self._after()
-        return Round(parts, self._position)
+        return Round(parts, self._position, self._digest)
 
     def _after(self) -> Position:
         if self._rest:

@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from stratagem._core.options import InputContext
 from stratagem._input.options import AutoShardPolicy
-from stratagem._input.own_rows import can_read_by_index, reading_own_rows
+from stratagem._input.own_rows import NotedLoader, can_read_by_index
+from stratagem._input.read_order import ReadOrder, digest_of_contents
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError, UnimplementedError
 
 _MISSING = object()
 
+# What tells that something reads one of several parts: their number, and which one.
+_PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank"))
+
+# Where loaders, samplers and datasets of all libraries have what they read from.
+_WITHIN = ("sampler", "batch_sampler", "dataset", "base_dataloader", "_distributed")
+
+
+def require_undivided(dataset: Any) -> None:
+    """Check that a loader reads all of its data, and not the part of one process among several.
+
+    Raises:
+        InvalidArgumentError: It has torch's `DistributedSampler` or the like.
+    """
+    looked, remaining = set[int](), [dataset]
+    while remaining:
+        one = remaining.pop()
+        if one is None or id(one) in looked:
+            continue
+        looked.add(id(one))
+        for number, which in _PARTS:
+            parts, part = getattr(one, number, None), getattr(one, which, None)
+            if isinstance(parts, int) and isinstance(part, int) and parts > 1:
+                raise InvalidArgumentError(
+                    f"{type(one).__name__} reads part {part} of {parts} of the data, and the "
+                    "strategy would divide that once more, so that most rows were never read; "
+                    "leave it out, for the strategy divides the data itself: DataLoader(dataset, "
+                    "batch_size=<of all workers together>, shuffle=True). To keep it, make the "
+                    "loader in the function of distribute_datasets_from_function"
+                )
+        remaining += [getattr(one, name, None) for name in _WITHIN]
+
 
 def _drawing(dataset: Any) -> list[Any]:
     """Return the loader and its samplers, as far as `dataset` has them."""
-    batch_sampler = getattr(dataset, "batch_sampler", None)
-    samplers = (getattr(owner, "sampler", None) for owner in (dataset, batch_sampler))
-    return [dataset, *samplers]
+    found = [dataset.original if isinstance(dataset, NotedLoader) else dataset]
+    for one in found:
+        for name in ("batch_sampler", "sampler"):
+            within = getattr(one, name, None)
+            if within is not None and all(within is not each for each in found):
+                found.append(within)
+    return found
 
 
 class Order:
@@ -50,14 +89,16 @@ class Order:
 
 @contextmanager
 def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
-    """Restore torch's CPU generator, and those of loaders, after the body."""
-    order = Order(datasets)
+    """Restore the generators of this process, and those of loaders, after the body."""
+    order, python, numpy = Order(datasets), random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         order.note()
         try:
             yield
         finally:
             order.repeat()
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def shuffle_alike(dataset: Any, seed: Callable[[], int] | None) -> None:
@@ -88,10 +129,12 @@ class Share(NamedTuple):
     Attributes:
         dataset: All of it, some of its files, or a loader of some of its rows.
         dealing: What of its batches is for which replica of this worker.
+        order: What all workers have to read alike; None if nothing, or if they cannot compare.
     """
 
     dataset: Any
     dealing: Dealing
+    order: ReadOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +146,8 @@ class InputWorker:
         devices: Where the elements of each of its replicas go; None leaves them where they are.
         seed: Returns the same number to all workers, by which loaders shuffle that were given no
             generator. None if the workers can agree on none.
+        number: The number of the dataset that is to be read, the same on all workers, which compare
+            what they read of it. None if they cannot.
 
     Raises:
         InvalidArgumentError: The replicas in sync are not shared evenly between the workers. Spec:
@@ -112,6 +157,7 @@ class InputWorker:
     context: InputContext
     devices: tuple[torch.device | None, ...]
     seed: Callable[[], int] | None = None
+    number: int | None = None
 
     def __post_init__(self) -> None:
         local, in_sync = len(self.devices), self.context.num_replicas_in_sync
@@ -141,7 +187,7 @@ class InputWorker:
 
         Raises:
             InvalidArgumentError: `policy` is none, there are fewer files than workers, or a loader
-                shuffles differently on each worker.
+                shuffles differently on each worker, or reads only a part of its data already.
             NotFoundError: Files are to be shared, but the dataset names none.
             UnimplementedError: The dataset cannot be shared so.
 
@@ -149,21 +195,27 @@ class InputWorker:
         """
         chunks, local = self.context.num_replicas_in_sync, len(self.devices)
         turns = [range(start, start + local) for start in range(0, chunks, local)]
-        effective = self._effective(dataset, policy)
+        effective, order = self._effective(dataset, policy), None
+        if policy != AutoShardPolicy.OFF:
+            require_undivided(dataset)
         if effective is AutoShardPolicy.DATA:
             return self._some_chunks(dataset)
         if effective is AutoShardPolicy.FILE:
-            dataset = self._some_files(dataset)
-        return Share(dataset, SplitBatches(chunks, tuple(turns)))
+            dataset, order = self._some_files(dataset)
+        return Share(dataset, SplitBatches(chunks, tuple(turns)), order)
 
     def _some_chunks(self, dataset: Any) -> Share:
         shuffle_alike(dataset, self.seed)
         whole = self.context
         chunks = whole.num_replicas_in_sync
         own = range(whole.input_pipeline_id, chunks, whole.num_input_pipelines)
+        order = None if self.number is None else ReadOrder(self.number)
+        # Subclasses may read in ways of their own.
+        if type(dataset) is not DataLoader:
+            return Share(dataset, SplitBatches(chunks, (own,), _by_contents), order)
         if can_read_by_index(dataset):
-            return Share(reading_own_rows(dataset, chunks, own), CutOwnRows(len(own)))
-        return Share(dataset, SplitBatches(chunks, (own,)))
+            return Share(NotedLoader(dataset, chunks, own), CutOwnRows(len(own)), order)
+        return Share(NotedLoader(dataset), SplitBatches(chunks, (own,), _as_noted), order)
 
     def _effective(self, dataset: Any, policy: AutoShardPolicy | int) -> AutoShardPolicy:
         """Return DATA, FILE, or OFF, by which this worker reads everything."""
@@ -195,7 +247,7 @@ class InputWorker:
                 f"{self.context.num_input_pipelines} workers that step alone; {advice}"
             )
 
-    def _some_files(self, dataset: Any) -> Any:
+    def _some_files(self, dataset: Any) -> tuple[Any, ReadOrder | None]:
         if not _has_files(dataset):
             raise NotFoundError(
                 f"Found an unshardable source dataset: {dataset!r} has not both `files`"
@@ -207,7 +259,17 @@ class InputWorker:
                 f"There are not enough files for {workers} workers: {len(files)}; "
                 "write more files, or use AutoShardPolicy.DATA"
             )
-        return dataset.with_files(files[self.context.input_pipeline_id :: workers])
+        order = None if self.number is None else ReadOrder(self.number, files)
+        return dataset.with_files(files[self.context.input_pipeline_id :: workers]), order
+
+
+def _as_noted(element: Any) -> tuple[int, Any]:
+    digest, _, batch = element
+    return int(digest), batch
+
+
+def _by_contents(batch: Any) -> tuple[int, Any]:
+    return digest_of_contents(batch), batch
 
 
 def _has_files(dataset: Any) -> bool:

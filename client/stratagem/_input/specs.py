@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch
 
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import PerReplica
-from stratagem._input.rounds import Round
-from stratagem_proto.errors import OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,12 @@ class PerReplicaSpec:
         return all(spec.is_compatible_with(part) for spec, part in pairs)
 
 
-def spec_of(rounds: Iterator[Round]) -> Any:
-    """Return the nest of specs of the first round.
-
-    Raises:
-        OutOfRangeError: There is no round. Spec: INP-45.
-    """
-    first = next(rounds, None)
-    if first is None:
-        raise OutOfRangeError("The dataset has no elements, so there is no element_spec to tell")
-    parts = [element_spec(part) for part in first.parts]
-    if len(parts) == 1:
-        return parts[0]
-    return map_leaves(lambda *specs: PerReplicaSpec(specs), *parts)
+def spec_of(parts: Sequence[Any]) -> Any:
+    """Return the nest of specs of a round, given its parts."""
+    specs = [element_spec(part) for part in parts]
+    if len(specs) == 1:
+        return specs[0]
+    return map_leaves(lambda *each: PerReplicaSpec(each), *specs)
 
 
 def element_spec(element: Any) -> Any:

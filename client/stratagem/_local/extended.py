@@ -34,6 +34,7 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
     from stratagem.cluster_resolver import ClusterResolver
+    from stratagem_proto.input_order import BatchRead
 
 
 class CopiesExtended(StrategyExtended):
@@ -215,7 +216,7 @@ class CopiesExtended(StrategyExtended):
         return InputContext(replicas.size, replicas.rank, self._num_replicas_in_sync)
 
     def _input_worker(self) -> InputWorker:
-        return self._replicas.share_seed(super()._input_worker())
+        return self._replicas.share_order(super()._input_worker())
 
-    def _input_left(self, here: bool) -> bool:
-        return self._replicas.input_left(here)
+    def _input_left(self, here: bool, read: BatchRead | None) -> bool:
+        return self._replicas.input_left(here, read)

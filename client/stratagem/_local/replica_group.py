@@ -23,6 +23,7 @@ from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
+    from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 EQUAL_COPIES = (Mirrored, MirroredVariable)
@@ -151,12 +152,16 @@ class ReplicaGroup(ABC):
         """Have other processes check that they have written the same into a mirrored variable."""
 
     @abstractmethod
-    def share_seed(self, worker: InputWorker) -> InputWorker:
-        """Return a reader of input that shuffles as all processes do."""
+    def share_order(self, worker: InputWorker) -> InputWorker:
+        """Return a reader that shuffles as all processes do, and compares what it reads."""
 
     @abstractmethod
-    def input_left(self, here: bool) -> bool:
-        """Return whether any process has input for one more step."""
+    def input_left(self, here: bool, read: BatchRead | None) -> bool:
+        """Return whether any process has input for one more step.
+
+        Raises:
+            InvalidArgumentError: They have read different data.
+        """
 
 
 class LocalReplicas(ReplicaGroup):
@@ -182,8 +187,8 @@ class LocalReplicas(ReplicaGroup):
     def note_write(self, variable: Variable) -> None:
         """Do nothing: there is no other process."""
 
-    def share_seed(self, worker: InputWorker) -> InputWorker:
+    def share_order(self, worker: InputWorker) -> InputWorker:
         return worker
 
-    def input_left(self, here: bool) -> bool:
+    def input_left(self, here: bool, read: BatchRead | None) -> bool:
         return here

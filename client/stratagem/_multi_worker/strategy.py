@@ -27,6 +27,7 @@ from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.input_order import BatchRead, different_inputs
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -121,7 +122,7 @@ class WorkersReplicas(ReplicaGroup):
         self.default_device = f"{group.place.name}/device:CPU:0"
         self.group = group
         self._elsewhere = elsewhere
-        self._loaders = count()
+        self._loaders, self._datasets = count(), count()
 
     def host(self, extended: StrategyExtended, unite: Unite) -> WorkersHosting:
         return WorkersHosting(
@@ -150,10 +151,20 @@ class WorkersReplicas(ReplicaGroup):
     def note_write(self, variable: Variable) -> None:
         self.group.note_write(variable.name, variable.values[0].value())
 
-    def share_seed(self, worker: InputWorker) -> InputWorker:
+    def share_order(self, worker: InputWorker) -> InputWorker:
         seeds = self.group.exchange("A dataset", torch.initial_seed())
         # A loader that is made anew for each epoch is to have another order in each.
-        return replace(worker, seed=lambda: (seeds[0] + next(self._loaders)) % 2**63)
+        return replace(
+            worker,
+            seed=lambda: (seeds[0] + next(self._loaders)) % 2**63,
+            number=next(self._datasets),
+        )
 
-    def input_left(self, here: bool) -> bool:
-        return any(self.group.exchange("The next input", here))
+    def input_left(self, here: bool, read: BatchRead | None) -> bool:
+        heard = self.group.exchange("The next input", [here, read])
+        first, tasks = heard[0][1], self.group.place.tasks
+        for rank, (_, other) in enumerate(heard):
+            if first and other and first != other:
+                known, found = BatchRead(*first), BatchRead(*other)
+                raise different_inputs(found, tasks[rank], known.digest, tasks[0])
+        return any(left for left, _ in heard)

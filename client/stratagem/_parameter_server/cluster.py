@@ -117,6 +117,7 @@ class TrainingCluster:
     def _wait_for_others(self, name: str, passed: int, timeout: float | None) -> None:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
+        self._store.report_inputs()
         # Those who come later may have to wait for what this worker has finished.
         with self._store.reporting():
             # One server is enough to meet at.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from stratagem._core.contexts.worker_index import runs_on_a_worker
+from stratagem._core.protocols import AnyStrategy
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
+from stratagem._input.own_rows import can_be_read_again
 from stratagem._input.pipeline import InputPipeline
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -21,10 +24,22 @@ class UnbuiltDataset(DistributedDataset):
     Spec: PS2-13.
     """
 
-    def __init__(self, strategy: Strategy, build: Callable[[], DistributedDataset]) -> None:
+    def __init__(
+        self,
+        strategy: AnyStrategy,
+        build: Callable[[Any], DistributedDataset],
+        dataset: Any,
+    ) -> None:
         self._strategy = strategy
-        self._build = build
+        self._build, self._dataset = build, dataset
         self._made: DistributedDataset | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnbuiltDataset:
+        """Return one of the same strategy, over a copy of data that cannot be read again."""
+        distribute, dataset = self._build, self._dataset
+        if not can_be_read_again(dataset):
+            dataset = copy.deepcopy(dataset, memo)
+        return UnbuiltDataset(self._strategy, distribute, dataset)
 
     @property
     def _pipeline(self) -> InputPipeline:
@@ -40,7 +55,7 @@ class UnbuiltDataset(DistributedDataset):
                 "not the coordinator's program, which schedules functions that do"
             )
         if self._made is None:
-            self._made = self._build()
+            self._made = self._build(self._dataset)
         return self._made._pipeline
 
 
@@ -97,9 +112,9 @@ class Coordination:
             )
         return next_creator(**given, make=self._make_per_worker)
 
-    def unbuilt(self, build: Callable[[], Any]) -> Any:
-        """Return a dataset that each worker builds for itself."""
-        return UnbuiltDataset(self._container_strategy(), build)
+    def unbuilt(self, build: Callable[[Any], Any], dataset: Any) -> Any:
+        """Return a dataset that each worker builds for itself, of a dataset or a function."""
+        return UnbuiltDataset(self._container_strategy(), build, dataset)
 
     def require_programs_of_workers(self, method: str) -> None:
         """Refuse a method by which the programs of workers wait for each other.

@@ -33,6 +33,7 @@ from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.input_order import BatchRead
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -198,6 +199,13 @@ class ParameterServerExtended(WorkerExtended):
             self._variables.write(write, values)
         else:
             super()._write_each(write, values)
+
+    # Input.
+
+    def _input_left(self, here: bool, read: BatchRead | None) -> bool:
+        if read is not None and self._membership.trains and self._membership.num_workers > 1:
+            self._store.report_input(read, now=not here)
+        return here
 
     # Runs.
 

@@ -63,7 +63,7 @@ class WorkerExtended(StrategyExtended):
         has_others = membership.trains and membership.num_workers > 1
         workers.add(container_strategy, has_others)
         self._seed: Variable | None = None
-        self._loaders = count()
+        self._loaders, self._datasets = count(), count()
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -123,7 +123,8 @@ class WorkerExtended(StrategyExtended):
         return InputContext(self._membership.num_workers, self._membership.number, in_sync)
 
     def _input_worker(self) -> InputWorker:
-        return replace(super()._input_worker(), seed=self._shuffling_seed)
+        worker = super()._input_worker()
+        return replace(worker, seed=self._shuffling_seed, number=next(self._datasets))
 
     def _shuffling_seed(self) -> int:
         """Return the seed of the next loader, which is the same on all workers.
@@ -144,8 +145,8 @@ class WorkerExtended(StrategyExtended):
         if not self._coordination.is_off_workers:
             return built
         distribute = self._container_strategy().experimental_distribute_dataset
-        build = partial(distribute, dataset, options, auto_shard_policy)
-        return self._coordination.unbuilt(build)
+        build = partial(distribute, options=options, auto_shard_policy=auto_shard_policy)
+        return self._coordination.unbuilt(build, dataset)
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
@@ -153,7 +154,7 @@ class WorkerExtended(StrategyExtended):
         if not self._coordination.is_off_workers:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         distribute = self._container_strategy().distribute_datasets_from_function
-        return self._coordination.unbuilt(partial(distribute, dataset_fn, options))
+        return self._coordination.unbuilt(partial(distribute, options=options), dataset_fn)
 
     # Values.
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._input.sharding import InputWorker
     from stratagem._strategies.multi_step import MultiStepContext
+    from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -351,7 +352,7 @@ class StrategyHooks(StrategyPrimitives):
         devices = tuple(device_names.torch_device(device) for device in local)
         return InputWorker(self._input_context(), devices)
 
-    def _input_left(self, here: bool) -> bool:
+    def _input_left(self, here: bool, read: BatchRead | None) -> bool:
         """Return whether any worker in sync has input for one more step.
 
         Each asks for every step, in the same order. One without input then takes part with tensors
@@ -359,6 +360,10 @@ class StrategyHooks(StrategyPrimitives):
 
         Args:
             here: Whether this one has.
+            read: What others are to compare with what they have read, if anything.
+
+        Raises:
+            InvalidArgumentError: Workers that divide one dataset have read it in different orders.
         """
         return here
 

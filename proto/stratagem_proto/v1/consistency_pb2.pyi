@@ -90,6 +90,7 @@ class BeginStepRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in RequestKey."""
     wait_seconds: builtins.float
@@ -100,16 +101,62 @@ class BeginStepRequest(google.protobuf.message.Message):
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StepBegin]:
         """Groups of which the worker begins a step; at most one entry for each."""
 
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InputDigest]:
+        """As in ReadRequest. A request without steps reports these alone."""
+
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         steps: collections.abc.Iterable[global___StepBegin] | None = ...,
         wait_seconds: builtins.float = ...,
+        inputs: collections.abc.Iterable[global___InputDigest] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session_id", b"session_id", "steps", b"steps", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "session_id", b"session_id", "steps", b"steps", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___BeginStepRequest = BeginStepRequest
+
+@typing.final
+class InputDigest(google.protobuf.message.Message):
+    """What a worker has read of a dataset that all workers have to read in one order, since each of them
+    takes only its part of each batch. The first server compares what they report of the same batch,
+    and a difference is an error for all of them. It keeps the last reports, in memory alone: what it
+    has forgotten is not compared.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: builtins.int
+    PASS_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    dataset: builtins.int
+    """Number of the dataset among those that the worker's strategy has distributed, from 0."""
+    batch: builtins.int
+    """Number of the batch in the pass, from 0. Absent for the files that the workers share out."""
+    digest: builtins.int
+    """Digest of the indices of the whole batch, or of samples of its contents where it has no indices;
+    of the names of all files without a batch. 0 where the pass has ended before this batch.
+    """
+    first: builtins.bool
+    """Whether this is the first report of the session. Those of a session whose first report the
+    server has not seen are not compared.
+    """
+    def __init__(
+        self,
+        *,
+        dataset: builtins.int = ...,
+        batch: builtins.int | None = ...,
+        digest: builtins.int = ...,
+        first: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch", b"_batch", "batch", b"batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch", b"_batch", "batch", b"batch", "dataset", b"dataset", "digest", b"digest", "first", b"first", "pass", b"pass"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_batch", b"_batch"]) -> typing.Literal["batch"] | None: ...
+
+global___InputDigest = InputDigest
 
 @typing.final
 class StepBegin(google.protobuf.message.Message):

@@ -26,7 +26,7 @@ from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access_
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/draws.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\"\x86\x01\n\x0fOpenPassRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0e\n\x06ledger\x18\x02 \x01(\t\x12\x13\n\x0bnum_batches\x18\x03 \x01(\x04\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\x0c\"x\n\x10OpenPassResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05\x64rawn\x18\x03 \x01(\x04\x12\x37\n\x07\x65\x61rlier\x18\x04 \x03(\x0b\x32&.stratagem_proto.v1.EarlierCoordinator\"_\n\x12\x45\x61rlierCoordinator\x12\r\n\x05space\x18\x01 \x01(\x0c\x12:\n\nunfinished\x18\x02 \x03(\x0b\x32&.stratagem_proto.v1.UnfinishedFunction\"5\n\x12UnfinishedFunction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\"t\n\x10\x44rawBatchRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0e\n\x06ledger\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x13\n\x0bnum_batches\x18\x04 \x01(\x04\"1\n\x11\x44rawBatchResponse\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_batch2\xd7\x01\n\x0b\x44\x61taService\x12\x61\n\x08OpenPass\x12#.stratagem_proto.v1.OpenPassRequest\x1a$.stratagem_proto.v1.OpenPassResponse\"\n\xa2\xd4\x18\x06\n\x02\x02\x05(\x01\x12\x65\n\tDrawBatch\x12$.stratagem_proto.v1.DrawBatchRequest\x1a%.stratagem_proto.v1.DrawBatchResponse\"\x0b\xa2\xd4\x18\x07\n\x03\x02\x01\x05(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estratagem_proto/v1/draws.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\"\x86\x01\n\x0fOpenPassRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0e\n\x06ledger\x18\x02 \x01(\t\x12\x13\n\x0bnum_batches\x18\x03 \x01(\x04\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\x0c\"x\n\x10OpenPassResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05\x64rawn\x18\x03 \x01(\x04\x12\x37\n\x07\x65\x61rlier\x18\x04 \x03(\x0b\x32&.stratagem_proto.v1.EarlierCoordinator\"_\n\x12\x45\x61rlierCoordinator\x12\r\n\x05space\x18\x01 \x01(\x0c\x12:\n\nunfinished\x18\x02 \x03(\x0b\x32&.stratagem_proto.v1.UnfinishedFunction\"5\n\x12UnfinishedFunction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\"\x83\x01\n\x10\x44rawBatchRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0e\n\x06ledger\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x13\n\x0bnum_batches\x18\x04 \x01(\x04\x12\r\n\x05order\x18\x05 \x01(\x06\"1\n\x11\x44rawBatchResponse\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_batch2\xd7\x01\n\x0b\x44\x61taService\x12\x61\n\x08OpenPass\x12#.stratagem_proto.v1.OpenPassRequest\x1a$.stratagem_proto.v1.OpenPassResponse\"\n\xa2\xd4\x18\x06\n\x02\x02\x05(\x01\x12\x65\n\tDrawBatch\x12$.stratagem_proto.v1.DrawBatchRequest\x1a%.stratagem_proto.v1.DrawBatchResponse\"\x0b\xa2\xd4\x18\x07\n\x03\x02\x01\x05(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,10 +45,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EARLIERCOORDINATOR']._serialized_end=475
   _globals['_UNFINISHEDFUNCTION']._serialized_start=477
   _globals['_UNFINISHEDFUNCTION']._serialized_end=530
-  _globals['_DRAWBATCHREQUEST']._serialized_start=532
-  _globals['_DRAWBATCHREQUEST']._serialized_end=648
-  _globals['_DRAWBATCHRESPONSE']._serialized_start=650
-  _globals['_DRAWBATCHRESPONSE']._serialized_end=699
-  _globals['_DATASERVICE']._serialized_start=702
-  _globals['_DATASERVICE']._serialized_end=917
+  _globals['_DRAWBATCHREQUEST']._serialized_start=533
+  _globals['_DRAWBATCHREQUEST']._serialized_end=664
+  _globals['_DRAWBATCHRESPONSE']._serialized_start=666
+  _globals['_DRAWBATCHRESPONSE']._serialized_end=715
+  _globals['_DATASERVICE']._serialized_start=718
+  _globals['_DATASERVICE']._serialized_end=933
 # @@protoc_insertion_point(module_scope)

@@ -137,6 +137,7 @@ class DrawBatchRequest(google.protobuf.message.Message):
     LEDGER_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     NUM_BATCHES_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     ledger: builtins.str
     """As in OpenPassRequest."""
     number: builtins.int
@@ -144,6 +145,10 @@ class DrawBatchRequest(google.protobuf.message.Message):
     num_batches: builtins.int
     """Number of batches that the worker finds in the data; a ledger with another number
     refuses.
+    """
+    order: builtins.int
+    """Digest of the order in which the worker would read all batches of the pass. A ledger that was
+    told another one of the pass refuses; 0 where the batches are read by their numbers.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -156,9 +161,10 @@ class DrawBatchRequest(google.protobuf.message.Message):
         ledger: builtins.str = ...,
         number: builtins.int = ...,
         num_batches: builtins.int = ...,
+        order: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "ledger", b"ledger", "num_batches", b"num_batches", "number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "ledger", b"ledger", "num_batches", b"num_batches", "number", b"number", "order", b"order"]) -> None: ...
 
 global___DrawBatchRequest = DrawBatchRequest
 

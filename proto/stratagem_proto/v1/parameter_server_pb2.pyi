@@ -29,6 +29,7 @@ class ReadRequest(google.protobuf.message.Message):
     SNAPSHOT_FIELD_NUMBER: builtins.int
     INTO_SEGMENT_FIELD_NUMBER: builtins.int
     BEGINS_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
@@ -66,6 +67,12 @@ class ReadRequest(google.protobuf.message.Message):
         given before the values are read, and before the wait for a step.
         """
 
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.InputDigest]:
+        """What the worker has read of shared datasets since its last report; at most 1,024 entries, from
+        those who may begin steps.
+        """
+
     def __init__(
         self,
         *,
@@ -76,12 +83,13 @@ class ReadRequest(google.protobuf.message.Message):
         snapshot: builtins.bytes = ...,
         into_segment: builtins.bool = ...,
         begins: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepBegin] | None = ...,
+        inputs: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.InputDigest] | None = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
         trace_parent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "begins", b"begins", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "trace_parent", b"trace_parent", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "begins", b"begins", "finished", b"finished", "inputs", b"inputs", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "trace_parent", b"trace_parent", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest

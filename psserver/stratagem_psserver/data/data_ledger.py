@@ -33,11 +33,13 @@ class Pass:
         owner: The coordinator whose functions draw batches.
         drawn: The number of batches that were handed out, in the order of their numbers.
         holders: The functions that have drawn batches and not ended, and the number of batches.
+        order: A digest of the order in which a worker reads the batches; 0 while none has said it.
     """
 
     owner: bytes
     drawn: int = 0
     holders: Counter[Function] = field(default_factory=Counter)
+    order: int = 0
 
     @property
     def spaces(self) -> set[bytes]:
@@ -100,13 +102,18 @@ class DataLedger:
             del self.passes[min(self.passes)]
         return self.opened - 1, set()
 
-    def draw(self, number: int, function: Function) -> int | None:
+    def draw(self, number: int, function: Function, order: int = 0) -> int | None:
         """Hand out the next batch of a pass; return None if none is left.
+
+        Args:
+            number: The pass.
+            function: Which function reads the batch.
+            order: A digest of the order in which its worker reads the pass; 0 is any.
 
         Raises:
             NotFoundError: The pass was never begun.
             FailedPreconditionError: The function belongs to an earlier coordinator and has read no
-                batch of the pass.
+                batch of the pass, or another worker reads the pass in another order.
         """
         found = self._find(number)
         if found is None or found.drawn == self.num_batches:
@@ -118,6 +125,14 @@ class DataLedger:
                 f"{function.number} of the earlier one has read nothing of it yet; "
                 "what it was to read goes to others. Make a new iterator"
             )
+        if order and found.order not in (0, order):
+            raise FailedPreconditionError(
+                f"workers would read pass {number} of {self.name!r} in different orders, so that "
+                "some rows were read twice and others never; let its sampler draw from the "
+                "generators of torch, NumPy or Python, which are seeded alike on all workers for "
+                "each pass, and keep no state of its own"
+            )
+        found.order = order or found.order
         found.holders[function] += 1
         found.drawn += 1
         return found.drawn - 1

@@ -78,7 +78,9 @@ class DataLedgers:
                 "is the most; make one dataset and take an iterator for each pass"
             )
 
-    def draw(self, name: str, number: int, num_batches: int, function: Function) -> int | None:
+    def draw(
+        self, name: str, number: int, num_batches: int, function: Function, order: int = 0
+    ) -> int | None:
         """Hand out a batch; see `DataLedger.draw`.
 
         Raises:
@@ -92,7 +94,7 @@ class DataLedgers:
             )
         ledger = self._ledgers[name]
         ledger.require_fit(num_batches)
-        batch = ledger.draw(number, function)
+        batch = ledger.draw(number, function, order)
         if batch is not None:
             self._held.setdefault(function, set()).add((name, number))
         return batch

@@ -53,6 +53,7 @@ class DrawRpcs:
             request.number,
             request.num_batches,
             Function(identity.space, identity.number),
+            request.order,
         )
         return pb.DrawBatchResponse(batch=batch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError
 from stratagem_proto.serving.access import Access
 from stratagem_proto.v1 import consistency_pb2 as pb
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
@@ -28,6 +28,7 @@ class ConsistencyRpcs:
     async def begin(self, request: pb.BeginStepRequest) -> pb.BeginStepResponse:
         state = self._state
         session = state.session(request.session_id)
+        report_inputs(state, session, request.inputs)
         _arrive(state, session, request.steps)
         deadline = state.clock() + request.wait_seconds
         grants = [
@@ -39,7 +40,11 @@ class ConsistencyRpcs:
         state, name = self._state, step.group
         if granted := _granted_now(state, step):
             return granted
-        grant = partial(_granted_now, state, step)
+
+        def grant() -> pb.StepGrant | None:
+            state.inputs.require_alike(session)
+            return _granted_now(state, step)
+
         subject = f"the permit for step {step.finished + 1} of {name!r}"
         waiter = Waiter(session.label, subject, partial(state.clocks.awaited, name, state.task_of))
         granted = await state.waits.until(("clock", name), grant, seconds, waiter)
@@ -90,6 +95,22 @@ def begun_now(
     grants = [_granted_now(state, step) for step in steps]
     found = [grant for grant in grants if grant is not None]
     return found if len(found) == len(grants) else []
+
+
+def report_inputs(state: ServerState, session: Session, inputs: Sequence[pb.InputDigest]) -> None:
+    """Compare what a worker has read with what the others have, and let those know that wait.
+
+    Raises:
+        InvalidArgumentError: They differ.
+        PermissionDeniedError: The role of the session reads nothing with others.
+    """
+    if inputs:
+        _BEGIN_STEP.require(session)
+    try:
+        state.inputs.report(session, inputs)
+    except InvalidArgumentError:
+        state.waits.all_changed()
+        raise
 
 
 def _arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin]) -> None:

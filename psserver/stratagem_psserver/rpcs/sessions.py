@@ -130,7 +130,11 @@ class BarrierRpcs:
         state.barriers.arrive(name, generation, request.num_tasks, session.label, session.id)
         subject = ("barrier", name)
         state.waits.changed(subject)
-        passed = partial(state.barriers.is_passed, name, generation, session.id)
+
+        def passed() -> bool | None:
+            state.inputs.require_alike(session)
+            return state.barriers.is_passed(name, generation, session.id)
+
         waiter = Waiter(session.label, f"barrier {name!r}", partial(self._awaited, name))
         if await state.waits.until(subject, passed, request.wait_seconds, waiter):
             return BarrierResponse()

@@ -15,7 +15,7 @@ from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.rpcs.answers import ReadTask, frames_of
-from stratagem_psserver.rpcs.consistency import begun_now
+from stratagem_psserver.rpcs.consistency import begun_now, report_inputs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import PreparedWrite, prepare, run
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
@@ -36,6 +36,7 @@ class ValueRpcs:
         if not request.into_segment:
             segment = None
         session = state.finished(request.session_id, request.finished, request.report)
+        report_inputs(state, session, request.inputs)
         grants = begun_now(state, session, request.begins)
         if request.HasField("after"):
             await self._wait(session, request.after, request.wait_seconds)
@@ -61,7 +62,11 @@ class ValueRpcs:
 
     async def _wait(self, session: Session, mark: pb.StepMark, seconds: float) -> None:
         state = self._state
-        applied = partial(state.rounds.is_applied, mark, session.id)
+
+        def applied() -> bool | None:
+            state.inputs.require_alike(session)
+            return state.rounds.is_applied(mark, session.id)
+
         if applied():
             return
         waiter = state.step_waiter(session, mark)

@@ -270,3 +270,72 @@ def test_a_position_is_for_as_many_datasets() -> None:
     states = [{"elements": 1}, {"elements": 2}]
     with pytest.raises(InvalidArgumentError, match="2 datasets, but this one reads 1"):
         iterated([torch.ones(2)]).load_state_dict({"datasets": states})
+
+
+class Once(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Gives each element once, however often somebody asks; it may know where it is."""
+
+    def __init__(self, count: int) -> None:
+        self.elements = iter([torch.tensor([number, number]) for number in range(count)])
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self.elements
+
+
+def test_looking_takes_nothing_from_a_stream(options: InputOptions) -> None:
+    distributed = TwoReplicas().experimental_distribute_dataset(Once(3), options)
+    assert distributed.element_spec.specs[0].shape == (None,)
+    iterator = iter(distributed)
+    assert iterator.element_spec.specs[0].shape == (None,)
+    assert steps(iterator) == [[[k], [k]] for k in range(3)]
+    assert distributed.element_spec.specs[0].shape == (None,)
+
+
+def test_looking_takes_nothing_from_the_streams_of_functions() -> None:
+    streams = [Once(3), Once(2)]
+
+    def dataset_fn(context: InputContext) -> Any:
+        return streams[context.input_pipeline_id]
+
+    options = InputOptions(
+        experimental_replication_mode=InputReplicationMode.PER_REPLICA,
+        experimental_per_replica_buffer_size=0,
+    )
+    distributed = TwoReplicas().distribute_datasets_from_function(dataset_fn, options)
+    assert distributed.element_spec.specs[0].shape == (None,)
+    assert steps(distributed) == [[[k, k], [k, k]] for k in range(2)] + [[[2, 2], []]]
+
+
+def test_a_position_counts_what_was_looked_at() -> None:
+    distributed = TwoReplicas().experimental_distribute_dataset(Once(4))
+    later = iter(TwoReplicas().experimental_distribute_dataset(Once(4)))
+    assert later.element_spec.specs[0].shape == (None,)
+    iterator = iter(distributed)
+    assert distributed.element_spec is not None
+    next(iterator)
+    later.load_state_dict(iterator.state_dict())
+    assert steps(later) == steps(iterator) == [[[k], [k]] for k in (1, 2, 3)]
+
+
+def test_a_loader_that_knows_its_position_goes_on_after_it_was_looked_at() -> None:
+    distributed = TwoReplicas(1).experimental_distribute_dataset(Shuffled(6))
+    assert distributed.element_spec.shape == (None,)
+    iterator = iter(distributed)
+    first = shares(next(iterator))
+    state = reloaded(iterator.state_dict())
+    rest = steps(iterator)
+    assert sorted([first, *rest]) == [[[k]] for k in range(6)]
+    iterator.load_state_dict(state)
+    assert steps(iterator) == rest
+
+
+def test_looking_leaves_the_order_of_a_loader_alone() -> None:
+    def order(looks: bool) -> list[Any]:
+        torch.manual_seed(3)
+        loader = batches(8, 2, shuffle=True, generator=torch.Generator().manual_seed(1))
+        distributed = TwoReplicas(1).experimental_distribute_dataset(loader)
+        if looks:
+            assert distributed.element_spec.shape == (None,)
+        return [steps(distributed), steps(distributed), torch.rand(1).item()]
+
+    assert order(True) == order(False)

@@ -44,12 +44,12 @@ def opened(client: RawClient, coordinator: bytes = FIRST) -> pb.OpenPassResponse
 
 
 def drawn(
-    client: RawClient, function: int, coordinator: bytes = FIRST, batches: int = 3
+    client: RawClient, function: int, coordinator: bytes = FIRST, batches: int = 3, order: int = 0
 ) -> int | None:
     key = client.key()
     identity = ClosureIdentity(space=coordinator, number=function)
     key.closure.CopyFrom(ClosureKey(identity=identity, ordinal=1))
-    request = pb.DrawBatchRequest(key=key, ledger=NAME, num_batches=batches)
+    request = pb.DrawBatchRequest(key=key, ledger=NAME, num_batches=batches, order=order)
     response = client.unary("DrawBatch", request, pb.DrawBatchResponse, service=DATA)
     return response.batch if response.HasField("batch") else None
 
@@ -67,6 +67,15 @@ def test_batches_are_handed_out_until_there_are_none(client: RawClient) -> None:
     assert opened(client) == pb.OpenPassResponse(seed=SEED)
     assert [drawn(client, function) for function in range(1, 5)] == [0, 1, 2, None]
     assert opened(client).number == 1
+
+
+def test_workers_that_read_a_pass_in_different_orders_are_refused(client: RawClient) -> None:
+    opened(client)
+    assert drawn(client, 1) == 0
+    assert drawn(client, 2, order=5) == 1
+    with pytest.raises(FailedPreconditionError, match="read pass 0 of 'ratings' in different"):
+        drawn(client, 3, order=6)
+    assert drawn(client, 4, order=5) == 2
 
 
 def test_a_function_that_runs_again_gets_its_batch_again(

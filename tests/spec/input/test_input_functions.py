@@ -87,10 +87,10 @@ def test_an_infinite_dataset_is_never_padded(strategy: Strategy) -> None:
 @pytest.mark.spec("INP-6")
 def test_whole_rounds_drop_what_is_left_over() -> None:
     dealing, reader = DealElements(2, whole_rounds=True), iter(range(11))
-    rounds = []
+    rounds: list[Any] = []
     with pytest.raises(StopIteration):
         while True:
-            rounds += dealing.rounds([reader])
+            rounds += dealing.rounds([reader]).rounds
     assert rounds == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert dealing.steps([11]) == 5
 

@@ -27,6 +27,7 @@ from stratagem._input.pipeline import (
 )
 from stratagem._input.rounds import Position
 from stratagem._input.sharding import InputWorker
+from stratagem_proto.input_order import BatchRead
 from tests.client.batches import Numbers, batches, steps
 from tests.client.two_replicas import TwoReplicas
 
@@ -264,7 +265,7 @@ class PairedExtended(StrategyExtended):
         super().__init__(strategy)
         self._others = iter([True] * others)
 
-    def _input_left(self, here: bool) -> bool:
+    def _input_left(self, here: bool, read: BatchRead | None) -> bool:
         return next(self._others, False) or here
 
 

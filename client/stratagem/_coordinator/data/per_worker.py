@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,7 +17,9 @@ from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
+from stratagem._input.own_rows import can_be_read_again
 from stratagem._input.reader import Reader, check_dataset, is_dataset
+from stratagem._input.sharding import require_undivided, undisturbed
 from stratagem._input.specs import element_spec
 from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.parcel import Parcel
@@ -104,17 +107,21 @@ class PerWorkerDataset(PerWorkerValues):
     def element_spec(self) -> Any:
         """Shapes and dtypes of the elements, as `DistributedDataset.element_spec`.
 
-        Makes the dataset of worker 0 on this machine, and reads its first element.
+        Makes the dataset of worker 0 on this machine, and reads its first element, of a copy where
+        that would be missing in what travels to the workers.
 
         Raises:
             OutOfRangeError: The dataset is empty.
         """
         with on_worker(0):
             dataset = self._build()
+            if _travels(self._build) and not can_be_read_again(dataset):
+                dataset = copy.deepcopy(dataset)
             if isinstance(dataset, DistributedDataset):
                 return dataset.element_spec
-            for element in Reader(dataset):
-                return element_spec(element)
+            with undisturbed([dataset]):
+                for element in Reader(dataset):
+                    return element_spec(element)
         raise OutOfRangeError("The dataset has no elements, so there is no element_spec to tell")
 
 
@@ -122,11 +129,12 @@ def build_of(dataset_or_fn: Any) -> Callable[[], Any]:
     """Return how workers make a dataset, of a dataset or a function that makes it. Spec: COO-12.
 
     Raises:
-        InvalidArgumentError: It is neither.
+        InvalidArgumentError: It is neither, or a loader that reads only a part of its data.
     """
     if callable(dataset_or_fn):
         return partial(_made_by, dataset_or_fn)
     if isinstance(dataset_or_fn, DistributedDataset) or is_dataset(dataset_or_fn):
+        require_undivided(dataset_or_fn)
         return partial(_same, dataset_or_fn)
     raise InvalidArgumentError(
         f"Unexpected dataset type {type(dataset_or_fn).__name__}: pass a DataLoader, a "
@@ -135,9 +143,14 @@ def build_of(dataset_or_fn: Any) -> Callable[[], Any]:
     )
 
 
+def _travels(build: Callable[[], Any]) -> TypeGuard[partial[Any]]:
+    """Return whether workers get the dataset itself, and not a function that makes it."""
+    return isinstance(build, partial) and build.func is _same
+
+
 def _go_on(build: Callable[[], Any]) -> None:
     """Draw from the generators of a dataset that travels, as whoever reads it here would."""
-    dataset = build.args[0] if isinstance(build, partial) and build.func is _same else None
+    dataset = build.args[0] if _travels(build) else None
     if isinstance(dataset, DataLoader):
         # A batch sampler of the user's own has another sampler than the loader.
         owners = dataset, dataset.sampler, getattr(dataset.batch_sampler, "sampler", None)

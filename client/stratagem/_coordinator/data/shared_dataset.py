@@ -16,6 +16,7 @@ from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._core.contexts.worker_index import on_worker
 from stratagem._core.names import UniqueNames
 from stratagem._input.numbered_batches import NumberedBatches, Order, require_numbered, seed_of
+from stratagem._input.read_order import digest_of_indices
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
@@ -105,14 +106,14 @@ class BatchKeeper:
         servers = extended._store.servers
         return cls(servers, servers.used[0])
 
-    def draw(self, data: DataPass, num_batches: int) -> int | None:
+    def draw(self, data: DataPass, num_batches: int, order: int) -> int | None:
         """Return the number of the batch that the running function is to read; None at the end.
 
         Raises:
-            FailedPreconditionError: The data had another number of batches, or another coordinator
-                goes on with the pass.
+            FailedPreconditionError: The data had another number of batches, or are in another order
+                on another worker, or another coordinator goes on with the pass.
         """
-        return self.servers.call(self.server, draw_batch(data, num_batches))
+        return self.servers.call(self.server, draw_batch(data, num_batches, order))
 
 
 class SharedReader(Iterator[Any]):
@@ -124,14 +125,16 @@ class SharedReader(Iterator[Any]):
         self._pass = opened
 
     def __next__(self) -> Any:
-        number = self._keeper.draw(self._pass, len(self._batches))
+        order, digest = self._order
+        number = self._keeper.draw(self._pass, len(self._batches), digest)
         if number is None:
             raise StopIteration
-        return self._batches.read(self._order[number])
+        return self._batches.read(order[number])
 
     @cached_property
-    def _order(self) -> Order:
-        return self._batches.order(self._pass.seed, self._pass.number)
+    def _order(self) -> tuple[Order, int]:
+        order = self._batches.order(self._pass.seed, self._pass.number)
+        return order, 0 if isinstance(order, range) else digest_of_indices(order)
 
 
 class SharedIterator(PerWorkerIterator):

@@ -136,10 +136,12 @@ class StepReads:
         wait = 0.0 if mark is None else self._peer_seconds
         told = partial(self._told, mark, beginning)
         first, snapshot = self._servers.used[0], self._servers.snapshot
+        begins = beginning.begins
+        inputs = self._step_tracker.take_inputs() if begins else ()
         return {
-            server: read(
-                group, mark, wait, told, snapshot, beginning.begins if server == first else ()
-            )
+            server: read(group, mark, wait, told, snapshot, begins, inputs)
+            if server == first
+            else read(group, mark, wait, told, snapshot)
             for server, group in readings.items()
         }
 

@@ -33,8 +33,12 @@ from stratagem._ps_client.requests.variables import (
     list_variables,
 )
 from stratagem_proto.errors import DeadlineExceededError, StratagemError
+from stratagem_proto.input_order import MAX_REPORTED, BatchRead
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
+
+# A program that reads and takes no steps reports this many batches at once.
+_UNREPORTED = MAX_REPORTED // 4
 
 
 class RemoteStore:
@@ -162,7 +166,8 @@ class RemoteStore:
         if not begins:
             bring(groups)
         elif self.step_tracker.leads() or not self._has_permits(begins, bring(groups, begins)):
-            grants = self.ask_first(begin(begins, self.peer_seconds))
+            inputs = self.step_tracker.take_inputs()
+            grants = self.ask_first(begin(begins, self.peer_seconds, inputs))
             self.step_tracker.granted(begins, grants)
             bring(groups)
         self.ends.note_fresh(copies)
@@ -230,6 +235,22 @@ class RemoteStore:
         finally:
             asked.abandon()
 
+    def report_input(self, read: BatchRead, now: bool) -> None:
+        """Have a server compare what was read of a dataset with what other workers have read.
+
+        That goes with the next permit that is asked for, unless it is to be `now`.
+
+        Raises:
+            InvalidArgumentError: They have read something else.
+        """
+        if self.step_tracker.note_input(read) >= _UNREPORTED or now:
+            self.report_inputs()
+
+    def report_inputs(self) -> None:
+        """Report what was read and has not been reported; see `report_input`."""
+        if inputs := self.step_tracker.take_inputs():
+            self.ask_first(begin([], 0.0, inputs))
+
     def permit(self, optimizer: str) -> StepPermit:
         """Return the permit for an optimizer's next step, after asking if need be.
 
@@ -239,7 +260,8 @@ class RemoteStore:
         if permit is not None:
             return permit
         begins = self.step_tracker.begins([optimizer])
-        grants = self.ask_first(begin(begins, self.peer_seconds))
+        inputs = self.step_tracker.take_inputs()
+        grants = self.ask_first(begin(begins, self.peer_seconds, inputs))
         (permit,) = self.step_tracker.granted(begins, grants)
         if self.step_tracker.leads():
             # What came too late here may not be over on the other servers.

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from stratagem.consistency import KINDS, Async, Consistency, ConsistencyReport, WorkerReport
 from stratagem_proto.consistency import message_named, name_of
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.input_order import BatchRead
 from stratagem_proto.v1 import consistency_pb2 as pb
-from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
+from stratagem_proto.v1.consistency_pb2 import InputDigest, StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 
 
@@ -87,6 +88,8 @@ class StepTracker:
         self.worker = worker
         self.num_workers = num_workers
         self._steps: dict[str, _Steps] = {}
+        self._inputs: list[InputDigest] = []
+        self._has_reported = False
 
     def add(self, optimizer: str, declared: Consistency | None = None) -> None:
         """Take in an optimizer."""
@@ -119,6 +122,26 @@ class StepTracker:
             )
             for name in (self._steps if optimizers is None else optimizers)
         ]
+
+    def note_input(self, read: BatchRead) -> int:
+        """Note what was read of a dataset; return how much is to be reported."""
+        names = {"pass": read.pass_number}
+        self._inputs.append(
+            InputDigest(
+                dataset=read.dataset,
+                batch=read.batch,
+                digest=read.digest,
+                first=not self._has_reported,
+                **names,  # a keyword of Python
+            )
+        )
+        self._has_reported = True
+        return len(self._inputs)
+
+    def take_inputs(self) -> list[InputDigest]:
+        """Return what was read since the last report."""
+        inputs, self._inputs = self._inputs, []
+        return inputs
 
     def granted(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> list[StepPermit]:
         """Note and return the permits that have come."""

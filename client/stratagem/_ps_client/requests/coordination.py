@@ -15,6 +15,7 @@ from stratagem_proto.v1.consistency_pb2 import (
     DescribeConsistencyRequest,
     DescribeConsistencyResponse,
     GroupConsistency,
+    InputDigest,
     SetConsistencyRequest,
     SetConsistencyResponse,
     StepBegin,
@@ -28,12 +29,15 @@ from stratagem_proto.v1.draws_pb2 import (
 )
 
 
-def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
+def begin(
+    steps: Sequence[StepBegin], wait: float, inputs: Sequence[InputDigest] = ()
+) -> Request[list[StepGrant]]:
     """Return the request for permits to take steps, one of each group.
 
-    The server waits up to `wait` seconds for slower workers.
+    The server waits up to `wait` seconds for slower workers. It compares the inputs with those of
+    other workers.
     """
-    message = BeginStepRequest(steps=steps, wait_seconds=wait)
+    message = BeginStepRequest(steps=steps, wait_seconds=wait, inputs=inputs)
     awaits = "workers that are behind" if wait else ""
     return Request("BeginStep", message, _granted, wait=wait, awaits=awaits)
 
@@ -92,12 +96,14 @@ def open_pass(
     return Request("OpenPass", message, sole(OpenPassResponse))
 
 
-def draw_batch(opened: DataPass, num_batches: int) -> Request[int | None]:
+def draw_batch(opened: DataPass, num_batches: int, order: int = 0) -> Request[int | None]:
     """Return the request for the number of the next batch; None if there is none left.
 
-    The data have `num_batches` here.
+    The data have `num_batches` here, in an order of this digest; 0 is that of their numbers.
     """
-    message = DrawBatchRequest(ledger=opened.ledger, number=opened.number, num_batches=num_batches)
+    message = DrawBatchRequest(
+        ledger=opened.ledger, number=opened.number, num_batches=num_batches, order=order
+    )
     return Request("DrawBatch", message, _drawn)
 
 

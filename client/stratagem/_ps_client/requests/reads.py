@@ -15,7 +15,7 @@ from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate, ask
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
+from stratagem_proto.v1.consistency_pb2 import InputDigest, StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadContents,
     ReadHeader,
@@ -39,21 +39,25 @@ from stratagem_proto.wire.placed import (
 from stratagem_proto.wire.tensors import allocate, decode_dtype, encode_dtype, spec_of
 
 
-def read(
+def read(  # noqa: PLR0913 - the fields of a message
     readings: Sequence[Reading],
     after: StepMark | None = None,
     wait: float = 0.0,
     told: Callable[[ReadHeader], None] = lambda _: None,
     snapshot: bytes = b"",
     begins: Sequence[StepBegin] = (),
+    inputs: Sequence[InputDigest] = (),
 ) -> Request[list[int]]:
     """Return the request that fills the readings' tensors; it gives their versions.
 
     The server waits up to `wait` seconds until the step `after` is applied. It gives permits for
     the steps that begin if that needs no waiting. A snapshot is the cut whose values to read; empty
-    for those of now. What the header says besides is `told`.
+    for those of now. What the header says besides is `told`. The server compares the inputs with
+    those of other workers.
     """
-    message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot, begins=begins)
+    message = ReadRequest(
+        after=after, wait_seconds=wait, snapshot=snapshot, begins=begins, inputs=inputs
+    )
     layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "Read",
