@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -176,7 +176,7 @@ KINDS: dict[str, Callable[[int, int, int], Any]] = {
         Numbers(n), batch_sampler=[one.tolist() for one in whole(n, b)]
     ),
     "lists of indices": lambda n, b, s: DataLoader(
-        torch.arange(n),
+        cast(Any, torch.arange(n)),
         batch_size=None,
         sampler=BatchSampler(RandomSampler(range(n), generator=seeded(s)), b, False),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -108,6 +108,30 @@ def test_a_dataset_tells_what_its_elements_look_like(
     dataset = coordinator.create_per_worker_dataset(lambda: [torch.ones(4, 2)])
     assert dataset.element_spec.shape == (None, 2)
     assert iter(dataset).element_spec.dtype is torch.float32
+
+
+class Stream:
+    """Gives each of its numbers once; a copy goes on where it is."""
+
+    def __init__(self) -> None:
+        self.left = numbers()
+
+    def __iter__(self) -> Iterator[float]:
+        while self.left:
+            yield self.left.pop(0)
+
+
+@pytest.mark.spec("COO-13")
+@pytest.mark.parametrize("distributes", [False, True])
+def test_workers_find_what_was_looked_at(
+    coordinator: ClusterCoordinator, distributes: bool
+) -> None:
+    source: Any = Stream()
+    if distributes:
+        source = coordinator.strategy.experimental_distribute_dataset(source)
+    dataset = coordinator.create_per_worker_dataset(source)
+    assert dataset.element_spec.dtype is torch.float32
+    assert coordinator.schedule(total, args=(iter(dataset),)).fetch() == 6.0
 
 
 @pytest.mark.spec("COO-13")

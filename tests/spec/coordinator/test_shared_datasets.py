@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     Sampler,
     TensorDataset,
@@ -53,6 +55,45 @@ def test_functions_share_the_batches_of_a_loader(
     assert len(dataset) == len(loader) == len(batches)
     assert len(read) == len(set(read)) == (9 if drop_last else ROWS)
     assert shuffle or sorted(read) == list(range(len(read)))
+
+
+class Shuffled(Sampler[int]):
+    """Draws from a generator of Python, of which each process has its own."""
+
+    def __init__(self, seeded: bool) -> None:
+        self._seeded = seeded
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Iterator[int]:
+        rows = list(range(ROWS))
+        (random if self._seeded else random.SystemRandom()).shuffle(rows)
+        return iter(rows)
+
+
+def test_samplers_shuffle_alike_on_all_workers_or_are_refused(
+    coordinator: ClusterCoordinator,
+) -> None:
+    for seeded in (True, False):
+        loader = DataLoader(NUMBERS, batch_size=1, sampler=Shuffled(seeded))
+        dataset = coordinator.create_per_worker_dataset(loader, exactly_once=True)
+        if not seeded:
+            with pytest.raises(stratagem.FailedPreconditionError, match="in different orders"):
+                one_pass(coordinator, dataset)
+            return
+        for _ in range(2):
+            read = rows(one_pass(coordinator, dataset))
+            assert sorted(read) == list(range(ROWS)) != read
+
+
+def test_a_loader_that_is_divided_already_is_refused(coordinator: ClusterCoordinator) -> None:
+    loader = DataLoader(NUMBERS, sampler=DistributedSampler(NUMBERS, 2, 0))
+    for exactly_once in (False, True):
+        with pytest.raises(stratagem.InvalidArgumentError, match="reads part 0 of 2"):
+            coordinator.create_per_worker_dataset(loader, exactly_once=exactly_once)
+    with pytest.raises(stratagem.InvalidArgumentError, match="reads part 0 of 2"):
+        coordinator.create_per_worker_dataset(lambda: loader, exactly_once=True)
 
 
 class Counted(Dataset[int]):
