@@ -76,17 +76,18 @@ def digest_of_contents(element: Any) -> int:
     differently on each machine.
     """
     exact: list[bytes] = []
-    rough: list[bytes] = []
+    rough: list[Any] = []
     for leaf in leaves(element):
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
             leaf = torch.from_numpy(np.ascontiguousarray(leaf))
-        if isinstance(leaf, torch.Tensor):
-            found = exact if not (leaf.is_floating_point() or leaf.is_complex()) else rough
-            found.append(_sampled(leaf))
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, float | complex | np.inexact) or (
+            is_tensor and (leaf.is_floating_point() or leaf.is_complex())
+        ):
+            rough.append(leaf)
         else:
-            found = rough if isinstance(leaf, float | complex | np.inexact) else exact
-            found.append(_described(leaf))
-    return _digest(exact or rough)
+            exact.append(_looked_at(leaf))
+    return _digest(exact or map(_looked_at, rough))
 
 
 def _digest(parts: Iterable[bytes]) -> int:
@@ -114,6 +115,10 @@ def _described(value: Any) -> bytes:
     except (TypeError, ValueError):
         # The text of any other object may have its address.
         return repr(value).encode() if isinstance(value, float | complex) else b""
+
+
+def _looked_at(leaf: Any) -> bytes:
+    return _sampled(leaf) if isinstance(leaf, torch.Tensor) else _described(leaf)
 
 
 def _sampled(tensor: torch.Tensor) -> bytes:
