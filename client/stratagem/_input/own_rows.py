@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from stratagem._input.read_order import digest_of_contents, digest_of_indices
+from stratagem._input.read_order import ContentsDigest, digest_of_indices
 from stratagem._input.reader import is_iterable, is_map_style
 from stratagem._input.splitting import rows_in_chunk
 
@@ -45,8 +44,9 @@ class NotedLoader:
     ) -> None:
         self._original, self._indices = loader, None
         if isinstance(loader.dataset, IterableDataset):
+            collate = _NotedSamples(loader.collate_fn, loader.batch_size is not None)
             sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-            self._loader = _remade(loader, collate_fn=_NotedSamples(loader.collate_fn), **sizes)
+            self._loader = _remade(loader, collate_fn=collate, **sizes)
             return
         batches = loader.batch_sampler
         self._indices = _NotedIndices(loader.sampler if batches is None else batches, chunks, own)
@@ -125,12 +125,19 @@ class _NotedIndices:
             yield rows or batch[:1]
 
 
-@dataclass(frozen=True)
 class _NotedSamples:
-    collate: Callable[[Any], Any]
+    """Collates samples, or single elements, and gives a digest of them."""
+
+    def __init__(self, collate: Callable[[Any], Any], batches: bool) -> None:
+        self._collate, self._batches = collate, batches
+        self._digests = ContentsDigest()
 
     def __call__(self, samples: Any) -> tuple[int, Any]:
-        return digest_of_contents(samples), self.collate(samples)
+        # Before they are collated, which may change them.
+        digests = self._digests
+        digest = digests.of_samples(samples) if self._batches else digests.of_batch(samples)
+        collated = self._collate(samples)
+        return digest or self._digests.of_batch(collated), collated
 
 
 def samples(dataset: Any, indices: list[Any]) -> list[Any]:

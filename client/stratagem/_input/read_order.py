@@ -69,25 +69,64 @@ def digest_of_indices(indices: Iterable[Any]) -> int:
     return _digest(map(_described, indices))
 
 
-def digest_of_contents(element: Any) -> int:
-    """Return a digest of the form of an element, and of samples of its values.
+class ContentsDigest:
+    """Makes digests of what the elements of one dataset contain, in the order of a pass.
 
-    Floating-point values count only where there is nothing else: they may be rounded, or augmented,
-    differently on each machine.
+    Integers, flags and strings count, and floating-point values only until one of those has told
+    two rows apart: they may be rounded, or augmented, differently on each machine. So a constant
+    mask hides nothing, and labels are enough.
     """
+
+    def __init__(self) -> None:
+        self._exact_tell = False
+
+    def of_batch(self, batch: Any) -> int:
+        """Return the digest of a nest whose tensors and arrays have the same number of rows."""
+        exact, rough = _parted(batch)
+        return self._digest(exact, rough, any(map(_has_different_rows, leaves(batch))))
+
+    def of_samples(self, samples: Sequence[Any]) -> int:
+        """Return the digest of samples that are to be collated; 0 if all are of unknown types."""
+        parted = [_parted(sample) for sample in samples]
+        exact = [b"".join(each) for each, _ in parted if each]
+        rough = [one for _, each in parted for one in each]
+        if not exact and not rough:
+            return 0
+        return self._digest(exact, rough, len(set(exact)) > 1)
+
+    def _digest(self, exact: Sequence[bytes], rough: Sequence[Any], varies: bool) -> int:
+        self._exact_tell |= varies
+        return _digest(exact if self._exact_tell else [*exact, *map(_described, rough)])
+
+
+def _parted(nest: Any) -> tuple[list[bytes], list[Any]]:
+    """Return descriptions of the exact leaves of a nest, and the floating-point ones."""
     exact: list[bytes] = []
     rough: list[Any] = []
-    for leaf in leaves(element):
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
-        is_tensor = isinstance(leaf, torch.Tensor)
-        if isinstance(leaf, float | complex | np.inexact) or (
-            is_tensor and (leaf.is_floating_point() or leaf.is_complex())
-        ):
+    for leaf in leaves(nest):
+        if _is_rough(leaf):
             rough.append(leaf)
-        else:
-            exact.append(_looked_at(leaf))
-    return _digest(exact or map(_looked_at, rough))
+        elif described := _described(leaf):
+            exact.append(described)
+    return exact, rough
+
+
+def _is_rough(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.is_floating_point() or leaf.is_complex()
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind in "fc"
+    return isinstance(leaf, float | complex | np.inexact)
+
+
+def _has_different_rows(leaf: Any) -> bool:
+    if _is_rough(leaf) or not isinstance(leaf, np.ndarray | torch.Tensor) or leaf.ndim == 0:
+        return False
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biu":
+        return len(set(map(str, leaf.tolist()))) > 1
+    if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+        return False
+    return bool(torch.as_tensor(leaf != leaf[:1]).any())
 
 
 def _digest(parts: Iterable[bytes]) -> int:
@@ -100,7 +139,7 @@ def _digest(parts: Iterable[bytes]) -> int:
 
 
 def _described(value: Any) -> bytes:
-    """Return bytes that tell an index, or another object, from others by its value alone."""
+    """Return bytes that tell an index, or a leaf, from others; b"" where its type is unknown."""
     if isinstance(value, str | bytes | bytearray):
         return value.encode() if isinstance(value, str) else bytes(value)
     if isinstance(value, list) and value and all(type(one) is int for one in value):
@@ -108,25 +147,28 @@ def _described(value: Any) -> bytes:
             return np.array(value, np.int64).tobytes()
     if isinstance(value, list | tuple):
         return b"(" + b",".join(map(_described, value)) + b")"
-    if isinstance(value, np.ndarray) and value.ndim:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor) and (value.dim() or value.is_floating_point()):
+        return _sampled(value)
+    if isinstance(value, np.ndarray):
         return b"(" + b",".join(map(_described, value.tolist())) + b")"
     try:
         return str(operator.index(value)).encode()
     except (TypeError, ValueError):
         # The text of any other object may have its address.
-        return repr(value).encode() if isinstance(value, float | complex) else b""
-
-
-def _looked_at(leaf: Any) -> bytes:
-    return _sampled(leaf) if isinstance(leaf, torch.Tensor) else _described(leaf)
+        known = isinstance(value, float | complex | np.inexact)
+        return repr(complex(value)).encode() if known else b""
 
 
 def _sampled(tensor: torch.Tensor) -> bytes:
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor.detach().coalesce().indices()
-    elif tensor.layout is torch.jagged:
-        tensor = tensor.values()
-    elif tensor.is_nested or tensor.layout is not torch.strided:
+        stored = tensor.detach().coalesce()
+        return _sampled(stored.indices()) + _sampled(stored.values())
+    if tensor.layout is torch.jagged:
+        offsets = tensor.offsets()  # type: ignore[attr-defined]
+        return _sampled(offsets) + _sampled(tensor.values())
+    if tensor.is_nested or tensor.layout is not torch.strided:
         return b""
     form = str(tuple(tensor.shape)).encode()
     rows = (

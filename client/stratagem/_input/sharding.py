@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from stratagem._core.options import InputContext
 from stratagem._input.options import AutoShardPolicy
 from stratagem._input.own_rows import NotedLoader, can_read_by_index
-from stratagem._input.read_order import ReadOrder, digest_of_contents
+from stratagem._input.read_order import ContentsDigest, ReadOrder
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError, UnimplementedError
 
@@ -212,7 +212,7 @@ class InputWorker:
         order = None if self.number is None else ReadOrder(self.number)
         # Subclasses may read in ways of their own.
         if type(dataset) is not DataLoader:
-            return Share(dataset, SplitBatches(chunks, (own,), _by_contents), order)
+            return Share(dataset, SplitBatches(chunks, (own,), _by_contents()), order)
         if can_read_by_index(dataset):
             return Share(NotedLoader(dataset, chunks, own), CutOwnRows(len(own)), order)
         return Share(NotedLoader(dataset), SplitBatches(chunks, (own,), _as_noted), order)
@@ -268,8 +268,9 @@ def _as_noted(element: Any) -> tuple[int, Any]:
     return int(digest), batch
 
 
-def _by_contents(batch: Any) -> tuple[int, Any]:
-    return digest_of_contents(batch), batch
+def _by_contents() -> Callable[[Any], tuple[int, Any]]:
+    digests = ContentsDigest()
+    return lambda batch: (digests.of_batch(batch), batch)
 
 
 def _has_files(dataset: Any) -> bool:

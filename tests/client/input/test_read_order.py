@@ -31,7 +31,7 @@ from stratagem import (
     StrategyExtended,
 )
 from stratagem._input.pipeline import InputPipeline, splitting_pipeline
-from stratagem._input.read_order import digest_of_contents, digest_of_indices
+from stratagem._input.read_order import ContentsDigest, digest_of_indices
 from stratagem._input.sharding import InputWorker
 from stratagem_proto.input_order import BatchRead
 from stratagem_proto.v1.consistency_pb2 import InputDigest
@@ -277,15 +277,54 @@ def test_digests_tell_orders_apart_and_know_the_same_again() -> None:
     assert digest_of_indices([[1, 2]]) == digest_of_indices([[1, 2]])
     assert digest_of_indices(["a", ("b", 1)]) != digest_of_indices(["a", ("b", 2)])
     assert digest_of_indices([object()]) == digest_of_indices([object()])
-    large = torch.arange(1_000_000).reshape(1000, 1000)
-    assert digest_of_contents(large) != digest_of_contents(large.flip(0))
-    noise, labels = torch.rand(4), torch.arange(4)
-    assert digest_of_contents((noise, labels)) == digest_of_contents((noise + 1, labels))
-    assert digest_of_contents([noise]) != digest_of_contents([noise + 1])
+
+
+def digest(*elements: Any) -> int:
+    """Return the digest of the last of the elements of a pass."""
+    digests = ContentsDigest()
+    return [digests.of_batch(each) for each in elements][-1]
+
+
+def test_floating_point_values_count_where_nothing_else_tells_rows_apart() -> None:
+    noise, labels, mask = torch.rand(4), torch.arange(4), torch.ones(4, dtype=torch.int64)
+    assert digest((noise, labels)) == digest((noise + 1, labels)) != digest((noise, labels + 1))
+    assert digest((noise, mask)) != digest((noise + 1, mask))
+    assert digest((noise, None)) != digest((noise + 1, None))
+    # Once labels have told rows apart, a batch of one class is enough.
+    first = (noise, labels)
+    assert digest(first, (noise, mask)) == digest(first, (noise + 1, mask))
+    assert digest((noise, mask), (noise, mask)) != digest((noise, mask), (noise + 1, mask))
+
+
+def test_samples_count_before_they_are_collated() -> None:
+    def of(*samples: Any) -> int:
+        return ContentsDigest().of_samples(samples)
+
+    assert of({"x": 0.5, "y": 1}, {"x": 0.5, "y": 2}) == of({"x": 1.5, "y": 1}, {"x": 2.5, "y": 2})
+    assert of({"x": 0.5, "y": 1}, {"x": 0.5, "y": 1}) != of({"x": 1.5, "y": 1}, {"x": 2.5, "y": 1})
+    assert of("a", "b") != of("b", "a")
+    assert of(torch.tensor(1), np.float32(2)) != of(torch.tensor(1), np.float32(3))
+    assert of(object(), None) == 0
+
+
+def test_contents_of_all_kinds_are_told_apart() -> None:
+    large, noise = torch.arange(1_000_000).reshape(1000, 1000), torch.rand(4)
+    assert digest(large) != digest(large.flip(0))
+    assert digest(torch.zeros(2, 0)) != digest(torch.zeros(3, 0))
     texts = np.array(["a", "b"], dtype=object)
-    assert digest_of_contents(texts) != digest_of_contents(texts[::-1])
-    for other in (noise.to_sparse(), noise.bool(), noise.to(torch.complex64), noise.bfloat16()):
-        assert digest_of_contents(other) == digest_of_contents(other.clone())
+    assert digest(texts) != digest(texts[::-1])
+    ragged = torch.nested.nested_tensor([noise, noise[:2]], layout=torch.jagged)
+    for other in (
+        noise,
+        noise.to_sparse(),
+        noise.bool(),
+        noise.to(torch.complex64),
+        noise.bfloat16(),
+        noise.double().numpy(),
+        ragged,
+        torch.tensor(2.5),
+    ):
+        assert digest(other) == digest(other) != digest([other, other])
 
 
 @pytest.mark.parametrize("policy", [AutoShardPolicy.AUTO, AutoShardPolicy.OFF])
