@@ -15,7 +15,7 @@ from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 
 NONCE_BYTES = 32
 
-_CREDENTIAL_BYTES = 16
+CREDENTIAL_BYTES = 16
 
 
 def drawn_nonce() -> bytes:
@@ -57,7 +57,7 @@ def credential_of(session_id: bytes, token: str) -> bytes:
 
     Its owner and the server make it of what they know; nobody else can.
     """
-    return _mac(token, b"stratagem session", session_id)[:_CREDENTIAL_BYTES] if token else b""
+    return _mac(token, b"stratagem session", session_id)[:CREDENTIAL_BYTES] if token else b""
 
 
 def signature_of_checkpoint(key: str, content: bytes) -> bytes:

@@ -34,6 +34,12 @@ PING_SECONDS = 5.0
 SESSION_ID_BYTES = 16
 """Bytes of a session's id that others are told; whoever knows all of it could use the session."""
 
+RUN_BYTES = 8
+"""Bytes that name the run of a server's process in the message `Reached`."""
+
+REACHED_BYTES = RUN_BYTES + 8
+"""Bytes by which a server tells how far it had come, as in the message `Reached`."""
+
 TOKEN_BYTES = 16
 """The shortest secret of a cluster. Nobody can guess so many random bytes, whatever he sees."""
 
@@ -84,14 +90,18 @@ def check_token(token: str, what: str = "the cluster token") -> None:
         )
 
 
-@lru_cache(maxsize=4096)
 def session_name(session_id: bytes) -> bytes:
     """Return what servers know a session by, and store: a digest of its id, which opens nothing.
 
     Args:
-        session_id: The id, which a credential may follow.
+        session_id: The id, which a credential may follow, and what its client was told last.
     """
-    return hashlib.sha256(session_id[:SESSION_ID_BYTES]).digest()[:SESSION_ID_BYTES]
+    return _session_name(session_id[:SESSION_ID_BYTES])
+
+
+@lru_cache(maxsize=4096)
+def _session_name(session_id: bytes) -> bytes:
+    return hashlib.sha256(session_id).digest()[:SESSION_ID_BYTES]
 
 
 def digest_of(session_id: bytes) -> str:

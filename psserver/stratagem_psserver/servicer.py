@@ -38,6 +38,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
+from stratagem_proto.v1.session_pb2 import Reached
 from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     CreateVariablesHeader,
@@ -213,7 +214,7 @@ class Methods:
     ) -> Make:
         """Return what makes the handler of an RPC that takes a message and returns one."""
 
-        async def answer(request: Request) -> Message:
+        async def answer(request: Request) -> bytes:
             return await self._durable(method(request))
 
         return self.untold(request_type, answer)
@@ -224,11 +225,16 @@ class Methods:
         """As `unary`, of an RPC whose answer tells of no change."""
         return unary_method(request_type, method)
 
-    async def _durable(self, answer: Awaitable[Answer]) -> Answer:
-        """Return an answer, or raise its error, once all changes so far are on disk."""
+    async def _durable(self, answer: Awaitable[Message]) -> bytes:
+        """Return an answer, or raise its error, once all changes so far are on disk.
+
+        Behind it is what the client shows with its next request, of how far the server has come.
+        """
         result = await self._refused_durably(answer)
+        reached = self._changes.reached
         await self._changes.durable()
-        return result
+        encoded = result.SerializeToString()
+        return encoded + Reached(reached=reached).SerializeToString() if reached else encoded
 
     async def _refused_durably(self, answer: Awaitable[Answer]) -> Answer:
         try:
@@ -249,7 +255,7 @@ class Methods:
                     header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
                     with rpc.span(header):
-                        return (await self._durable(method(header, stream))).SerializeToString()
+                        return await self._durable(method(header, stream))
 
             return grpc.stream_unary_rpc_method_handler(handle)
 

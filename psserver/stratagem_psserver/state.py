@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
-from stratagem_proto.serving.callers import claimed
+from stratagem_proto.serving.callers import claimed, reached_in
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.policy.permissions import Permissions
@@ -115,7 +115,12 @@ class ServerState:
     def _new_ledger(self) -> SessionLedger:
         lease, reconnect = self.settings.lease_seconds, self.settings.reconnect_seconds
         claim = partial(claimed, settings=self.settings)
-        return SessionLedger(lease, reconnect, self.succession, claim)
+        return SessionLedger(lease, reconnect, self.succession, claim, self._require_reached)
+
+    def _require_reached(self, shown: bytes) -> None:
+        """Check that the server has all that it has told the client that shows this."""
+        reached = reached_in(shown, self.settings)
+        self.changes.history.require(reached, self.settings.label)
 
     def _new_mutations(self) -> Mutations:
         turns = ClosureTurns(self.closures, self.waits)

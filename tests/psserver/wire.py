@@ -132,7 +132,7 @@ class RawClient:
         call = self.channel.unary_unary(f"/{service}/{method}")
         with translated("the server", method):
             data = call(request.SerializeToString(), timeout=seconds)
-        return response_type.FromString(data)
+        return _told(response_type, data)
 
     def upload(
         self,
@@ -146,7 +146,7 @@ class RawClient:
         call = self.channel.stream_unary(f"/{SERVICE}/{method}")
         with translated("the server", method):
             data = call(iter(messages), timeout=seconds)
-        return response_type.FromString(data)
+        return _told(response_type, data)
 
     def download(self, request: pb.ReadRequest) -> Iterator[bytes]:
         call: grpc.UnaryStreamMultiCallable[bytes, bytes]
@@ -225,6 +225,13 @@ class RawClient:
 def sent_with(header: pb.ReadHeader) -> Sequence[TensorSpec]:
     """The tensors of the stream that a header begins."""
     return pb.ReadContents.FromString(header.contents).tensors
+
+
+def _told(response_type: type[Response], data: bytes) -> Response:
+    """A response without what follows it, of how far the server had come."""
+    response = response_type.FromString(data)
+    response.DiscardUnknownFields()
+    return response
 
 
 def encoded(

@@ -146,6 +146,18 @@ class ServerGroup:
         return {task: run for task, run in runs if run}
 
     @property
+    def reached(self) -> dict[int, bytes]:
+        """How far servers had come when they answered last, by task index."""
+        told = ((task, each.reached) for task, each in enumerate(self._connections))
+        return {task: reached for task, reached in told if reached}
+
+    def note_heard(self, reached: Mapping[int, bytes]) -> None:
+        """Note how far servers had come when they answered another process."""
+        for task, connection in enumerate(self._connections):
+            if task in reached:
+                connection.note_heard(reached[task])
+
+    @property
     def topology(self) -> object:
         """What changes whenever `runs` or `addresses` do."""
         return [(each.run, each.route.listed) for each in self._connections]

@@ -74,6 +74,9 @@ class StrategyKind(SessionKind, ChangingKind):
     def refresh(self, made: AttachedStrategy) -> None:
         made.attached.refresh_new()
 
+    def reached(self, made: AttachedStrategy) -> Mapping[int, bytes]:
+        return _servers(made).reached
+
     def close(self, made: AttachedStrategy) -> None:
         made.close()
 

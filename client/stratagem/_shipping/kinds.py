@@ -97,6 +97,10 @@ class SessionKind(ObjectKind):
     def refresh(self, made: Any) -> None:
         """Prepare an object for a function that was loaded and may use it."""
 
+    def reached(self, made: Any) -> Mapping[int, bytes]:
+        """Return how far servers had come when they answered an object last, by task index."""
+        return {}
+
     @abstractmethod
     def close(self, made: Any) -> None:
         """Give up what an object keeps."""

@@ -81,6 +81,14 @@ class Loader:
                 held.refresh()
             return value
 
+    def reached(self) -> dict[int, bytes]:
+        """Return how far servers had come when they answered last, by task index."""
+        return {
+            task: reached
+            for held in [*self.held.values()]
+            for task, reached in held.reached().items()
+        }
+
     def _data(self, payload: bytes) -> Any:
         return self.code.read(payload, self.find, self.classes)
 
@@ -171,6 +179,10 @@ class _Held:
             self._session.refresh(self.value)
         if self._changing is not None:
             self._changing.restore(self.value, self._settings)
+
+    def reached(self) -> Mapping[int, bytes]:
+        """Return how far servers had come when they answered it last, by task index."""
+        return self._session.reached(self.value) if self._session is not None else {}
 
     def close(self) -> None:
         """Give up what it keeps outside of this process."""

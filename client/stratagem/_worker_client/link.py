@@ -19,7 +19,7 @@ from stratagem._version import __version__
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.closure_failure import ClosureAnswer, Reply
 from stratagem._worker_client.wire import GrpcWire, Instructions, MakeWire, SocketWire, Wire
-from stratagem._worker_client.work_stream import Show, WorkStream, labelled, lost
+from stratagem._worker_client.work_stream import OnReached, Show, WorkStream, labelled, lost
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.sockets.client.endpoints import endpoints
@@ -54,6 +54,7 @@ class WorkerLink:
         meter: Counts what passes; another one may take its place before `connect`.
         batchers: Tell what waits to be sent with what follows; so may these.
         outcomes: How outcomes travel; another form may take its place, too.
+        on_reached: Told what the worker knows of parameter servers; so may this.
         gpus: How many GPUs the worker has.
     """
 
@@ -75,6 +76,7 @@ class WorkerLink:
         self.meter = TrafficMeter()
         self.batchers = Batchers()
         self.outcomes: OutcomeForm = PLAIN
+        self.on_reached: OnReached = lambda reached: None
         self.gpus = 0
         self._address, self._expected = address, Expected(task.job, task.index)
         self._identity = identity
@@ -130,7 +132,7 @@ class WorkerLink:
         opening = _opening(self._identity, session, self._address)
         opening.trusts_worker = self.outcomes.trusts_worker
         wire = make(opening, self.meter)
-        stream = WorkStream(wire, self.peer, self._show, self.meter, self.outcomes)
+        stream = WorkStream(wire, self.peer, self._show, self.meter, self.outcomes, self.on_reached)
         try:
             opened = stream.open(self._deadlines.connect)
             check_answering(opened.session.task, self.peer)

@@ -6,9 +6,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeAlias
 
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._shipping.outcome_forms import OutcomeForm
@@ -63,6 +64,9 @@ def labelled(label: str) -> Show:
 
 _LOG = logging.getLogger("stratagem")
 
+OnReached: TypeAlias = Callable[[Mapping[int, bytes]], None]
+"""Called with how far parameter servers had come when they answered a worker, by task index."""
+
 # A worker is asked for a sign of life, and looked at, this often within its lease.
 _BEATS = 4
 
@@ -79,8 +83,15 @@ class WorkStream:
     """
 
     def __init__(
-        self, wire: Wire, peer: str, show: Show, meter: TrafficMeter, outcomes: OutcomeForm
+        self,
+        wire: Wire,
+        peer: str,
+        show: Show,
+        meter: TrafficMeter,
+        outcomes: OutcomeForm,
+        on_reached: OnReached = lambda reached: None,
     ) -> None:
+        self._on_reached = on_reached
         self.peer = peer
         self._outcomes = outcomes
         self._show = show
@@ -252,6 +263,8 @@ class WorkStream:
         failure = None
         if finished.HasField("failure"):
             failure = failure_of(finished.failure, self.peer, self._outcomes)
+        if finished.reached:
+            self._on_reached(finished.reached)
         with self._changing:
             reply = self._pending.pop(finished.closure, None)
         if reply is None:

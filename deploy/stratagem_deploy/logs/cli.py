@@ -62,15 +62,17 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Read every byte of a log and compare it with its checksums.
 
     What is behind the last record is no damage: room for the next ones, or an end that was not
-    written in full, of which nobody has heard. The server cuts it off when it starts.
+    written in full, of which nobody has heard. The server cuts it off when it starts. An end that
+    is missing although it had been on disk is damage.
 
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """
-    from stratagem_deploy.logs.listing import opened
+    from stratagem_deploy.logs.listing import opened, require_end
 
     with _answering():
         reader = opened(folder)
         count = sum(1 for _ in reader.records())
+        require_end(folder, reader)
         if as_json:
             typer.echo(json.dumps({"records": count, "last": reader.position}, indent=2))
         else:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stratagem_deploy.output.console import table_console
 from stratagem_proto.errors import NotFoundError
-from stratagem_proto.log.segments import LogReader, Record, first_of, segments_in
+from stratagem_proto.log.segments import LogReader, Record, Written, first_of, segments_in
 from stratagem_proto.wire.status import code_of
 
 _KINDS = {
@@ -48,6 +48,18 @@ def opened(folder: Path, after: int = 0) -> LogReader:
         )
     earlier = [path for path in segments if first_of(path) <= after + 1]
     return LogReader(segments[max(0, len(earlier) - 1) :])
+
+
+def require_end(folder: Path, reader: LogReader) -> None:
+    """Check that a log, which was read, has all that its server had on disk.
+
+    Raises:
+        DataLossError: It has lost its end.
+    """
+    incarnations = {head.incarnation for _, head in opened(folder).heads()}
+    written = Written.read(folder)
+    if written is not None and written.incarnation in incarnations:
+        written.require_reached(folder, reader.position, reader.tail)
 
 
 def contents(folder: Path) -> dict[str, Any]:

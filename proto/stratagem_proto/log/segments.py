@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import DataLossError
@@ -29,6 +33,14 @@ FORMAT = 1
 _HEAD_BYTES = 64 << 10
 
 _NAME = re.compile(r"segment-(\d{20})\.log")
+
+WRITTEN = "written"
+"""The file that says up to which record a log was on disk."""
+
+# A mark of its own, the position, the incarnation of the log, and the checksum of all three.
+_WRITTEN = struct.Struct("<8sQ16s")
+_WRITTEN_MARK = b"\x89SGend\r\n"
+_CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,81 @@ class Tail:
 
     path: Path
     offset: int
+
+    def unfinished(self, position: int) -> tuple[int, int]:
+        """Return how many bytes and records of a batch that was not written in full are there.
+
+        Of the records that is 0 if the header of the batch is not intact. Files that are used again
+        have other bytes there as well.
+
+        Args:
+            position: The position of the last record before.
+        """
+        with OpenFolder.at(self.path.parent).file(self.path.name) as file:
+            file.seek(self.offset)
+            beginning = memoryview(file.read(HEADER_BYTES))
+            header = decode_header(beginning)
+            if header is None:
+                return len((bytes(beginning) + file.read()).rstrip(b"\0")), 0
+        is_next = header.first == position + 1
+        return (HEADER_BYTES + header.nbytes, header.records) if is_next else (0, 0)
+
+
+class Written(NamedTuple):
+    """Up to which record a log was on disk, as the server that wrote it has noted.
+
+    It is a lower bound: the note itself may be lost with the power of the machine.
+
+    Attributes:
+        incarnation: The incarnation of the log.
+        position: The position of the record.
+    """
+
+    incarnation: bytes
+    position: int
+
+    def encoded(self) -> bytes:
+        """Return the contents of the file."""
+        content = _WRITTEN.pack(_WRITTEN_MARK, self.position, self.incarnation)
+        return content + _CHECKSUM.pack(crc32c(content))
+
+    @classmethod
+    def read(cls, folder: Path) -> Written | None:
+        """Return the note in the folder of a log; None if there is none, or not all of it.
+
+        Raises:
+            DataLossError: What has its name is no file.
+        """
+        nbytes = _WRITTEN.size + _CHECKSUM.size
+        with suppress(FileNotFoundError):
+            content = OpenFolder.at(folder).read(WRITTEN, nbytes)
+            if len(content) == nbytes:
+                mark, position, incarnation = _WRITTEN.unpack_from(content)
+                (checksum,) = _CHECKSUM.unpack_from(content, _WRITTEN.size)
+                if mark == _WRITTEN_MARK and checksum == crc32c(content[: _WRITTEN.size]):
+                    return cls(incarnation, position)
+        return None
+
+    def require_reached(self, folder: Path, position: int, tail: Tail | None) -> None:
+        """Check that a log has all that was written.
+
+        Args:
+            folder: The folder of the log.
+            position: The position of its last record, or of its image if that is later.
+            tail: What is behind the last record.
+
+        Raises:
+            DataLossError: It has lost its end.
+        """
+        if self.position <= position:
+            return
+        place = f", at byte {tail.offset} of {str(tail.path)!r}" if tail else ""
+        raise DataLossError(
+            f"the log in {str(folder)!r} has lost its end: it ends with record {position}{place}, "
+            f"but record {self.position} was on disk, and what it changed may have been answered. "
+            "Restore the files from a backup that is newer, or move the folder away and restore a "
+            "checkpoint"
+        )
 
 
 def segment_name(first: int) -> str:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from stratagem_proto.errors import PermissionDeniedError, SessionLostError
-from stratagem_proto.proofs import credential_of
+from stratagem_proto.proofs import CREDENTIAL_BYTES, credential_of
 from stratagem_proto.protocol import SESSION_ID_BYTES, digest_of, session_name
 from stratagem_proto.serving.settings import ServingSettings
 
@@ -55,7 +55,8 @@ def claimed(shown: bytes, settings: ServingSettings) -> bytes:
     """Return the name of the session that the present call may act for.
 
     Args:
-        shown: The id of the session and its credential, as in a request.
+        shown: The id of the session and its credential, as in a request; `reached_in` is what may
+            follow them.
         settings: Those of the server.
 
     Raises:
@@ -64,7 +65,8 @@ def claimed(shown: bytes, settings: ServingSettings) -> bytes:
     """
     if not shown:
         raise SessionLostError("the request has no session id; open a session first")
-    session_id, credential = shown[:SESSION_ID_BYTES], shown[SESSION_ID_BYTES:]
+    session_id = shown[:SESSION_ID_BYTES]
+    credential = shown[SESSION_ID_BYTES : _end_of_credential(settings)]
     require_socket_of(session_id, settings)
     if not hmac.compare_digest(credential, credential_of(session_id, settings.token)):
         raise PermissionDeniedError(
@@ -74,6 +76,20 @@ def claimed(shown: bytes, settings: ServingSettings) -> bytes:
         )
     admitted()
     return session_name(session_id)
+
+
+def reached_in(shown: bytes, settings: ServingSettings) -> bytes:
+    """Return what the server has told the client of a call last, as in the message `Reached`.
+
+    Args:
+        shown: What the request shows.
+        settings: Those of the server.
+    """
+    return shown[_end_of_credential(settings) :]
+
+
+def _end_of_credential(settings: ServingSettings) -> int:
+    return SESSION_ID_BYTES + (CREDENTIAL_BYTES if settings.token else 0)
 
 
 def require_socket_of(session_id: bytes, settings: ServingSettings) -> None:

@@ -33,6 +33,8 @@ class SegmentHead(google.protobuf.message.Message):
     FIRST_FIELD_NUMBER: builtins.int
     KERNELS_FIELD_NUMBER: builtins.int
     UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    RUN_AFTER_FIELD_NUMBER: builtins.int
     format: builtins.int
     """The version of the format. A reader refuses versions that it does not know."""
     incarnation: builtins.bytes
@@ -41,6 +43,12 @@ class SegmentHead(google.protobuf.message.Message):
     """The position of the first record of the segment. Positions count the records of a log from 1."""
     unix_seconds: builtins.float
     """When the segment was begun, in seconds since 1970 by the server's clock. For people."""
+    run: builtins.bytes
+    """The run of the process that has recorded the changes, as in Reached; for a copy, that of the
+    server that has sent them. Empty in logs of earlier releases.
+    """
+    run_after: builtins.int
+    """The position of the last change before that run."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """The task of the server."""
@@ -58,9 +66,11 @@ class SegmentHead(google.protobuf.message.Message):
         first: builtins.int = ...,
         kernels: global___Kernels | None = ...,
         unix_seconds: builtins.float = ...,
+        run: builtins.bytes = ...,
+        run_after: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kernels", b"kernels", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first", b"first", "format", b"format", "incarnation", b"incarnation", "kernels", b"kernels", "task", b"task", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "format", b"format", "incarnation", b"incarnation", "kernels", b"kernels", "run", b"run", "run_after", b"run_after", "task", b"task", "unix_seconds", b"unix_seconds"]) -> None: ...
 
 global___SegmentHead = SegmentHead
 

@@ -28,7 +28,7 @@ from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor_
 from stratagem_proto.v1 import update_program_pb2 as stratagem__proto_dot_v1_dot_update__program__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\"\xe6\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12-\n\x06\x62\x65gins\x18\x07 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12/\n\x06inputs\x18\x08 \x03(\x0b\x32\x1f.stratagem_proto.v1.InputDigest\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"w\n\nReadHeader\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08\x63ontents\x18\x02 \x01(\x0c\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\"n\n\x0cReadContents\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"m\n\tReadValue\x12\x13\n\x06tensor\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"f\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"[\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\"\x8a\x01\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a$stratagem_proto/v1/consistency.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\"\xe6\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12-\n\x06\x62\x65gins\x18\x07 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12/\n\x06inputs\x18\x08 \x03(\x0b\x32\x1f.stratagem_proto.v1.InputDigest\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\x88\x01\n\nReadHeader\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08\x63ontents\x18\x02 \x01(\x0c\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\x12\x0f\n\x07reached\x18\x64 \x01(\x0c\"n\n\x0cReadContents\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"m\n\tReadValue\x12\x13\n\x06tensor\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"f\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"[\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x30\n\x07outputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GraphOutput\"\x8a\x01\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,36 +47,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROWS']._serialized_end=912
   _globals['_READRESPONSE']._serialized_start=914
   _globals['_READRESPONSE']._serialized_end=1019
-  _globals['_READHEADER']._serialized_start=1021
-  _globals['_READHEADER']._serialized_end=1140
-  _globals['_READCONTENTS']._serialized_start=1142
-  _globals['_READCONTENTS']._serialized_end=1252
-  _globals['_READVALUE']._serialized_start=1254
-  _globals['_READVALUE']._serialized_end=1363
-  _globals['_UPDATEREQUEST']._serialized_start=1365
-  _globals['_UPDATEREQUEST']._serialized_end=1473
-  _globals['_UPDATEHEADER']._serialized_start=1476
-  _globals['_UPDATEHEADER']._serialized_end=2031
-  _globals['_FOLLOWINGREAD']._serialized_start=2033
-  _globals['_FOLLOWINGREAD']._serialized_end=2146
-  _globals['_UPDATEANDREADREQUEST']._serialized_start=2148
-  _globals['_UPDATEANDREADREQUEST']._serialized_end=2263
-  _globals['_UPDATEANDREADRESPONSE']._serialized_start=2265
-  _globals['_UPDATEANDREADRESPONSE']._serialized_end=2388
-  _globals['_UPDATEANDREADHEADER']._serialized_start=2391
-  _globals['_UPDATEANDREADHEADER']._serialized_end=2559
-  _globals['_GRADIENTREF']._serialized_start=2562
-  _globals['_GRADIENTREF']._serialized_end=2718
-  _globals['_CONTRIBUTION']._serialized_start=2721
-  _globals['_CONTRIBUTION']._serialized_end=2936
-  _globals['_UPDATERESPONSE']._serialized_start=2938
-  _globals['_UPDATERESPONSE']._serialized_end=3040
-  _globals['_UPDATENONSLOTREQUEST']._serialized_start=3042
-  _globals['_UPDATENONSLOTREQUEST']._serialized_end=3157
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=3159
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=3250
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=3253
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=3391
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=3393
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=3438
+  _globals['_READHEADER']._serialized_start=1022
+  _globals['_READHEADER']._serialized_end=1158
+  _globals['_READCONTENTS']._serialized_start=1160
+  _globals['_READCONTENTS']._serialized_end=1270
+  _globals['_READVALUE']._serialized_start=1272
+  _globals['_READVALUE']._serialized_end=1381
+  _globals['_UPDATEREQUEST']._serialized_start=1383
+  _globals['_UPDATEREQUEST']._serialized_end=1491
+  _globals['_UPDATEHEADER']._serialized_start=1494
+  _globals['_UPDATEHEADER']._serialized_end=2049
+  _globals['_FOLLOWINGREAD']._serialized_start=2051
+  _globals['_FOLLOWINGREAD']._serialized_end=2164
+  _globals['_UPDATEANDREADREQUEST']._serialized_start=2166
+  _globals['_UPDATEANDREADREQUEST']._serialized_end=2281
+  _globals['_UPDATEANDREADRESPONSE']._serialized_start=2283
+  _globals['_UPDATEANDREADRESPONSE']._serialized_end=2406
+  _globals['_UPDATEANDREADHEADER']._serialized_start=2409
+  _globals['_UPDATEANDREADHEADER']._serialized_end=2577
+  _globals['_GRADIENTREF']._serialized_start=2580
+  _globals['_GRADIENTREF']._serialized_end=2736
+  _globals['_CONTRIBUTION']._serialized_start=2739
+  _globals['_CONTRIBUTION']._serialized_end=2954
+  _globals['_UPDATERESPONSE']._serialized_start=2956
+  _globals['_UPDATERESPONSE']._serialized_end=3058
+  _globals['_UPDATENONSLOTREQUEST']._serialized_start=3060
+  _globals['_UPDATENONSLOTREQUEST']._serialized_end=3175
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=3177
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=3268
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=3271
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=3409
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=3411
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=3456
 # @@protoc_insertion_point(module_scope)

@@ -245,6 +245,7 @@ class ReadHeader(google.protobuf.message.Message):
     CONTENTS_FIELD_NUMBER: builtins.int
     GRANTS_FIELD_NUMBER: builtins.int
     REJECTED_STEPS_FIELD_NUMBER: builtins.int
+    REACHED_FIELD_NUMBER: builtins.int
     contents: builtins.bytes
     """A ReadContents, encoded. These bytes are the same for each read of the same parts,
     unless a value was not newer, so a client that knows them need not decode them.
@@ -253,6 +254,8 @@ class ReadHeader(google.protobuf.message.Message):
     """How many steps of the group in `after` have been dropped so far because of
     gradients that are not finite.
     """
+    reached: builtins.bytes
+    """As in Reached."""
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Versions of the values that were read, in the order of the selections."""
@@ -270,8 +273,9 @@ class ReadHeader(google.protobuf.message.Message):
         contents: builtins.bytes = ...,
         grants: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepGrant] | None = ...,
         rejected_steps: builtins.int = ...,
+        reached: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["contents", b"contents", "grants", b"grants", "rejected_steps", b"rejected_steps", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contents", b"contents", "grants", b"grants", "reached", b"reached", "rejected_steps", b"rejected_steps", "versions", b"versions"]) -> None: ...
 
 global___ReadHeader = ReadHeader
 

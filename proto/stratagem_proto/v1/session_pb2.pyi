@@ -195,6 +195,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     FILTERED_FIELD_NUMBER: builtins.int
     PS_TASKS_FIELD_NUMBER: builtins.int
     PROOF_FIELD_NUMBER: builtins.int
+    REACHED_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses a version that
     it does not understand with a message that names both versions.
@@ -231,6 +232,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
     that has variables refuses another number than they were placed over, which it takes from a
     chief or from the checkpoint that it began with. 0 for a client that places none.
     """
+    reached: builtins.bytes
+    """What follows the credential in RequestKey.session_id, also of an earlier session. A server that
+    has not come so far any more opens no session. Empty if it has told nothing.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions. A session is not opened
@@ -264,11 +269,39 @@ class OpenSessionRequest(google.protobuf.message.Message):
         filtered: global___FilteredTasks | None = ...,
         ps_tasks: builtins.int = ...,
         proof: global___Proof | None = ...,
+        reached: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["filtered", b"filtered", "proof", b"proof", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "ps_tasks", b"ps_tasks", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "filtered", b"filtered", "incarnation", b"incarnation", "process", b"process", "program", b"program", "proof", b"proof", "protocol_version", b"protocol_version", "ps_tasks", b"ps_tasks", "reached", b"reached", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
+
+@typing.final
+class Reached(google.protobuf.message.Message):
+    """How far a server had come when it answered, of servers whose state outlives their process. It
+    follows the fields of each answer that is one message, as more bytes of that message: whoever does
+    not know it skips it. A stream has it in its ReadHeader. Its number is that of no other field of
+    an answer.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REACHED_FIELD_NUMBER: builtins.int
+    reached: builtins.bytes
+    """The last change that an answer may tell of: 8 bytes that name the run of a process that has
+    recorded it, drawn by that run, and 8 bytes with its position in the log, big endian. A client
+    shows the greatest one of the last run with what it asks next, and a server that has lost the
+    change refuses it. Empty, or absent, of a server that loses everything with its process, and of
+    an earlier release; then nothing is shown.
+    """
+    def __init__(
+        self,
+        *,
+        reached: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reached", b"reached"]) -> None: ...
+
+global___Reached = Reached
 
 @typing.final
 class OpenSessionResponse(google.protobuf.message.Message):
@@ -613,6 +646,9 @@ class RequestKey(google.protobuf.message.Message):
     """The session: its id, as in OpenSessionRequest, and behind it its credential, 16 bytes that only
     those can make of the id who know the cluster's secret; see `stratagem_proto.proofs`. The id
     alone opens nothing. Without the credential where the server was started without a secret.
+    Behind that the last `Reached.reached` that the server has told the client, and the last one
+    that it has told another client, of another run, if this client knows of it; without them where
+    it has told none.
     """
     sequence: builtins.int
     """Number of this request."""

@@ -645,10 +645,27 @@ class Finished(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class ReachedEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.bytes = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CLOSURE_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     STAYING_BYTES_FIELD_NUMBER: builtins.int
+    REACHED_FIELD_NUMBER: builtins.int
     closure: builtins.int
     """As in Run."""
     payload: builtins.bytes
@@ -661,6 +678,13 @@ class Finished(google.protobuf.message.Message):
     def failure(self) -> global___Failure:
         """Absent when the function returned."""
 
+    @property
+    def reached(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
+        """How far parameter servers had come when they last answered the worker, by task index, as in
+        Reached: the client knows then what the function has changed. Of those servers alone that have
+        come further since the last Finished. Empty of a worker of an earlier release.
+        """
+
     def __init__(
         self,
         *,
@@ -668,9 +692,10 @@ class Finished(google.protobuf.message.Message):
         payload: builtins.bytes = ...,
         failure: global___Failure | None = ...,
         staying_bytes: builtins.int = ...,
+        reached: collections.abc.Mapping[builtins.int, builtins.bytes] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closure", b"closure", "failure", b"failure", "payload", b"payload", "staying_bytes", b"staying_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure", "failure", b"failure", "payload", b"payload", "reached", b"reached", "staying_bytes", b"staying_bytes"]) -> None: ...
 
 global___Finished = Finished
 

@@ -53,6 +53,8 @@ class SessionLedger:
         succession: Says which programs are refused; by default none.
         claim: Returns the session that the present call may act for by what it shows, or raises
             why it may not; by default each may, and shows the session itself.
+        require_reached: Raises if the client of a call, by what it shows, was told of changes that
+            the server has lost.
 
     Attributes:
         claim: The same.
@@ -65,8 +67,9 @@ class SessionLedger:
         reconnect_seconds: float = math.inf,
         succession: Succession | None = None,
         claim: Callable[[bytes], bytes] = bytes,
+        require_reached: Callable[[bytes], None] = lambda shown: None,
     ) -> None:
-        self.claim = claim
+        self.claim, self._require_reached = claim, require_reached
         self._lease = lease_seconds
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
@@ -154,10 +157,12 @@ class SessionLedger:
 
         Raises:
             PermissionDeniedError: The call may not act for it.
-            SessionLostError: It is not open.
+            SessionLostError: It is not open, or the server has lost what it had told the client.
             SupersededError: Another program or process has taken the place of the client's.
         """
-        return self.session(self.claim(shown), now)
+        session = self.session(self.claim(shown), now)
+        self._require_reached(shown)
+        return session
 
     def session(self, session_id: bytes, now: float) -> Session:
         """Renew the lease of an open session and return the session.

@@ -17,6 +17,7 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import FilteredTasks, RequestKey, Role, Task
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_psserver.log.history import History
 
 # Mutations that may have changed something although they failed for lack of memory.
 _HALF_DONE = {"CommitContribution", "FinishStep"}
@@ -49,9 +50,11 @@ class RecordLog(Protocol):
 
     Attributes:
         position: The position of the last record.
+        awaited: That of the last one for which answers wait.
     """
 
     position: int
+    awaited: int
 
     def append(
         self, record: pb.LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
@@ -99,11 +102,13 @@ class Changes:
     Attributes:
         log: The log; None if the server keeps none, or has not read it yet.
         replayed: While the server reads its log, the position of the record that is applied.
+        history: Which runs of the server's process have recorded them.
     """
 
     def __init__(self) -> None:
         self.log: RecordLog | None = None
         self.replayed = 0
+        self.history = History()
 
     def request(
         self,
@@ -136,6 +141,11 @@ class Changes:
     def last(self) -> int:
         """The position of the last change, while nothing is being applied."""
         return self.replayed if self.log is None else self.log.position
+
+    @property
+    def reached(self) -> bytes:
+        """What an answer tells of how far the server has come; it leaves once that is `durable`."""
+        return self.history.reached(self.replayed if self.log is None else self.log.awaited)
 
     async def caught_up(self) -> None:
         """Wait while more records await the disk than memory is for.

@@ -51,6 +51,7 @@ class Log:
 
     Attributes:
         position: The position of the last record that was appended.
+        awaited: That of the last record for which answers wait.
         written: That of the last record that is on disk.
         on_leap: Called when a leap was appended, to begin an image.
     """
@@ -58,7 +59,7 @@ class Log:
     def __init__(self, writer: Writer, disk: Executor, label: str, position: int) -> None:
         self._writer, self._disk, self._label = writer, disk, label
         self._loop = asyncio.get_running_loop()
-        self.position = self.written = self._awaited = position
+        self.position = self.written = self.awaited = position
         # The loop adds records at the end, and the thread takes them from the front.
         self._pending: deque[Entry] = deque()
         self._pending_bytes = 0
@@ -104,7 +105,7 @@ class Log:
         self._pending_bytes += entry.nbytes
         self.position += 1
         if is_awaited:
-            self._awaited = self.position
+            self.awaited = self.position
             if not self._is_busy:
                 # Not at once: an answer that tells of several changes waits for one sync of all.
                 self._loop.call_soon(self._ensure_writing)
@@ -123,12 +124,12 @@ class Log:
         return status
 
     def _ensure_writing(self) -> None:
-        if self._awaited > self.written and not self._is_busy and not self._is_over:
+        if self.awaited > self.written and not self._is_busy and not self._is_over:
             self._since = self._loop.time()
             self._begin_writing()
 
     def _await_all(self) -> None:
-        self._awaited = self.position
+        self.awaited = self.position
         self._ensure_writing()
 
     def leap(self) -> None:
@@ -178,11 +179,11 @@ class Log:
         Raises:
             UnavailableError: The disk takes too long or fails.
         """
-        if self.written >= self._awaited and not self._leap:
+        if self.written >= self.awaited and not self._leap:
             return
         self._require_working()
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._awaited, change))
+        self._waiting.append((self.awaited, change))
         await change
 
     def _require_working(self) -> None:
@@ -211,7 +212,7 @@ class Log:
         It stays empty while nobody waits: of 4 workers with small steps, every other batch would
         only tell what a client has finished, and their answers would wait for its sync.
         """
-        if self._awaited <= self._before:
+        if self.awaited <= self._before:
             return 0
         batch, nbytes = self._batch, sum(entry.nbytes for entry in self._batch)
         while self._pending and nbytes < _BATCH_BYTES:

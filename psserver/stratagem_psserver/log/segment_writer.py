@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stratagem_proto.log.batches import Entry, encode_batch
-from stratagem_proto.log.segments import segment_name
+from stratagem_proto.log.segments import WRITTEN, Written, segment_name
 from stratagem_proto.stores.files import sync_folder
 from stratagem_proto.v1.log_pb2 import SegmentHead
 from stratagem_psserver.log.spares import Spares
@@ -21,6 +22,8 @@ _MOST_PIECES = 1024
 _ROOM = bytes(256 << 10)
 # For larger ones, to write all bytes twice takes as long as it saves.
 _SMALL_BYTES = 64 << 10
+
+_NOTE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SegmentWriter:
@@ -40,6 +43,7 @@ class SegmentWriter:
         self._folder, self._head = folder, head
         self._segment_bytes, self._spares = segment_bytes, spares
         self._file: int | None = None
+        self._note: int | None = None
         # The end of the last batch that is on disk.
         self._end = 0
         # The size of the file.
@@ -61,6 +65,31 @@ class SegmentWriter:
             self._begin(first)
         assert self._file is not None
         self._append(self._file, encode_batch(first, entries))
+        self._note_written(first + len(entries) - 1)
+
+    def _note_written(self, position: int) -> None:
+        """Note outside of the segments how far they are on disk, so that a lost end is found.
+
+        Nobody waits for the disk: the note is in the memory of the system, which outlives this
+        process. An older one that is left by a loss of power says nothing wrong.
+        """
+        with suppress(OSError):
+            if self._note is None:
+                self._note = os.open(self._folder / WRITTEN, _NOTE, 0o600)
+            os.pwrite(self._note, Written(self._head.incarnation, position).encoded(), 0)
+
+    def begin_run(self, run: bytes, after: int) -> None:
+        """Let the next record be the first of another run of a process; from any thread.
+
+        Args:
+            run: The name of the run.
+            after: The position of the last record before.
+        """
+        head = SegmentHead()
+        head.CopyFrom(self._head)
+        head.run, head.run_after = run, after
+        self._head = head
+        self.rotate()
 
     def _begin(self, first: int) -> None:
         if self._file is not None:
@@ -75,8 +104,9 @@ class SegmentWriter:
         self._file, self._end, self._is_full = file, 0, False
         self._size = os.fstat(file).st_size
         try:
-            self._head.first, self._head.unix_seconds = first, time.time()
-            self._append(file, encode_batch(0, [Entry(self._head.SerializeToString())]))
+            head = self._head
+            head.first, head.unix_seconds = first, time.time()
+            self._append(file, encode_batch(0, [Entry(head.SerializeToString())]))
             if spare is not None:
                 # Only now, since a segment must not have the head of another one.
                 spare.rename(path)
@@ -108,6 +138,13 @@ class SegmentWriter:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def end(self) -> None:
+        """Write nothing more."""
+        self.close()
+        if self._note is not None:
+            os.close(self._note)
+            self._note = None
 
 
 def _cut(file: int, end: int) -> None:

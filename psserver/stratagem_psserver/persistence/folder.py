@@ -16,7 +16,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.log.segments import Tail, first_of, segments_in
+from stratagem_proto.log.segments import WRITTEN, Tail, first_of, segments_in
 from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.stores.files import replace_file, sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
@@ -43,6 +43,7 @@ class StateFolder:
     ├── replica           which replica of the task has the state; of a server with replicas
     ├── left-in-order     whether the image is the state at the end of the process; without a log
     ├── segment-….log     the changes since, in the order of the numbers; with a log
+    ├── written           up to which of them the log was on disk
     └── spare-…           files of segments to come, for as long as the process runs
     ```
 
@@ -187,7 +188,8 @@ class StateFolder:
 
     def clear(self) -> None:
         """Remove all state, before that of another server comes."""
-        (self.path / _REPLICA).unlink(missing_ok=True)
+        for name in (_REPLICA, WRITTEN):
+            (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
         for path in self.segments():
             path.unlink()

@@ -68,6 +68,7 @@ async def moment_of(state: ServerState) -> Moment | None:
             "adopted": [name.hex() for name in state.closures.adopted],
             "succession": state.succession.facts(),
             "awaited": state.restored.awaited(),
+            "history": state.changes.history.facts(),
         }
         facts = {**facts_of(state), "exact": exact}
         snapshot = state.snapshots.take(state.store)
@@ -202,6 +203,7 @@ class Image:
             state.succession.restore(succession)
         if (awaited := self.exact.get("awaited")) is not None:
             state.restored.restore(self.facts["restored"], awaited)
+        state.changes.history.restore(self.exact.get("history", ()))
 
 
 def image_at(folder: Path, task: int) -> Image:
@@ -214,14 +216,28 @@ def image_at(folder: Path, task: int) -> Image:
     Raises:
         NotFoundError: There is none.
         DataLossError: It is damaged.
+        FailedPreconditionError: It is that of another task.
     """
     checkpoint = open_checkpoint(folder)
+    servers, part = checkpoint.index.servers, part_name(task)
+    if servers and part not in servers:
+        number = min(servers).removeprefix("part-").removesuffix(".safetensors")
+        raise another_task(str(checkpoint.folder), f"/job:ps/task:{number}", f"/job:ps/task:{task}")
     with refused_if_unsound(str(checkpoint.folder)):
-        image = Image(checkpoint, checkpoint.index.servers[part_name(task)])
+        image = Image(checkpoint, servers[part])
         positions = (image.position, image.needed, *image.exact["records"])
         if not (all(map(is_count, positions)) and image.exact["durability"]):
             raise ValueError("its position is no number of a record")
         return image
+
+
+def another_task(path: str, found: str, label: str) -> FailedPreconditionError:
+    """Return the error of a server whose folder has the state of another task."""
+    return FailedPreconditionError(
+        f"{path!r} has the state of {found}, and this is {label}: the folders of two servers "
+        "were exchanged, or one was copied over the other. Give each server the folder that it had "
+        "before, or move this one away and restore a checkpoint"
+    )
 
 
 def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:

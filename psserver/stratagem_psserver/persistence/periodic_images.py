@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Hashable
 from pathlib import Path
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import RUN_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_psserver.checkpoints.continuation import resume_as_another_run
 from stratagem_psserver.persistence.folder import StateFolder
@@ -73,6 +75,8 @@ class PeriodicImages:
             else:
                 resume_as_another_run(self._state, self._image.checkpoint, has_all=False)
             LOG.info("recovered", task=self._label, lost_nothing=self._is_exact)
+        # An older copy of the image does not know of this run.
+        self._state.changes.history.begin_unrecorded(secrets.token_bytes(RUN_BYTES))
         # From here on the image is of the past.
         self._folder.enter()
         self._imaged = self._fingerprint()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.log.segments import FORMAT, LogReader
+from stratagem_proto.log.segments import FORMAT, LogReader, Tail, Written
+from stratagem_proto.protocol import RUN_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import SegmentHead
 from stratagem_proto.v1.session_pb2 import Task
@@ -16,7 +18,13 @@ from stratagem_psserver.log.log import Log
 from stratagem_psserver.log.segment_writer import SegmentWriter
 from stratagem_psserver.log.spares import Spares
 from stratagem_psserver.persistence.folder import StateFolder
-from stratagem_psserver.persistence.images import Image, Moment, read_image, take_image
+from stratagem_psserver.persistence.images import (
+    Image,
+    Moment,
+    another_task,
+    read_image,
+    take_image,
+)
 from stratagem_psserver.persistence.kernels import described, present_kernels
 from stratagem_psserver.persistence.recovery import Recovery
 from stratagem_psserver.persistence.retention import RetainedRecords
@@ -57,7 +65,10 @@ class Persistence:
             self._image = read_image(self._folder, settings)
             self._folder.settle()
             self._reader = LogReader(self._folder.segments(self._needed))
-            self._heads = [head for _, head in self._reader.heads()]
+            self._heads = self._own_heads()
+            self._written = Written.read(self._folder.path)
+            if self._written is not None and not self.has_state:
+                self._written.require_reached(self._folder.path, 0, None)
             state.incarnation = self._known_incarnation() or state.incarnation
         except BaseException:
             self._folder.release()
@@ -79,6 +90,16 @@ class Persistence:
             task=self._task,
             kernels=self._kernels,
         )
+
+    def _own_heads(self) -> list[SegmentHead]:
+        """Return the heads of all segments, which must be of this server's task."""
+        heads = []
+        for path, head in self._reader.heads():
+            if head.task != self._task:
+                found = f"/job:{head.task.job}/task:{head.task.index}"
+                raise another_task(str(path), found, self._label)
+            heads.append(head)
+        return heads
 
     @property
     def has_state(self) -> bool:
@@ -112,14 +133,46 @@ class Persistence:
         # Those of another process.
         self._spares.remove()
         replayed, leapt = await self._replay()
+        if not leapt:
+            self._require_whole()
         if self._reader.tail is not None:
-            self._folder.cut(self._reader.tail)
+            self._cut(self._reader.tail)
         self._state.ledger.renew_all(self._state.clock())
         self._state.changes.log = self.begin_log()
+        self.begin_run()
         if leapt or self._state.resumed:
             await self._take_image()
         seconds = round(self._state.clock() - began, 3)
         LOG.info("recovered", task=self._label, records=replayed, seconds=seconds)
+
+    def _require_whole(self) -> None:
+        """Check that the log has all that it once had."""
+        # That of another log is left where somebody has moved the files away.
+        if self._written is not None and self._written.incarnation == self._state.incarnation:
+            last = max(self._reader.position, self._image_position)
+            self._written.require_reached(self._folder.path, last, self._reader.tail)
+
+    def _cut(self, tail: Tail) -> None:
+        """Remove what is behind the last record, of which nobody has heard, and say what it was."""
+        nbytes, records = tail.unfinished(self._reader.position)
+        if nbytes:
+            LOG.info(
+                "cut off what was not written in full",
+                task=self._label,
+                path=str(tail.path),
+                offset=tail.offset,
+                behind_record=self._reader.position,
+                nbytes=nbytes,
+                records=records or "unknown",
+            )
+        self._folder.cut(tail)
+
+    def begin_run(self) -> None:
+        """Let further changes be those of another run, to whom clients show what they were told."""
+        # What names it decides nothing, so that simulations take the same course with any name.
+        run, position = secrets.token_bytes(RUN_BYTES), self.log.position
+        self._state.changes.history.begin(run, position)
+        self._writer.begin_run(run, position)
 
     @property
     def image(self) -> Image | None:
@@ -141,6 +194,9 @@ class Persistence:
 
         It begins with the first one that the image lacks.
         """
+        if self._image is not None and (runs := self._image.exact.get("history")):
+            run, after = runs[-1]
+            self._writer.begin_run(bytes.fromhex(run), after)
         return self._log_behind(self._needed - 1)
 
     async def sync_copy(self, image: Image) -> None:
@@ -170,6 +226,8 @@ class Persistence:
         count = 0
         self._require_start(self._needed)
         async with Recovery(self._state, self._image, self._retained) as recovery:
+            for head in self._heads:
+                self._state.changes.history.note(head.run, head.run_after)
             for record in self._reader.records():
                 if record.position > self._image_position:
                     if record.message.leap:
@@ -251,7 +309,7 @@ class Persistence:
         if self._log is not None:
             self._log.stop()
         self._disk.shutdown()
-        self._writer.close()
+        self._writer.end()
 
 
 def state_folder(settings: ServerSettings) -> StateFolder:

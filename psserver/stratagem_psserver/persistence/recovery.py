@@ -6,6 +6,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
+from stratagem_proto.errors import DataLossError
 from stratagem_proto.log.segments import Record
 from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.persistence.replay import Replay
@@ -47,6 +48,7 @@ class Recovery:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
+            self._require_all()
             self._complete()
         await self._replay.__aexit__(kind, error, traceback)
 
@@ -66,6 +68,19 @@ class Recovery:
                 self._complete()
         if self._retained is not None:
             self._retained.note(record)
+
+    def _require_all(self) -> None:
+        """Check that all records have come that the image lacks.
+
+        Raises:
+            DataLossError: The log has lost one.
+        """
+        if self._needed:
+            raise DataLossError(
+                f"the log of {self._state.settings.label} has no record {min(self._needed)}, which "
+                "its image lacks: it has lost its end. Restore the files from a backup, or move "
+                "the folder away and restore a checkpoint"
+            )
 
     def _complete(self) -> None:
         """Go on from the image, once the contributions that it lacks are there."""

@@ -51,6 +51,10 @@ class ReplicaDisk:
         self.log = self._persistence.log
         return self._persistence.log.position
 
+    def begin_run(self) -> None:
+        """Let further changes be those of a run that begins now."""
+        self._persistence.begin_run()
+
     def give_up(self) -> None:
         """Write nothing more of the state, which nobody relies on."""
         self._persistence.stop()

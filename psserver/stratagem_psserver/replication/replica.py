@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import suppress
 
 from stratagem_proto.errors import (
@@ -11,7 +12,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.protocol import RUN_BYTES, SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
@@ -239,6 +240,7 @@ class ReplicatedTask:
         await self._backup.until_free()
         state = await self._own_state()
         log = self._logged(state)
+        self._begin_run(state, log.position)
         obstacle = self._host.obstacle
         self._primary = Primary(self.replica, view, state, log, self._arbiter, obstacle)
         state.ledger.renew_all(state.clock())
@@ -267,6 +269,12 @@ class ReplicatedTask:
         disk = self._disk.log if self._disk else None
         position = disk.position if disk else state.changes.last
         return ReplicatedLog(position, disk, self._retained(state), self._settings.label)
+
+    def _begin_run(self, state: ServerState, position: int) -> None:
+        if self._disk is not None:
+            self._disk.begin_run()
+        else:
+            state.changes.history.begin(secrets.token_bytes(RUN_BYTES), position)
 
     def _retained(self, state: ServerState) -> RetainedRecords:
         """Return the records that an image of the state may lack."""

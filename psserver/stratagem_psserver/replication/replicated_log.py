@@ -41,6 +41,7 @@ class ReplicatedLog:
 
     Attributes:
         position: The position of the last record that was appended.
+        awaited: The position of the last one for which answers wait.
         disk: The log on disk.
         may_answer: Returns whether an answer may leave that tells of records up to a position.
         on_leap: Called when a leap was appended, which only an image can follow.
@@ -51,7 +52,7 @@ class ReplicatedLog:
     def __init__(
         self, position: int, disk: Log | None, retained: RetainedRecords, label: str
     ) -> None:
-        self.position = self._awaited = position
+        self.position = self.awaited = position
         self.may_answer: Callable[[int], bool] = lambda position: True
         self.on_leap: Callable[[], None] = lambda: None
         self.followers: list[Follower] = []
@@ -74,12 +75,12 @@ class ReplicatedLog:
         if self.disk is not None:
             self.disk.add(entry, is_awaited)
         if is_awaited:
-            self._awaited = self.position
+            self.awaited = self.position
         return self.position
 
     def leap(self) -> None:
         """Add a record that only an image can follow."""
-        self.position = self._awaited = self.position + 1
+        self.position = self.awaited = self.position + 1
         if self.disk is not None:
             self.disk.leap()
         self.on_leap()
@@ -103,7 +104,7 @@ class ReplicatedLog:
         Raises:
             UnavailableError: That takes too long, or this server is not the primary any more.
         """
-        position = self._awaited
+        position = self.awaited
         if self.disk is not None:
             await self.disk.durable()
         self._require_going_on()

@@ -38,6 +38,7 @@ class SessionRpcs:
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
             return self._response(request, 0)
+        self._state.changes.history.require(request.reached, self._state.settings.label)
         session = session_of(request, session_name(request.session_id))
         self._state.cluster.require(session, self._placed_over(request))
         former = self._state.ledger.replace(session)

@@ -54,6 +54,7 @@ class UpdateRpcs:
         grants = begun_now(state, session, header.then.begins)
 
         def make_header(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
+            values.reached = state.changes.reached
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         if known is None:

@@ -45,6 +45,7 @@ class ValueRpcs:
         def make_header(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)
             header.grants.extend(grants)
+            header.reached = state.changes.reached
             return header
 
         if isinstance(variables, HeldSnapshot):

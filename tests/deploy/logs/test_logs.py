@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         client.create(w=torch.zeros(5))
         client.assign("w", torch.ones(5))
         return killed(path) / "ps-0"
+
+
+def test_verify_finds_an_end_that_is_missing(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "ps-0"))
+    (path,) = segments(copy.parent)
+    os.truncate(path, end_of(path) - 1)
+    result = CliRunner().invoke(app, ["log", "verify", str(copy)])
+    assert result.exit_code == 1
+    assert "ends with record 2" in result.output
+    assert "but record 3 was on disk" in result.output
 
 
 def test_inspect_counts_what_is_there(folder: Path) -> None:

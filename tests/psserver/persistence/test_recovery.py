@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +17,14 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
+from stratagem_proto.log.batches import Entry, encode_batch
+from stratagem_proto.log.segments import WRITTEN, LogReader, Written
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.settings import Durability, ServerSettings
 from tests.psserver.persistence.servers import client_of, end_of, killed, logged, segments
 from tests.psserver.wire import RawClient, encoded, optimizer_program, update_header
 
@@ -103,17 +109,79 @@ def test_what_earlier_processes_have_logged_counts_as_well(folder: Path) -> None
     assert sum(path.stat().st_size for path in segments(left)) <= most
 
 
-def test_an_end_that_was_not_written_in_full_is_cut_off(folder: Path) -> None:
+def test_an_end_that_was_not_written_in_full_is_cut_off(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stratagem_server")
+    with logged(folder) as server, client_of(server) as client:
+        trained(client, steps=3)
+        copy = killed(folder)
+    path, state = segments(copy)[-1], copy / "ps-0"
+    left = LogReader([path])
+    deque(left.records(), 0)
+    batch = b"".join(encode_batch(left.position + 1, [Entry(b"more"), Entry(b"and more")]))
+    path.write_bytes(path.read_bytes()[: end_of(path)] + batch[:-1])
+    assert Written.read(state) == Written(server._state.incarnation, left.position)
+    with logged(copy) as other, client_of(other, client) as again:
+        assert again.read("v")[0].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+        again.assign("v", torch.full((2, 2), 3.0))
+    with logged(copy) as other, client_of(other, again) as last:
+        assert last.read("v")[0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    records: list[Any] = [each.msg for each in caplog.records]
+    (cut,) = [each for each in records if "cut off" in str(each)]
+    assert cut["event"] == "cut off what was not written in full"
+    assert (cut["nbytes"], cut["records"]) == (len(batch), 2)
+    assert (cut["path"], cut["behind_record"]) == (str(path), left.position)
+
+
+def test_a_log_that_has_lost_its_end_is_not_read(folder: Path) -> None:
     with logged(folder) as server, client_of(server) as client:
         trained(client, steps=3)
         copy = killed(folder)
     path = segments(copy)[-1]
     path.write_bytes(path.read_bytes()[: end_of(path) - 1])
+    with pytest.raises(DataLossError, match=r"lost its end: it ends with record 5, at byte \d+"):
+        logged(copy).start()
+    path.unlink()
+    with pytest.raises(DataLossError, match="ends with record 0, but record 6 was on disk"):
+        logged(copy).start()
+
+
+def test_a_note_of_what_was_written_that_is_damaged_or_of_another_log_says_nothing(
+    folder: Path,
+) -> None:
+    with logged(folder) as server, client_of(server) as client:
+        trained(client, steps=3)
+        copy = killed(folder)
+    note = copy / "ps-0" / WRITTEN
+    note.write_bytes(bytes(note.stat().st_size))
     with logged(copy) as other, client_of(other, client) as again:
-        assert again.read("v")[0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-        again.assign("v", torch.full((2, 2), 3.0))
-    with logged(copy) as other, client_of(other, again) as last:
-        assert last.read("v")[0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        assert again.read("v")[0].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    note.write_bytes(Written(bytes(16), 1000).encoded())
+    with logged(copy) as other, client_of(other, client) as again:
+        assert again.read("v")[0].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("durability", ["log", "snapshot"])
+def test_the_state_of_another_task_is_refused_by_name(
+    folder: Path, durability: Durability, stops: bool
+) -> None:
+    settings = ServerSettings(durability=durability, durability_folder=str(folder))
+    with ParameterServer(settings) as server, client_of(server) as client:
+        client.create(v=torch.ones(3))
+        copy = killed(folder)
+    copy = folder if stops or durability == "snapshot" else copy
+    (copy / "ps-0").rename(copy / "ps-1")
+    settings = replace(settings, task=1, durability_folder=str(copy))
+    with pytest.raises(FailedPreconditionError, match="state of /job:ps/task:0, and this is") as it:
+        ParameterServer(settings).start()
+    assert "/job:ps/task:1" in it.value.message
+    # Nothing of it is lost.
+    (copy / "ps-1").rename(copy / "ps-0")
+    settings = replace(settings, task=0)
+    with ParameterServer(settings) as server, client_of(server, client) as again:
+        assert again.read("v")[0].tolist() == [1.0] * 3
 
 
 def test_a_damaged_log_is_not_read(folder: Path) -> None:

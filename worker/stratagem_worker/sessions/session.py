@@ -70,6 +70,8 @@ class WorkSession:
         self._given_up: set[int] = set()
         # Of the functions whose outcomes have not been reported.
         self._writes: dict[int, WritesBehind] = {}
+        # How far servers have come, by task index, as far as the client knows.
+        self._told: dict[int, bytes] = {}
         self._accepting = True
         self._pieces = Pieces()
         self._orders: dict[str, Callable[[Any], None]] = {
@@ -203,6 +205,9 @@ class WorkSession:
 
     def _report(self, finished: pb.Finished, seconds: float, at_once: bool) -> None:
         self._writes.pop(finished.closure, None)
+        for task, reached in self._loader.reached().items():
+            if self._told.get(task) != reached:
+                self._told[task] = finished.reached[task] = reached
         self.outbox.put_finished(finished, at_once)
         # Nobody waits for this.
         self._executor.figures.count(finished, seconds)

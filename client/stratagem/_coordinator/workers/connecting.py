@@ -14,6 +14,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._worker_client.batchers import Batchers
@@ -130,6 +131,7 @@ class Connector:
         outcomes: OutcomeForm,
     ) -> None:
         self._identity = _identity_of(strategy)
+        self._note_heard = _servers_of(strategy).note_heard
         self._outcomes = outcomes
         self._numbers = numbers
         self._meter = meter
@@ -142,7 +144,7 @@ class Connector:
         task = Task(job="worker", index=index)
         link = WorkerLink(address, task, self._identity, _ATTEMPT)
         link.meter, link.batchers = self._meter, self._batchers
-        link.outcomes = self._outcomes
+        link.outcomes, link.on_reached = self._outcomes, self._note_heard
         link.connect()
         if self._counts is not None:
             try:
@@ -170,9 +172,13 @@ def worker_at(address: str, strategy: ParameterServerStrategy) -> int:
 
 
 def _identity_of(strategy: ParameterServerStrategy) -> Identity:
+    return replace(_servers_of(strategy).identity, role=ROLE_COORDINATOR)
+
+
+def _servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    return replace(extended._store.servers.identity, role=ROLE_COORDINATOR)
+    return extended._store.servers
 
 
 def completion_reporter(

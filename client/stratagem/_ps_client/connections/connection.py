@@ -33,7 +33,7 @@ from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
 from stratagem._ps_client.transports.call import Style
 from stratagem_proto import tracing
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import (
     AwaitedAnswer,
     HeartbeatResponse,
@@ -90,7 +90,8 @@ class Connection:
         self._process = os.getpid()
         self._session: ServerSession | None = None
         self._expected = b""
-        self._restarted = False
+        # Why the server cannot be gone on with; "" while it can.
+        self._lost = ""
         self._opening = threading.Lock()
         self._mutations = MutationLock()
         self._attendance = SessionAttendance()
@@ -227,16 +228,37 @@ class Connection:
         if self._session is not None:
             request.acknowledge(self._session.acknowledged)
 
+    def note_reached(self, reached: bytes, shown: bytes) -> None:
+        """Note how far the server had come when it answered a request that showed something."""
+        if self._session is not None:
+            self._session.note_reached(reached, shown)
+
+    @property
+    def reached(self) -> bytes:
+        """How far the server had come when it answered last; b"" if it tells nothing."""
+        return self._session.reached if self._session else b""
+
+    def note_heard(self, reached: bytes) -> None:
+        """Note how far the server had come when it answered another process."""
+        if self._session is not None:
+            self._session.note_heard(reached)
+
     def resume(self) -> None:
         """Open the session again after the server has ended it.
 
         Raises:
-            SessionLostError: It cannot go on, because the server was restarted.
+            SessionLostError: It cannot go on, because the server was restarted, or has lost what it
+                had answered.
             StratagemError: The server could not be reached, or refused the handshake.
         """
         session = self._session
         if session is not None:
-            answer = self._opened_by(opening(self._identity, session), knows_run=True)
+            try:
+                answer = self._opened_by(opening(self._identity, session), knows_run=True)
+            except SessionLostError as error:
+                # Whatever the consistency: versions that this process knows would mean others.
+                self._lost = error.message
+                raise
             if session.is_forgotten(answer):
                 self._require_restored(answer)
             session.continues(answer)
@@ -261,8 +283,8 @@ class Connection:
         return answer
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
-        # Set once: other threads look at it.
-        self._restarted = not (answer.restored and self._identity.outlives_servers)
+        if not (answer.restored and self._identity.outlives_servers):
+            self._lost = restarted_error(self.peer).message
         self._require_usable()
         _LOG.warning(
             "%s was restarted and went back to its last checkpoint; this program goes "
@@ -279,7 +301,7 @@ class Connection:
     def attend(self) -> bool:
         """Have the server see that this process lives; whether it could until now."""
         session = self._session
-        if session is None or self._restarted:
+        if session is None or self._lost:
             return True
         return self._attendance.begin(self.route.address, self.route.expected, session.shown)
 
@@ -308,7 +330,7 @@ class Connection:
 
     def _shake_hands(self) -> None:
         session = self._session
-        if session is not None and not self.route.is_met and not self._restarted:
+        if session is not None and not self.route.is_met and not self._lost:
             request = opening(self._identity, session)
             answer = Pending(self, request, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
             if reopening(request, answer) is None and not session.is_forgotten(answer):
@@ -332,7 +354,7 @@ class Connection:
             waits: What it waits for of other tasks.
         """
         session = self._session
-        if session is None or self._restarted:
+        if session is None or self._lost:
             return None
         # The thread that waits for one server renews no other's lease meanwhile.
         patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
@@ -354,7 +376,7 @@ class Connection:
         self._attendance.close()
 
     def _say_goodbye(self) -> None:
-        if self._session is not None and not self._restarted:
+        if self._session is not None and not self._lost:
             goodbye = farewell(self._session)
             Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
 
@@ -373,5 +395,5 @@ class Connection:
     def _require_usable(self) -> None:
         if os.getpid() != self._process:
             raise forked_error(self.peer, self._process)
-        if self._restarted:
-            raise restarted_error(self.peer)
+        if self._lost:
+            raise SessionLostError(self._lost)

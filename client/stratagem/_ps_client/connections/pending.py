@@ -38,6 +38,9 @@ class SessionOwner(Protocol):
     def acknowledge(self, request: Request[Any]) -> None:
         """Tell with a repeated mutation which ones need no answer any more."""
 
+    def note_reached(self, reached: bytes, shown: bytes) -> None:
+        """Note how far the server had come when it answered a request that showed something."""
+
     @property
     def experience(self) -> Experience:
         """What the server has carried out for this process."""
@@ -190,9 +193,12 @@ class Pending(Generic[Result]):
         return self._owner.run, self._route.takeovers
 
     def _received(self) -> Result:
-        peer, method = self._route.peer, self._request.method
+        peer, method, responses = self._route.peer, self._request.method, self.attempt.responses
         try:
-            return self._request.receive(self.attempt.responses)
+            result = self._request.receive(responses)
+            if responses.reached:
+                self._owner.note_reached(responses.reached, self._request.session_id)
+            return result
         except grpc.RpcError as error:
             raise from_rpc_error(error, peer, method) from error
         except ValueError as error:
@@ -205,7 +211,7 @@ class Pending(Generic[Result]):
 
     def _require_passing(self, error: StratagemError) -> None:
         """Raise a failure that ends the request."""
-        if isinstance(error, SessionLostError):
+        if isinstance(error, SessionLostError) and not self._request.opens:
             self._owner.resume()
         else:
             has_room = self._owner.has_room_for(self._request)

@@ -15,7 +15,13 @@ from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, check_token
+from stratagem_proto.protocol import (
+    PROTOCOL_VERSION,
+    REACHED_BYTES,
+    RUN_BYTES,
+    SESSION_ID_BYTES,
+    check_token,
+)
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_proto.v1.session_pb2 import (
     AttendSessionRequest,
@@ -84,6 +90,7 @@ class ServerSession:
         reconnect_seconds: The same once nothing attends the session any more.
         max_request_bytes: Tensor bytes that one request may have, in either direction.
         sequence: The last number given to a request.
+        reached: How far the server had come at its last answer, as in the message `Reached`.
     """
 
     identifier: bytes
@@ -93,6 +100,9 @@ class ServerSession:
     reconnect_seconds: float
     max_request_bytes: int
     sequence: int = 0
+    reached: bytes = b""
+    # What another process was told last, by another run, until the server was shown it.
+    _heard: bytes = b""
     # Numbers of mutations whose outcome is not known.
     _open: dict[int, None] = field(default_factory=dict)
     # The last number, unless its mutation outlasts its turn.
@@ -102,7 +112,8 @@ class ServerSession:
     def key(self, steps: StepCount) -> RequestKey:
         """Identify a request that changes nothing."""
         finished, report = steps.tell()
-        return RequestKey(session_id=self.shown, finished=finished, report=report)
+        shown = self.shown + self.show()
+        return RequestKey(session_id=shown, finished=finished, report=report)
 
     def next_key(self, steps: StepCount, closure: ClosureKey | None = None) -> RequestKey:
         """Number the next mutation; the caller holds the lock of mutations.
@@ -117,7 +128,7 @@ class ServerSession:
             acknowledged = next(iter(self._open)) - 1
         step, (finished, report) = steps.tell_within()
         return RequestKey(
-            session_id=self.shown,
+            session_id=self.shown + self.show(),
             sequence=sequence,
             acknowledged=acknowledged,
             step=step,
@@ -141,6 +152,32 @@ class ServerSession:
         with self._counting:
             return next(iter(self._open), self.sequence + 1) - 1
 
+    def note_reached(self, reached: bytes, shown: bytes) -> None:
+        """Note how far the server had come when it answered; answers may overtake each other.
+
+        Args:
+            reached: As in the message `Reached`.
+            shown: What the request has shown.
+        """
+        if reached[:RUN_BYTES] != self.reached[:RUN_BYTES] or reached > self.reached:
+            self.reached = reached
+        if self._heard and shown.endswith(self._heard):
+            self._heard = b""
+
+    def note_heard(self, reached: bytes) -> None:
+        """Note how far the server had come when it answered another process."""
+        if len(reached) != REACHED_BYTES:
+            return
+        if not self.reached or reached[:RUN_BYTES] == self.reached[:RUN_BYTES]:
+            self.reached = max(self.reached, reached)
+        else:
+            # Which of both is later is for the server to say.
+            self._heard = reached
+
+    def show(self) -> bytes:
+        """Return what shows the server how far it had come: what it told, and what was heard."""
+        return self.reached + self._heard
+
     def is_forgotten(self, answer: OpenSessionResponse) -> bool:
         """Return whether the same run of the server does not know the session any more."""
         forgotten = answer.last_sequence == 0 and self.acknowledged > 0
@@ -152,7 +189,8 @@ class ServerSession:
         If it is another one, it has restored a checkpoint. The numbers that it does not know are
         below the next one's `acknowledged`.
         """
-        self.incarnation = answer.incarnation
+        if answer.incarnation != self.incarnation:
+            self.incarnation, self.reached, self._heard = answer.incarnation, b"", b""
 
 
 def opening(
@@ -166,6 +204,7 @@ def opening(
     identifier = session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     message = handshake(identity, identifier)
     message.incarnation = session.incarnation if session else run
+    message.reached = session.show() if session else b""
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
@@ -176,7 +215,7 @@ def reopening(
     message = OpenSessionRequest.FromString(request.message.SerializeToString())
     if message.incarnation == answer.incarnation:
         return None
-    message.incarnation = answer.incarnation
+    message.incarnation, message.reached = answer.incarnation, b""
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
+from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.checkpoint.blocks import FileEntry
 from stratagem_proto.checkpoint.entries import TensorEntry, TensorFile
 from stratagem_proto.v1 import checkpoint_pb2 as pb
@@ -65,7 +66,7 @@ def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:
     return Request("FinishSave", message, _saved, wait=wait)
 
 
-def _saved(responses: Iterator[bytes]) -> SavedPart | None:
+def _saved(responses: Responses) -> SavedPart | None:
     response = sole(pb.FinishSaveResponse)(responses)
     if not response.HasField("part"):
         return None
@@ -130,5 +131,5 @@ def list_restored() -> Request[list[str]]:
     return Request("ListRestored", pb.ListRestoredRequest(), _identities)
 
 
-def _identities(responses: Iterator[bytes]) -> list[str]:
+def _identities(responses: Responses) -> list[str]:
     return list(sole(pb.ListRestoredResponse)(responses).identities)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
+from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresResponse
 from stratagem_proto.v1.consistency_pb2 import (
@@ -53,11 +54,11 @@ def describe() -> Request[list[GroupConsistency]]:
     return Request("DescribeConsistency", DescribeConsistencyRequest(), _described)
 
 
-def _granted(responses: Iterator[bytes]) -> list[StepGrant]:
+def _granted(responses: Responses) -> list[StepGrant]:
     return list(sole(BeginStepResponse)(responses).grants)
 
 
-def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
+def _described(responses: Responses) -> list[GroupConsistency]:
     return list(sole(DescribeConsistencyResponse)(responses).groups)
 
 
@@ -107,7 +108,7 @@ def draw_batch(opened: DataPass, num_batches: int, order: int = 0) -> Request[in
     return Request("DrawBatch", message, _drawn)
 
 
-def _drawn(responses: Iterator[bytes]) -> int | None:
+def _drawn(responses: Responses) -> int | None:
     response = sole(DrawBatchResponse)(responses)
     return response.batch if response.HasField("batch") else None
 

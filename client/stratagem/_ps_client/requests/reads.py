@@ -107,6 +107,7 @@ def filled(
         raise MalformedStreamError("a read was answered without a header")
     header, chunks = taken
     values = values_of(header)
+    responses.reached = values.reached
     versions = _versions(readings, values)
     if values.contents == all_of(layout):
         targets = [reading.into for reading in readings]

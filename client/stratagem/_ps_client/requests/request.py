@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
@@ -21,7 +21,7 @@ from stratagem_proto.v1 import (
     parameter_server_service_pb2,
     succession_pb2,
 )
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Reached, RequestKey
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
@@ -228,15 +228,15 @@ class _Stamped(Protocol):
     def key(self) -> RequestKey: ...
 
 
-def _drained(responses: Iterator[bytes]) -> None:
-    for _ in responses:
-        pass  # it says no more than that it was applied
+def _drained(responses: Responses) -> None:
+    for message in responses:  # it says no more than that it was applied
+        responses.reached = Reached.FromString(message).reached
 
 
-def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:
+def sole(response_type: type[Response]) -> Callable[[Responses], Response]:
     """Return a receiver of exactly one message."""
 
-    def receive(responses: Iterator[bytes]) -> Response:
+    def receive(responses: Responses) -> Response:
         # The status comes after the message, so the stream is read to its end.
         messages = list(responses)
         if len(messages) != 1:
@@ -244,6 +244,7 @@ def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]
                 f"the server sent {len(messages)} messages where one "
                 f"{response_type.__name__} was expected"
             )
+        responses.reached = Reached.FromString(messages[0]).reached
         return response_type.FromString(messages[0])
 
     return receive

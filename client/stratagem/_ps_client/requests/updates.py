@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
@@ -11,6 +11,7 @@ import torch
 
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.requests.variables import Attachments
+from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.graph_outputs import decode_output
 from stratagem_proto.programs.update_programs import encode_limits
@@ -245,17 +246,15 @@ def finish_step(mark: StepMark, norm: GlobalNorm) -> Request[FinishStepResponse]
     return Request("FinishStep", message, sole(FinishStepResponse))
 
 
-def _listed(responses: Iterator[bytes]) -> Mapping[int, ClosedStep]:
+def _listed(responses: Responses) -> Mapping[int, ClosedStep]:
     steps = sole(ListClosedStepsResponse)(responses).steps
     return {each.step: each for each in steps}
 
 
-def _updated(responses: Iterator[bytes]) -> list[int]:
+def _updated(responses: Responses) -> list[int]:
     return list(sole(UpdateResponse)(responses).versions)
 
 
-def _ran(
-    kind: type[UpdateResponse | UpdateNonSlotResponse], responses: Iterator[bytes]
-) -> GraphRun:
+def _ran(kind: type[UpdateResponse | UpdateNonSlotResponse], responses: Responses) -> GraphRun:
     response = sole(kind)(responses)
     return GraphRun(list(response.versions), [*map(decode_output, response.outputs)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from stratagem._ps_client.requests.request import Request, sole
+from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -64,7 +65,7 @@ def assign(writings: Sequence[Writing]) -> Request[list[int]]:
     return Request("Assign", header, _assigned, tensors=attachments.tensors)
 
 
-def _assigned(responses: Iterator[bytes]) -> list[int]:
+def _assigned(responses: Responses) -> list[int]:
     return list(sole(AssignResponse)(responses).versions)
 
 
@@ -77,7 +78,7 @@ def delete(names: Sequence[str]) -> Request[list[str]]:
     return Request("DeleteVariables", message, _deleted)
 
 
-def _deleted(responses: Iterator[bytes]) -> list[str]:
+def _deleted(responses: Responses) -> list[str]:
     return list(sole(DeleteVariablesResponse)(responses).names)
 
 
@@ -128,7 +129,7 @@ def list_keys(table: str, after: int | None, limit: int, snapshot: bytes = b"") 
     return Request("ListKeys", message, _page)
 
 
-def _page(responses: Iterator[bytes]) -> KeyPage:
+def _page(responses: Responses) -> KeyPage:
     response = sole(ListKeysResponse)(responses)
     if len(response.keys) % 8:
         raise MalformedStreamError(

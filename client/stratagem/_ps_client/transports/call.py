@@ -67,12 +67,15 @@ class Responses(Iterator[bytes]):
         segment: What they may name places in, until another one than the last is asked for; None if
             there is nothing.
         received: Told how many bytes each message has, and how many it names there.
+        reached: How far the server had come, as in the message `Reached`; b"" before an answer
+            says so.
     """
 
     def __init__(self, messages: Iterator[bytes], segment: Segment | None = None) -> None:
         self._messages = messages
         self.segment: Segment | None = segment
         self.received: Callable[[int], None] = _uncounted
+        self.reached: bytes = b""
 
     def __next__(self) -> bytes:
         message = next(self._messages)
