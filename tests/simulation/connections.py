@@ -97,7 +97,7 @@ class SimulatedConnection:
         self.peer = f"/job:ps/task:{task} at ps:{task}"
         self.session: ServerSession | None = None
         self.losses = 0
-        self._restarted = False
+        self._lost = ""
         # How often tensors go through memory: never between hosts.
         self._shares = self._world.chance.choice((0.0, 0.5, 1.0))
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
@@ -168,7 +168,7 @@ class SimulatedConnection:
             try:
                 return await self._attempted(request, deadlines)
             except StratagemError as error:
-                if isinstance(error, SessionLostError):
+                if isinstance(error, SessionLostError) and not request.opens:
                     await self._resume()
                 else:
                     # A server that was left may live on.
@@ -235,7 +235,10 @@ class SimulatedConnection:
             raise from_rpc_error(error, self.peer, request.method) from error
         finally:
             await self._pauses.over()
-        result = request.receive(Responses(iter(answer), segment))
+        responses = Responses(iter(answer), segment)
+        result = request.receive(responses)
+        if self.session is not None and responses.reached:
+            self.session.note_reached(responses.reached, request.session_id)
         if request.mutates and self._route.is_replicated:
             self._experience.note(request)
         return result
@@ -250,7 +253,11 @@ class SimulatedConnection:
         session = self.session
         if session is not None:
             self.losses += 1
-            answer = await self._opened_by(opening(self._identity, session), knows_run=True)
+            try:
+                answer = await self._opened_by(opening(self._identity, session), knows_run=True)
+            except SessionLostError as error:
+                self._lost = error.message
+                raise
             if session.is_forgotten(answer):
                 self._require_restored(answer)
             session.continues(answer)
@@ -268,12 +275,13 @@ class SimulatedConnection:
         return answer
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
-        self._restarted = not (answer.restored and self._identity.outlives_servers)
+        if not (answer.restored and self._identity.outlives_servers):
+            self._lost = restarted_error(self.peer).message
         self._require_usable()
 
     def _require_usable(self) -> None:
-        if self._restarted:
-            raise restarted_error(self.peer)
+        if self._lost:
+            raise SessionLostError(self._lost)
 
     def _attend(self) -> None:
         """Have the server see that this process lives, by a call that lasts as long as it."""
@@ -292,7 +300,7 @@ class SimulatedConnection:
 
     async def beat(self) -> None:
         """Renew the lease of the session, as the client's heartbeat does."""
-        if self.session is None or self._restarted:
+        if self.session is None or self._lost:
             return
         self._attend()
         patience = min(self.session.lease_seconds, 2 * self.session.reconnect_seconds) / 3

@@ -10,9 +10,11 @@ from contextlib import closing, contextmanager, suppress
 from errno import EIO
 from functools import partial
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory, gettempdir
 from unittest.mock import patch
 
+from stratagem_proto.log.segments import WRITTEN
 from stratagem_psserver.persistence import folder
 from tests.simulation.world import World
 
@@ -60,6 +62,9 @@ class Disk:
         self._open: dict[int, int] = {}
         self._syncs_left = 0
         self._leave: Callable[[], None]
+        # What becomes of the note of what was written: a chance of its own, so that seeds take the
+        # course that they took before there was one.
+        self._chance_of_note = Random(f"the note of {world.seed}")
 
     def close(self) -> None:
         """Give up what the disk has kept."""
@@ -140,6 +145,8 @@ class Disk:
     def _names_in(self, path: Path) -> Names:
         names = {}
         for entry in os.scandir(path):
+            if entry.name == WRITTEN:
+                continue
             names[entry.name] = entry.inode()
             if entry.is_dir():
                 self._hold(Path(entry.path), entry.inode())
@@ -203,6 +210,8 @@ class Disk:
         target.mkdir()
         synced = self._names.get(inode, {})
         present = {} if path is None else {each.name: each.inode() for each in os.scandir(path)}
+        if path is not None and present.pop(WRITTEN, 0):
+            self._copy_note(path / WRITTEN, target / WRITTEN, loses_power)
         names = self._mixed(synced, present) if loses_power else present
         places = {} if path is None else {child: path / name for name, child in present.items()}
         moved = {}
@@ -213,6 +222,25 @@ class Disk:
         self._hold(target, made)
         left = names if loses_power else synced
         self._names[made] = {name: moved.get(child, child) for name, child in left.items()}
+
+    def _copy_note(self, path: Path, target: Path, loses_power: bool) -> None:
+        """Leave the note of what was written, which nobody waits for, or not all of it."""
+        content = path.read_bytes()
+        kept = self._chance_of_note.choice((0, 1, 2)) if loses_power else 2
+        if kept:
+            target.write_bytes(content[: len(content) * kept // 2])
+
+    def settle(self, path: Path) -> None:
+        """Take what a folder has for what is on disk, whatever was there before."""
+        for folder_in, _, files in os.walk(path):
+            inode = os.stat(folder_in).st_ino
+            self._hold(Path(folder_in), inode)
+            self._names[inode] = self._names_in(Path(folder_in))
+            for name in files:
+                about = os.stat(Path(folder_in, name))
+                self._sizes[about.st_ino] = about.st_size
+                self._replaced.pop(about.st_ino, None)
+                self._doubtful.discard(about.st_ino)
 
     def _mixed(self, synced: Names, present: Names) -> Names:
         """Return some of what is on disk only by chance, where a rename is whole or not at all."""

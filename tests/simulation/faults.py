@@ -8,6 +8,7 @@ FAULTS = frozenset(
         "crash",
         "end of a call late",
         "failing disk",
+        "lost end",
         "memory overwritten",
         "partition",
         "pause",

@@ -38,6 +38,8 @@ class SimulatedServer:
         settings: Those of the server.
         run: The present run of the process, or the last one.
         served: Called after each call, and after each look for leases that have ended.
+        lose: Called with the folder of the state once a run has ended; returns what it has taken
+            away of what the run had answered, "" for nothing.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class SimulatedServer:
             **others,
         )
         self.served: Callable[[], None] = lambda: None
+        self.lose: Callable[[Path], str] = lambda state: ""
         self.run: ServerRun
         self._begin()
 
@@ -108,7 +111,20 @@ class SimulatedServer:
             self._leave(self._folder)
             self.run.release()
             self._tear(self._folder)
+            self._lose(self._folder)
         self._world.note(self.name, "stops")
+
+    @property
+    def state_folder(self) -> Path:
+        """What the task has on the disk."""
+        assert self._folder is not None
+        return self._folder / f"ps-{self.settings.task}"
+
+    def _lose(self, folder: Path) -> None:
+        if what := self.lose(self.state_folder):
+            assert self._disk is not None
+            self._disk.settle(folder)
+            self._world.note(self.name, f"has lost {what}")
 
     def _leave(self, folder: Path) -> None:
         """Leave on the disk what is there when the process, or the machine, ends."""

@@ -7,6 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import NamedTuple
 
 from stratagem_proto.errors import AbortedError, StratagemError
@@ -14,6 +15,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.disk import Disk, simulated_disk
 from tests.simulation.programs.adding import Adding
 from tests.simulation.programs.coordinating import Coordinating
+from tests.simulation.programs.losing import Losing
 from tests.simulation.programs.observing import Observing
 from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
@@ -44,6 +46,10 @@ PROGRAMS: Sequence[type[Program]] = (
 
 # After the last fault, everybody has this much time to come to an end.
 _LONGEST_SECONDS = CALM_AT + 600.0
+
+# The part of the runs of `Restarting` that are of `Losing` instead. Which ones is decided apart, so
+# that other seeds take the course that they took before.
+_LOSING = 0.4
 
 # The part of the runs in which servers keep logs.
 _LOGGING = 0.35
@@ -101,6 +107,8 @@ class Shape(NamedTuple):
 def shape_of(world: World) -> Shape:
     """Choose what a run is like."""
     program = world.chance.choice(PROGRAMS)(world)
+    if isinstance(program, Restarting) and Random(f"losing {world.seed}").random() < _LOSING:
+        return Shape(Losing(world), logs=True, replicated=False, moves=False)
     keeps = not isinstance(program, Restarting)
     logs = keeps and world.chance.random() < _LOGGING
     drawn = world.chance.random() if keeps else 1.0

@@ -108,6 +108,7 @@ class World:
         shelter: What does not happen all the same.
 
     Attributes:
+        seed: The seed.
         chance: Decides everything that is not decided by the code under test.
         loop: Runs it.
         weather: How likely faults are.
@@ -118,7 +119,7 @@ class World:
     """
 
     def __init__(self, seed: int, shelter: Shelter = OPEN_AIR) -> None:
-        self._shelter = shelter
+        self.seed, self._shelter = seed, shelter
         self.chance = random.Random(seed)
         self.loop = VirtualLoop()
         self.weather = Weather()

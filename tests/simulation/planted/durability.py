@@ -13,6 +13,7 @@ from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.log import segment_writer
 from stratagem_psserver.log.changes import Changes
+from stratagem_psserver.log.history import History
 from stratagem_psserver.persistence import folder
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.servicer import Methods
@@ -61,6 +62,15 @@ def _reads_all(self: StateFolder, needed: int = 1) -> list[Path]:
     return segments_in(self.path)
 
 
+def _believes_itself(self: History, shown: bytes, label: str) -> None:
+    """Go on, whatever a client shows that it was told."""
+
+
+def _takes_runs_for_its_own(self: History, run: bytes) -> int:
+    """Take each run that a client names for one that has recorded nothing which is lost."""
+    return 1 << 62
+
+
 FAULTS: Mapping[str, Plant] = {
     "an answer leaves before its record": replaced(Changes, "durable", _answers_at_once),
     "a read shows what is not on disk": replaced(Methods, "_durable_frames", _shows_at_once),
@@ -72,5 +82,9 @@ FAULTS: Mapping[str, Plant] = {
         log_segments, "_has_intact_batch", _takes_old_for_later
     ),
     "a segment is read beyond its end": replaced(LogReader, "_is_over", _reads_on),
+    "a server goes on without what a client was told": replaced(
+        History, "require", _believes_itself
+    ),
+    "the end of a run is not known": replaced(History, "_end_of", _takes_runs_for_its_own),
     "removed segments are read": replaced(StateFolder, "segments", _reads_all),
 }
