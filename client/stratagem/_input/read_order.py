@@ -85,6 +85,10 @@ class ContentsDigest:
         exact, rough = _parted(batch)
         return self._digest(exact, rough, any(map(_has_different_rows, leaves(batch))))
 
+    def beside(self, batch: Any) -> tuple[int, Any]:
+        """Return the digest of a batch, and the batch."""
+        return self.of_batch(batch), batch
+
     def of_samples(self, samples: Sequence[Any]) -> int:
         """Return the digest of samples that are to be collated; 0 if all are of unknown types."""
         parted = [_parted(sample) for sample in samples]

@@ -72,6 +72,10 @@ class Dealing(Protocol):
         """Return the number of rounds in datasets of these lengths, if it is known."""
 
 
+def _undigested(element: Any) -> tuple[None, Any]:
+    return None, element
+
+
 @dataclass(frozen=True)
 class SplitBatches:
     """Each element is a batch for all replicas in sync, which is cut into chunks.
@@ -88,7 +92,7 @@ class SplitBatches:
 
     chunks: int
     turns: Sequence[range]
-    digested: Callable[[Any], tuple[int | None, Any]] = lambda element: (None, element)
+    digested: Callable[[Any], tuple[int | None, Any]] = _undigested
 
     def rounds(self, readers: Sequence[Iterator[Any]]) -> Dealt:
         """Split the next element of the only reader.

@@ -212,7 +212,7 @@ class InputWorker:
         order = None if self.number is None else ReadOrder(self.number)
         # Subclasses may read in ways of their own.
         if type(dataset) is not DataLoader:
-            return Share(dataset, SplitBatches(chunks, (own,), _by_contents()), order)
+            return Share(dataset, SplitBatches(chunks, (own,), ContentsDigest().beside), order)
         if can_read_by_index(dataset):
             return Share(NotedLoader(dataset, chunks, own), CutOwnRows(len(own)), order)
         return Share(NotedLoader(dataset), SplitBatches(chunks, (own,), _as_noted), order)
@@ -266,11 +266,6 @@ class InputWorker:
 def _as_noted(element: Any) -> tuple[int, Any]:
     digest, _, batch = element
     return int(digest), batch
-
-
-def _by_contents() -> Callable[[Any], tuple[int, Any]]:
-    digests = ContentsDigest()
-    return lambda batch: (digests.of_batch(batch), batch)
 
 
 def _has_files(dataset: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -356,3 +357,10 @@ class Sharded(IterableDataset[int]):
 def test_streams_that_are_divided_already_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="Sharded reads part 0 of 4"):
         OneDeviceStrategy("CPU:0").experimental_distribute_dataset(DataLoader(Sharded(), 2))
+
+
+def test_data_that_workers_divide_travel() -> None:
+    for dataset in (whole(4, 4), batches(4, 4)):
+        pipeline = pickle.loads(pickle.dumps(Worker(InputOrders(), 1, 2).pipeline(dataset)))
+        (round_,) = pipeline.open()
+        assert [part.tolist() for part in round_.parts] == [[2, 3]]
