@@ -17,10 +17,19 @@ from stratagem_proto.programs.initial_values import InitialValues, check_initial
 from stratagem_proto.v1.variable_pb2 import (
     Initializer,
     NormalShape,
+    TruncatedNormalShape,
     UniformRange,
     VariableSpec,
 )
+from tests.distributions import assert_same
 from tests.psserver.tables.specs import NORMAL, UNIFORM, parts, table_spec
+
+INFINITE = math.inf
+
+
+def truncated(mean: float, std: float, low: float, high: float) -> Initializer:
+    shape = TruncatedNormalShape(mean=mean, std=std, low=low, high=high)
+    return Initializer(seed=7, truncated_normal=shape)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,7 @@ def test_philox_gives_the_words_that_its_authors_published(
     assert [int(word[0]) for word in philox(words, key)] == expected
 
 
-@pytest.mark.parametrize("initializer", [UNIFORM, NORMAL])
+@pytest.mark.parametrize("initializer", [UNIFORM, NORMAL, truncated(0.0, 1.0, -2.0, 1.0)])
 @pytest.mark.parametrize("number", [2, 3, 7])
 @pytest.mark.parametrize("columns", [1, 3, 16])
 def test_parts_have_the_values_of_the_whole(
@@ -59,9 +68,14 @@ def test_parts_have_the_values_of_the_whole(
     assert len(whole.unique()) == whole.numel()
 
 
-@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=70))
-def test_a_row_has_its_values_in_whatever_company_it_is_made(keys: list[int]) -> None:
-    values = InitialValues(table_spec("users", (0, 5)))
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=70),
+    st.sampled_from([UNIFORM, NORMAL, truncated(0.5, 1.0, 1.0, INFINITE)]),
+)
+def test_a_row_has_its_values_in_whatever_company_it_is_made(
+    keys: list[int], initializer: Initializer
+) -> None:
+    values = InitialValues(table_spec("users", (0, 5), initializer))
     together = values.rows(torch.tensor(keys))
     for key, row in zip(keys, together, strict=True):
         assert torch.equal(values.rows(torch.tensor([key]))[0], row)
@@ -137,6 +151,38 @@ def test_values_are_distributed_as_described(
     assert float(distance) < 1.95 / math.sqrt(count)
 
 
+TRUNCATED = {
+    "torch's default": (0.0, 1.0, -2.0, 2.0),
+    "a small deviation": (0.1, 0.02, -2.0, 2.0),
+    "one side": (0.0, 1.0, 0.5, INFINITE),
+    "no side": (1.0, 2.0, -INFINITE, INFINITE),
+    "a narrow part": (0.0, 1.0, 0.25, 0.26),
+    "a part above": (0.0, 1.0, 3.0, 9.0),
+    "a part far below": (2.0, 0.5, -12.0, -8.0),
+    "one number": (0.0, 1.0, 0.75, 0.75),
+}
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+@pytest.mark.filterwarnings("ignore:mean is more than 2 std")
+def test_truncated_values_are_distributed_as_torch_draws_them(name: str) -> None:
+    mean, std, low, high = TRUNCATED[name]
+    spec = table_spec("u", (20_000, 5), truncated(*TRUNCATED[name]), dtype=torch.float64)
+    values = InitialValues(spec).whole()
+    assert values.min() >= low
+    assert values.max() <= high
+    torch.manual_seed(0)
+    drawn = torch.empty_like(values)
+    torch.nn.init.trunc_normal_(drawn, mean, std, low, high)
+    assert_same(values, drawn)
+
+
+def test_truncated_values_come_no_further_than_torchs_after_rounding() -> None:
+    spec = table_spec("u", (20_000, 5), truncated(0.0, 1.0, -0.1, 0.1), dtype=torch.bfloat16)
+    bound = torch.tensor(0.1).bfloat16()
+    assert InitialValues(spec).whole().abs().max() == bound
+
+
 def test_uniform_values_stay_in_their_range() -> None:
     values = InitialValues(table_spec("users", (100_000, 4), UNIFORM)).whole()
     assert float(values.min()) >= -1.0
@@ -184,6 +230,12 @@ def test_variables_of_any_shape_have_a_constant(shape: tuple[int, ...]) -> None:
             torch.float32,
             r"\(0.0, inf\) are no parameters",
         ),
+        (truncated(0, 0, -1, 1), torch.float32, r"\(0.0, 0.0, -1.0, 1.0\) are no parameters"),
+        (truncated(0, 1, 2, 1), torch.float32, r"2.0, 1.0\) are no parameters"),
+        (truncated(0, 1, math.nan, 1), torch.float32, r"nan, 1.0\) are no parameters"),
+        (truncated(math.nan, 1, 0, 1), torch.float32, r"\(nan, 1.0, 0.0, 1.0\) are no"),
+        (truncated(0, 1, 38, 39), torch.float32, r"38.0, 39.0\) are no parameters"),
+        (truncated(0, 1, 0, 1), torch.int8, "a torch.int8 cannot be random"),
     ],
 )
 def test_a_value_that_cannot_be_made_is_refused(

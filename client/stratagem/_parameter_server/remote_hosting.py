@@ -33,6 +33,7 @@ from stratagem._parameter_server.loaded_values import (
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.parameter import TableParameter
+from stratagem._parameter_server.tables.recording import give_memory
 from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
 from stratagem._parameter_server.tables.variable import TableVariable, require_whole_state
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
@@ -172,6 +173,7 @@ class RemoteHosting(Hosting):
         return hosted
 
     def host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        give_memory(part for root in roots for part in root.modules())
         self.checkpoints.buffers_hosted()
         super().host_buffers(roots)
 

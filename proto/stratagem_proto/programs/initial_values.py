@@ -7,16 +7,21 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs import counter_random
 from stratagem_proto.protocol import name_of_whole
-from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
+from stratagem_proto.v1.variable_pb2 import Initializer, TruncatedNormalShape, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
 
 # Numbers are made in double precision; this limits the memory for them.
 _ELEMENTS_AT_ONCE = 1 << 20
+
+# In standard deviations; the odds of what is farther from the mean are no number above 0.
+_FARTHEST_BOUND = 37.0
 
 
 def whole_name(spec: VariableSpec) -> str:
@@ -95,10 +100,45 @@ class InitialValues:
         if kind == "uniform":
             low, high = self.initializer.uniform.low, self.initializer.uniform.high
             numbers = counter_random.uniform(words) * (high - low) + low
-        else:
+        elif kind == "normal":
             mean, std = self.initializer.normal.mean, self.initializer.normal.std
             numbers = counter_random.normal(words) * std + mean
+        else:
+            numbers = _truncated_normal(words, self.initializer.truncated_normal)
         return torch.from_numpy(numbers[:, : self._columns]).to(self.dtype)
+
+
+def _truncated_normal(
+    words: counter_random.Words, shape: TruncatedNormalShape
+) -> npt.NDArray[np.float64]:
+    """Return the numbers below which one between the bounds comes with evenly drawn odds."""
+    low, high, sign = *_standard_bounds(shape), 1.0
+    if low > 0:
+        # Odds near 0 are far more precise than odds near 1.
+        low, high, sign = -high, -low, -1.0
+    least, most = _normal_odds(low), _normal_odds(high)
+    odds = least + (words + 0.5) * 2.0**-32 * (most - least)
+    normal: npt.NDArray[np.float64] = torch.special.ndtri(torch.from_numpy(odds)).numpy()
+    numbers = normal * (sign * shape.std) + shape.mean
+    return numbers.clip(shape.low, shape.high)
+
+
+def _is_drawable(shape: TruncatedNormalShape) -> bool:
+    """Whether normal numbers of the mean and deviation come between the bounds."""
+    if not (shape.std > 0 and shape.low <= shape.high):
+        return False
+    low, high = _standard_bounds(shape)
+    return low <= _FARTHEST_BOUND and high >= -_FARTHEST_BOUND
+
+
+def _standard_bounds(shape: TruncatedNormalShape) -> tuple[float, float]:
+    """Return the bounds in standard deviations from the mean."""
+    return (shape.low - shape.mean) / shape.std, (shape.high - shape.mean) / shape.std
+
+
+def _normal_odds(bound: float) -> float:
+    """Return the odds that a normal number of mean 0 and deviation 1 is below a bound."""
+    return 0.5 * math.erfc(-bound / math.sqrt(2.0))
 
 
 def check_initializer(spec: VariableSpec) -> None:
@@ -122,17 +162,21 @@ def _problem(spec: VariableSpec) -> str:
         case "constant":
             return _constant_problem(dtype, initializer.constant)
         case "uniform":
-            numbers = (initializer.uniform.low, initializer.uniform.high)
-            backwards = numbers[0] > numbers[1]
+            numbers = [initializer.uniform.low, initializer.uniform.high]
+            fits = all(map(math.isfinite, numbers)) and numbers[0] <= numbers[1]
         case "normal":
-            numbers = (initializer.normal.mean, initializer.normal.std)
-            backwards = numbers[1] < 0
+            numbers = [initializer.normal.mean, initializer.normal.std]
+            fits = all(map(math.isfinite, numbers)) and numbers[1] >= 0
+        case "truncated_normal":
+            shape = initializer.truncated_normal
+            numbers = [shape.mean, shape.std, shape.low, shape.high]
+            fits = all(map(math.isfinite, numbers[:2])) and _is_drawable(shape)
         case _:
-            return "say a constant, a uniform or a normal distribution"
+            return "say a constant, a uniform, a normal or a truncated normal distribution"
     if not dtype.is_floating_point:
         return f"a {dtype} cannot be random; give a constant"
-    if backwards or not all(map(math.isfinite, numbers)):
-        return f"{numbers} are no parameters of a distribution"
+    if not fits:
+        return f"{tuple(numbers)} are no parameters of a distribution"
     return ""
 
 

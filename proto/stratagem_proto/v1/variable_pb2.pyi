@@ -134,6 +134,7 @@ class Initializer(google.protobuf.message.Message):
     CONSTANT_FIELD_NUMBER: builtins.int
     UNIFORM_FIELD_NUMBER: builtins.int
     NORMAL_FIELD_NUMBER: builtins.int
+    TRUNCATED_NORMAL_FIELD_NUMBER: builtins.int
     ZERO_ROW_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Seed of the random numbers; a constant needs none."""
@@ -151,6 +152,12 @@ class Initializer(google.protobuf.message.Message):
     def normal(self) -> global___NormalShape:
         """For floating-point variables only."""
 
+    @property
+    def truncated_normal(self) -> global___TruncatedNormalShape:
+        """For floating-point variables only. A server of an older release finds no kind,
+        and refuses the variable.
+        """
+
     def __init__(
         self,
         *,
@@ -158,14 +165,15 @@ class Initializer(google.protobuf.message.Message):
         constant: builtins.float = ...,
         uniform: global___UniformRange | None = ...,
         normal: global___NormalShape | None = ...,
+        truncated_normal: global___TruncatedNormalShape | None = ...,
         zero_row: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "uniform", b"uniform", "zero_row", b"zero_row"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "seed", b"seed", "uniform", b"uniform", "zero_row", b"zero_row"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "truncated_normal", b"truncated_normal", "uniform", b"uniform", "zero_row", b"zero_row"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "seed", b"seed", "truncated_normal", b"truncated_normal", "uniform", b"uniform", "zero_row", b"zero_row"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_zero_row", b"_zero_row"]) -> typing.Literal["zero_row"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["constant", "uniform", "normal"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["constant", "uniform", "normal", "truncated_normal"] | None: ...
 
 global___Initializer = Initializer
 
@@ -214,6 +222,40 @@ class NormalShape(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["mean", b"mean", "std", b"std"]) -> None: ...
 
 global___NormalShape = NormalShape
+
+@typing.final
+class TruncatedNormalShape(google.protobuf.message.Message):
+    """Normally distributed numbers, of which those outside of bounds are drawn again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: builtins.int
+    STD_FIELD_NUMBER: builtins.int
+    LOW_FIELD_NUMBER: builtins.int
+    HIGH_FIELD_NUMBER: builtins.int
+    mean: builtins.float
+    """Mean of the numbers before any is drawn again."""
+    std: builtins.float
+    """Standard deviation of the numbers before any is drawn again, above 0."""
+    low: builtins.float
+    """The least of the numbers; may be infinite. low <= high, and no more than 37
+    standard deviations above the mean.
+    """
+    high: builtins.float
+    """The largest of the numbers; may be infinite. No more than 37 standard deviations
+    below the mean.
+    """
+    def __init__(
+        self,
+        *,
+        mean: builtins.float = ...,
+        std: builtins.float = ...,
+        low: builtins.float = ...,
+        high: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "std", b"std"]) -> None: ...
+
+global___TruncatedNormalShape = TruncatedNormalShape
 
 @typing.final
 class TableSpec(google.protobuf.message.Message):

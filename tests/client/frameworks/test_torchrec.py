@@ -21,6 +21,7 @@ from stratagem import (
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Style
+from tests import distributions
 from tests.client.clusters import running
 from tests.client.frameworks.two_tables import KEYS, ROWS, features, two_tables
 
@@ -135,6 +136,27 @@ def test_initial_values_are_torchrecs_byte_for_byte(strategy: ParameterServerStr
         ours = EmbeddingBagCollection(configs(init_fn=torch.nn.init.trunc_normal_))
     for name, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value)
+
+
+def test_tables_without_memory_start_as_torchrecs(strategy: ParameterServerStrategy) -> None:
+    from stratagem.frameworks.torchrec import EmbeddingBagCollection, EmbeddingCollection
+
+    def build(kind: Any, config: Any) -> Any:
+        init_fn = partial(torch.nn.init.trunc_normal_, std=0.5, b=0.25)
+        table = {"name": "films", "feature_names": ["liked"], "num_embeddings": 2000}
+        made = kind([config(embedding_dim=8, init_fn=init_fn, **table)])
+        torch.nn.init.ones_(next(made.parameters()))
+        made.reset_parameters()
+        return made
+
+    for kind, theirs, config in (
+        (EmbeddingBagCollection, torchrec.EmbeddingBagCollection, torchrec.EmbeddingBagConfig),
+        (EmbeddingCollection, torchrec.EmbeddingCollection, torchrec.EmbeddingConfig),
+    ):
+        with strategy.scope(meta_above=1000):
+            ours = build(kind, config)
+        found = torch.nn.functional.embedding(torch.arange(2000), next(ours.parameters()))
+        distributions.assert_same(found, next(build(theirs, config).parameters()))
 
 
 def test_a_table_larger_than_this_machine_is_divided_and_starts_as_configured(

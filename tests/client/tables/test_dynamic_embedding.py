@@ -19,6 +19,7 @@ from stratagem.nn import DynamicEmbedding
 from stratagem_proto.keys import part_of_keys
 from tests.client.clusters import running
 from tests.client.tables.dynamic_tables import KEYS, built, trained
+from tests.distributions import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,11 @@ def test_initial_values_can_be_chosen(strategy: ParameterServerStrategy) -> None
     with strategy.scope():
         table = DynamicEmbedding(2)
         nn.init.constant_(table.weight, 0.5)
+        drawn = DynamicEmbedding(2)
+        nn.init.trunc_normal_(drawn.weight, 1.0, 0.5, a=0.75, b=1.25)
     assert (table(KEYS) == 0.5).all()
+    rows = drawn(torch.arange(10_000) * 2**49 - 2**62).detach()
+    assert_same(rows, nn.init.trunc_normal_(torch.empty(20_000), 1.0, 0.5, a=0.75, b=1.25))
 
 
 def test_it_needs_servers() -> None:

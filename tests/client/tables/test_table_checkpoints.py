@@ -34,6 +34,7 @@ class Model(nn.Module):
         self.words = EmbeddingBag(ROWS, 3, mode="sum")
         self.items = DynamicEmbedding(3)
         nn.init.uniform_(self.words.weight, -0.5, 0.5)
+        nn.init.trunc_normal_(self.items.weight, std=0.5, b=0.25)
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.users(places) + self.items(KEYS[places])

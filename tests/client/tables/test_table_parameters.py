@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,96 @@ def test_values_can_be_written_in_place(table: nn.Embedding) -> None:
     assert torch.equal(table(ALL), values())
     with pytest.raises(InvalidTypeError, match="requires gradients is written"):
         table.weight.zero_()
+
+
+def in_place(write: Callable[[Any], object]) -> Callable[[nn.Embedding], object]:
+    def without_gradients(table: nn.Embedding) -> None:
+        with torch.no_grad():
+            write(table.weight)
+
+    return without_gradients
+
+
+def added_to_a_row(table: nn.Embedding) -> None:
+    row = table.weight.data[0]
+    row += 5.0
+
+
+WRITES: dict[str, Callable[[nn.Embedding], object]] = {
+    "reset": lambda table: table.reset_parameters(),
+    "initialised": lambda table: nn.init.uniform_(table.weight),
+    "truncated": lambda table: nn.init.trunc_normal_(table.weight, std=0.1),
+    "orthogonal": lambda table: nn.init.orthogonal_(table.weight),
+    "sparse": lambda table: nn.init.sparse_(table.weight, 0.5),
+    "eye": lambda table: nn.init.eye_(table.weight),
+    "a row": lambda table: table.weight.data[2].zero_(),
+    "added": added_to_a_row,
+    "assigned": in_place(lambda weight: weight[1:3].__setitem__(0, 7.0)),
+    "flat": in_place(lambda weight: weight.view(-1)[3:6].fill_(5.0)),
+    "transposed": in_place(lambda weight: weight.T.copy_(values().T)),
+    "pieces": in_place(lambda weight: [one.fill_(n) for n, one in enumerate(weight.chunk(2))]),
+    "one of several": in_place(lambda weight: weight.unbind()[1].fill_(9.0)),
+    "out": lambda table: torch.clamp(table.weight.data, 0, 1, out=table.weight.data),
+    "a list": in_place(lambda weight: torch._foreach_mul_([weight], 0.5)),
+    "normalised": lambda table: nn.functional.normalize(table.weight.data, out=table.weight.data),
+    "dropped": in_place(lambda weight: nn.functional.dropout(weight, 0.5, True, True)),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_whatever_torch_writes_in_place_is_written(
+    strategy: ParameterServerStrategy, name: str
+) -> None:
+    with strategy.scope():
+        ours = nn.Embedding(ROWS, 3, padding_idx=1, sparse=True)
+    theirs = nn.Embedding(ROWS, 3, padding_idx=1)
+    theirs.load_state_dict(ours.state_dict())
+    for table in (ours, theirs):
+        torch.manual_seed(5)
+        WRITES[name](table)
+    assert torch.equal(ours(ALL), theirs(ALL))
+
+
+def test_a_view_that_was_taken_long_ago_leaves_other_rows_as_they_are(table: nn.Embedding) -> None:
+    row = table.weight.data[0]
+    with torch.no_grad():
+        table.weight.copy_(values())
+    row.mul_(2.0)
+    expected = values()
+    expected[0] *= 2.0
+    assert torch.equal(table(ALL), expected)
+    assert torch.equal(row, expected[0])
+
+
+def test_what_cannot_be_followed_is_refused(table: nn.Embedding) -> None:
+    recorded, before = table.weight[0], table(ALL)
+    with torch.no_grad():
+        first, second = table.weight[0], table.weight[1]
+        for write in (
+            lambda: recorded.fill_(0.0),
+            lambda: torch._foreach_zero_([first, second]),
+            lambda: nn.functional.dropout(first, 1.0, True, True),
+        ):
+            with pytest.raises(InvalidTypeError, match="in a way that cannot be followed"):
+                write()
+    with pytest.raises(InvalidTypeError, match="requires gradients is written"):
+        first.fill_(0.0)
+    with pytest.raises(ValueError, match="read-only"):
+        table.weight.data.numpy()[0] = 0.0
+    assert torch.equal(table(ALL), before)
+
+
+def test_a_part_of_one_table_may_start_another(
+    strategy: ParameterServerStrategy, table: nn.Embedding
+) -> None:
+    before = table(ALL)
+    with strategy.scope():
+        other = nn.Embedding(3, 3)
+        other.weight = nn.Parameter(table.weight.data[:3])
+    with torch.no_grad():
+        other.weight.fill_(7.0)
+    assert torch.equal(other(ALL[:3]), torch.full((3, 3), 7.0))
+    assert torch.equal(table(ALL), before)
 
 
 def test_replicas_and_other_workers_do_not_write_it(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
 
+import numpy
 import torch
 from torch import Tensor
-from torch.nn import Parameter, functional
+from torch.nn import Parameter, functional, init
 from torch.utils._pytree import tree_map_only
 
 from stratagem._parameter_server.tables import lookup
@@ -43,7 +45,8 @@ class TableParameter(Parameter):
 
     `F.embedding` and `F.embedding_bag` pull the rows that they need, wherever the parameter is used
     with them. Any other use takes the whole value, which is read for that if the table is small
-    enough. What is written goes to the servers. Gradients are here: `grad` is like that of
+    enough. What is written goes to the servers, also what is written to a view, such as
+    `weight.data[0]`; `detach()` returns a copy. Gradients are here: `grad` is like that of
     `nn.Embedding(sparse=True)`.
 
     Args:
@@ -94,6 +97,8 @@ class TableParameter(Parameter):
         if func in _LOOKUPS:
             return _LOOKUPS[func](*args, **kwargs)
         if isinstance(table, TableParameter):
+            if func is Tensor.detach:
+                return table._whole_value().detach()
             if func in _ABOUT or _is_about(func):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
@@ -103,8 +108,7 @@ class TableParameter(Parameter):
                 return table._like(func, args[1:], kwargs)
             if _writes(name):
                 return table._written(func, args[1:], kwargs)
-        whole = tree_map_only(TableParameter, TableParameter.whole, (args, kwargs))
-        return func(*whole[0], **whole[1])
+        return _on_whole_values(func, args, kwargs)
 
     def whole(self) -> Tensor:
         """Return the value as a plain tensor, differentiable if that is wanted."""
@@ -146,15 +150,18 @@ class TableParameter(Parameter):
     def _written(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
+        self._require_writable()
+        value = self._whole_value().clone()
+        func(value, *args, **kwargs)
+        self._replace(value)
+        return self
+
+    def _require_writable(self) -> None:
         if self.requires_grad and torch.is_grad_enabled():
             raise InvalidTypeError(
                 "a parameter that requires gradients is written; torch allows that "
                 "only under torch.no_grad()"
             )
-        value = self._whole_value().clone()
-        func(value, *args, **kwargs)
-        self._replace(value)
-        return self
 
     def _moved(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         """The parameter itself: its values are on servers, whatever the device."""
@@ -199,6 +206,132 @@ class TableParameter(Parameter):
         )
 
 
+class TableView(Tensor):
+    """A part of a table's value, or all of it, as it was read: what is written to it is kept.
+
+    Attributes:
+        table: The parameter whose value it is of.
+        whole: The value that was read, of which this is a view.
+    """
+
+    table: TableParameter
+    whole: Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        is_own = func in _ABOUT or _is_about(func)
+        if is_own and args and isinstance(args[0], TableView):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return _on_whole_values(func, args, kwargs or {})
+
+    @classmethod
+    def of(cls, value: Tensor, table: TableParameter, whole: Tensor) -> TableView:
+        """Return a view of a value that was read whole."""
+        made: TableView = value.as_subclass(cls)
+        made.table, made.whole = table, whole
+        return made
+
+    def plain(self) -> Tensor:
+        """Return a plain tensor of the same memory."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor)
+
+
+def _on_whole_values(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a function with plain values in place of tables and their views; keep what it writes."""
+    # Functions of torch.nn.init turn gradients off themselves.
+    of_init = getattr(func, "__module__", "") == init.__name__
+    with torch.no_grad() if of_init else nullcontext():
+        values = _PlainValues(func, kwargs)
+        plain = tree_map_only((TableParameter, TableView), values.of, (args, dict(kwargs)))
+        found = func(*plain[0], **plain[1])
+        values.keep_writes()
+    if isinstance(found, numpy.ndarray):
+        # Nobody would see what is written to it.
+        found.flags.writeable = False
+    return tree_map_only(Tensor, values.shown, found)
+
+
+class _Plain(NamedTuple):
+    """What one call of a function has in place of a table or a view.
+
+    Attributes:
+        given: The table or the view.
+        view: The view, or one of the whole table.
+        value: The plain tensor.
+        version: torch's count of the writes to it, before the call.
+    """
+
+    given: TableParameter | TableView
+    view: TableView
+    value: Tensor
+    version: int
+
+
+class _PlainValues:
+    """The plain values of tables and views that one call of a function is given."""
+
+    def __init__(self, func: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+        self._name = getattr(func, "__name__", "")
+        self._says_so = _writes(self._name) or kwargs.get("out") is not None
+        self._values: list[_Plain] = []
+
+    def of(self, given: TableParameter | TableView) -> Tensor:
+        """Return the value of a table or a view, the same one each time."""
+        for one in self._values:
+            if one.given is given:
+                return one.value
+        if isinstance(given, TableParameter):
+            whole = given.whole()
+            view = TableView.of(whole, given, whole)
+        else:
+            view = given
+            if self._says_so and not view.whole.requires_grad:
+                # The table may have been trained since.
+                view.whole.copy_(view.table._whole_value())
+        value = view.plain()
+        self._values.append(_Plain(given, view, value, value._version))
+        return value
+
+    def keep_writes(self) -> None:
+        """Give tables what was written to their values."""
+        written = [one for one in self._values if one.value._version != one.version]
+        are_apart = len({id(one.view.table.source) for one in written}) == len(written)
+        for one in written:
+            one.view.table._require_writable()
+            is_fresh = self._says_so or isinstance(one.given, TableParameter)
+            if one.view.whole.requires_grad or not (is_fresh and are_apart):
+                raise InvalidTypeError(
+                    f"{self._name} writes a table on parameter servers through a view in a way "
+                    "that cannot be followed: one view at a time may be written, taken of "
+                    "parameter.data, by the functions of torch whose name ends with _, by an "
+                    "assignment or out="
+                )
+        for one in written:
+            one.view.table._replace(one.view.whole)
+
+    def shown(self, result: Tensor) -> Tensor:
+        """Return what the caller gets for a tensor that the function returned."""
+        if type(result) is not Tensor or result.layout is not torch.strided:
+            return result
+        storage = result.untyped_storage()._cdata
+        for one in self._values:
+            if result is one.value:
+                return one.given
+            if one.value.untyped_storage()._cdata == storage:
+                return TableView.of(result, one.view.table, one.view.whole)
+        return result
+
+
 _LOOKUPS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.embedding: lookup.embedding,
     functional.embedding_bag: lookup.embedding_bag,
@@ -237,7 +370,7 @@ _ABOUT = {
     torch.is_floating_point,
     torch.numel,
 }
-_VALUES = {"T", "mT", "H", "mH", "real", "imag"}
+_VALUES = {"T", "mT", "H", "mH", "real", "imag", "data"}
 
 
 def _is_about(func: Callable[..., Any]) -> bool:

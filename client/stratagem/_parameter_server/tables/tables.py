@@ -22,8 +22,8 @@ from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, KeyLimits
 from stratagem._parameter_server.tables.initial_rows import InitialRows
-from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.recording import AllocationRecorder, current_recorder
+from stratagem._parameter_server.tables.parameter import TableParameter, TableView
+from stratagem._parameter_server.tables.recording import AllocationRecorder, taken_rows
 from stratagem._parameter_server.tables.shard import LazyRows, TableShard
 from stratagem._parameter_server.tables.variable import Loading, TableAccess, TableVariable
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
@@ -108,11 +108,10 @@ class Tables:
     def prepare(self, adoption: Adoption) -> None:
         """Turn a parameter that is to be a table into one."""
         parameter = adoption.parameter
-        recorder = current_recorder()
-        rows = None if recorder is None else recorder.initial_rows(parameter)
+        rows = taken_rows(parameter, f"parameter {adoption.name!r} of {adoption.module_path}")
+        if isinstance(parameter, TableView):
+            _become(parameter, Parameter(parameter.detach().clone(), parameter.requires_grad))
         if rows is not None:
-            what = f"parameter {adoption.name!r} of {adoption.module_path}"
-            rows.require_possible(what)
             _become(parameter, _of_rows(adoption, rows))
         elif _is_sparse_weight(adoption) and not isinstance(parameter, TableParameter):
             _become(parameter, _of_value(parameter))
