@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import GroupStep, OptimizerStep
-from stratagem_proto.programs.optimizers import rule_named
+from stratagem_proto.programs.optimizers import require_honoured, rule_named, values_of
 
 Slots = dict[str, torch.Tensor]
 """An optimizer's state for one copy of a variable, by torch's keys."""
@@ -81,7 +81,10 @@ class LocalOptimizers:
 def _engine(
     class_name: str, hyperparameters: Mapping[str, object], tensors: list[torch.Tensor]
 ) -> Optimizer:
-    build: Callable[..., Optimizer] = rule_named(class_name).cls
+    rule = rule_named(class_name)
+    # What a program has put into a group since is refused as at the construction.
+    require_honoured(rule, values_of(rule, hyperparameters))
+    build: Callable[..., Optimizer] = rule.cls
     # Adagrad makes its state of this argument when it is built, and not of the group's.
     made = {key: hyperparameters[key] for key in _OF_FIRST_STATE if key in hyperparameters}
     return build([{**hyperparameters, "params": tensors}], **made)

@@ -24,6 +24,7 @@ from stratagem._hosting.modules.replica_buffers import BufferRegistry
 from stratagem._hosting.modules.synchronised_norms import refuse_synchronised_norms
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import check_name
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus
@@ -225,6 +226,9 @@ class Hosting(ABC):
         if self.elsewhere is not None:
             what = f"a module with parameters, {adoptions[0].module_path}"
             raise self.elsewhere.refusal(what)
+        for adoption in adoptions:
+            # Servers refuse other names, and a program is to run under every strategy.
+            check_name(adoption.name)
         # A lazy module may turn up in the midst of a replica's forward.
         with cross_replica(self._extended._container_strategy()):
             self.host(adoptions)

@@ -32,6 +32,7 @@ from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._strategies import extended_arguments
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.protocol import check_name
 
 if TYPE_CHECKING:
     from stratagem._core.options import CommunicationOptions
@@ -159,6 +160,8 @@ class StrategyExtended(StrategyHooks):
         asked = ("name", "trainable", "synchronization", "aggregation")
         traits = VariableTraits.of(*(kwargs.get(key) for key in asked))
         name = self._names.choose(traits.name)
+        # Servers refuse other names, and a program is to run under every strategy.
+        check_name(name)
         kwargs |= vars(traits) | {"name": name}
         variable = self._create_variable(next_creator, **kwargs)
         variable._join(strategy)

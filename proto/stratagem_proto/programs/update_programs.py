@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratagem_proto.programs.gradient_limits import GradientLimits
-from stratagem_proto.programs.optimizers import OptimizerRule, Value, require_honoured, values_of
+from stratagem_proto.programs.optimizers import (
+    OptimizerRule,
+    TypedNumber,
+    Value,
+    require_honoured,
+    values_of,
+)
 from stratagem_proto.v1.update_program_pb2 import (
     NONFINITE_ACTION_RAISE,
     NONFINITE_ACTION_REJECT,
@@ -17,6 +23,8 @@ from stratagem_proto.v1.update_program_pb2 import (
     NumberList,
 )
 from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
+from stratagem_proto.v1.update_program_pb2 import TypedNumber as TypedMessage
+from stratagem_proto.wire.tensors import decode_dtype, encode_dtype
 
 _ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
     None: NONFINITE_ACTION_UNSPECIFIED,
@@ -51,6 +59,9 @@ def _encode(value: Value) -> Hyperparameter:
             return Hyperparameter(number=value)
         case tuple():
             return Hyperparameter(numbers=NumberList(values=value))
+        case TypedNumber(number, dtype, is_tensor):
+            typed = TypedMessage(number=number, dtype=encode_dtype(dtype), is_tensor=is_tensor)
+            return Hyperparameter(typed=typed)
     return Hyperparameter()
 
 
@@ -81,6 +92,9 @@ def _decode(value: Hyperparameter) -> Value:
             return value.number
         case "numbers":
             return tuple(value.numbers.values)
+        case "typed":
+            typed = value.typed
+            return TypedNumber(typed.number, decode_dtype(typed.dtype), typed.is_tensor)
     return None
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'stratagem_proto/v1/update_program.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/tensor.proto\"\x85\x01\n\rUpdateProgram\x12\x39\n\toptimizer\x18\x01 \x01(\x0b\x32$.stratagem_proto.v1.OptimizerProgramH\x00\x12\x31\n\x05graph\x18\x02 \x01(\x0b\x32 .stratagem_proto.v1.GraphProgramH\x00\x42\x06\n\x04kind\"\x9c\x01\n\x10OptimizerProgram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\x37\n\x06groups\x18\x03 \x03(\x0b\x32\'.stratagem_proto.v1.HyperparameterGroup\x12-\n\x05rules\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.TracedRule\"\x9a\x01\n\nTracedRule\x12-\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TracedStep\x12-\n\x05later\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.TracedStep\x12.\n\x05state\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.TracedState\"m\n\x0bTracedState\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\x11\n\tis_scalar\x18\x03 \x01(\x08\x12\x11\n\tis_number\x18\x04 \x01(\x08\"\xa1\x01\n\nTracedStep\x12/\n\x05graph\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.GraphProgram\x12/\n\x06inputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.TracedInput\x12\x31\n\x07results\x18\x03 \x03(\x0b\x32 .stratagem_proto.v1.TracedResult\"h\n\x0bTracedInput\x12\x12\n\x08variable\x18\x01 \x01(\x08H\x00\x12\x12\n\x08gradient\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05state\x18\x03 \x01(\tH\x00\x12\x18\n\x0ehyperparameter\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"`\n\x0cTracedResult\x12\x10\n\x06output\x18\x01 \x01(\rH\x00\x12\x36\n\x08\x63onstant\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.HyperparameterH\x00\x42\x06\n\x04kind\"?\n\x0c\x42\x61\x63kwardPass\x12\x11\n\toptimizer\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04keep\x18\x03 \x01(\x08\"\x99\x01\n\x0eGradientLimits\x12\x39\n\x0con_nonfinite\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.NonfiniteAction\x12\x17\n\nclip_value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tclip_norm\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_clip_valueB\x0c\n\n_clip_norm\"\xad\x01\n\x13HyperparameterGroup\x12\x43\n\x06values\x18\x01 \x03(\x0b\x32\x33.stratagem_proto.v1.HyperparameterGroup.ValuesEntry\x1aQ\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.Hyperparameter:\x02\x38\x01\"\x80\x01\n\x0eHyperparameter\x12\x0e\n\x04\x66lag\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x31\n\x07numbers\x18\x04 \x01(\x0b\x32\x1e.stratagem_proto.v1.NumberListH\x00\x42\x06\n\x04kind\"\x1c\n\nNumberList\x12\x0e\n\x06values\x18\x01 \x03(\x01\"}\n\x0cGraphProgram\x12.\n\x06inputs\x18\x01 \x03(\x0b\x32\x1e.stratagem_proto.v1.GraphInput\x12,\n\x05nodes\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.GraphNode\x12\x0f\n\x07outputs\x18\x03 \x03(\r\"I\n\x0bGraphOutput\x12,\n\x04spec\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xda\x01\n\nGraphInput\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.GraphInput.Kind\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\r\n\x05label\x18\x03 \x01(\t\"]\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_READ\x10\x01\x12\x0e\n\nKIND_WRITE\x10\x02\x12\x0f\n\x0bKIND_TENSOR\x10\x03\x12\x0f\n\x0bKIND_NUMBER\x10\x04\"\xf9\x01\n\tGraphNode\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x34\n\targuments\x18\x02 \x03(\x0b\x32!.stratagem_proto.v1.GraphArgument\x12=\n\x08keywords\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.GraphNode.KeywordsEntry\x12\x10\n\x08location\x18\x04 \x01(\t\x1aR\n\rKeywordsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.GraphArgument:\x02\x38\x01\"\xd3\x01\n\rGraphArgument\x12\x0f\n\x05value\x18\x01 \x01(\rH\x00\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x03H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12-\n\x05\x64type\x18\x05 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x00\x12\x35\n\x04list\x18\x06 \x01(\x0b\x32%.stratagem_proto.v1.GraphArgumentListH\x00\x12\x0e\n\x04text\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"E\n\x11GraphArgumentList\x12\x30\n\x05items\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.GraphArgument\"q\n\x0cInputBinding\x12\x12\n\x08variable\x18\x01 \x01(\tH\x00\x12\x10\n\x06tensor\x18\x02 \x01(\rH\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x04 \x01(\x03H\x00\x12\x10\n\x06number\x18\x05 \x01(\x01H\x00\x42\x06\n\x04kind*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x12\n\x0eREDUCTION_MEAN\x10\x02*\x87\x01\n\x0fNonfiniteAction\x12 \n\x1cNONFINITE_ACTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17NONFINITE_ACTION_REJECT\x10\x01\x12\x19\n\x15NONFINITE_ACTION_ZERO\x10\x02\x12\x1a\n\x16NONFINITE_ACTION_RAISE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'stratagem_proto/v1/update_program.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/tensor.proto\"\x85\x01\n\rUpdateProgram\x12\x39\n\toptimizer\x18\x01 \x01(\x0b\x32$.stratagem_proto.v1.OptimizerProgramH\x00\x12\x31\n\x05graph\x18\x02 \x01(\x0b\x32 .stratagem_proto.v1.GraphProgramH\x00\x42\x06\n\x04kind\"\x9c\x01\n\x10OptimizerProgram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\x37\n\x06groups\x18\x03 \x03(\x0b\x32\'.stratagem_proto.v1.HyperparameterGroup\x12-\n\x05rules\x18\x04 \x03(\x0b\x32\x1e.stratagem_proto.v1.TracedRule\"\x9a\x01\n\nTracedRule\x12-\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TracedStep\x12-\n\x05later\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.TracedStep\x12.\n\x05state\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.TracedState\"m\n\x0bTracedState\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\x11\n\tis_scalar\x18\x03 \x01(\x08\x12\x11\n\tis_number\x18\x04 \x01(\x08\"\xa1\x01\n\nTracedStep\x12/\n\x05graph\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.GraphProgram\x12/\n\x06inputs\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.TracedInput\x12\x31\n\x07results\x18\x03 \x03(\x0b\x32 .stratagem_proto.v1.TracedResult\"h\n\x0bTracedInput\x12\x12\n\x08variable\x18\x01 \x01(\x08H\x00\x12\x12\n\x08gradient\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05state\x18\x03 \x01(\tH\x00\x12\x18\n\x0ehyperparameter\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"`\n\x0cTracedResult\x12\x10\n\x06output\x18\x01 \x01(\rH\x00\x12\x36\n\x08\x63onstant\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.HyperparameterH\x00\x42\x06\n\x04kind\"?\n\x0c\x42\x61\x63kwardPass\x12\x11\n\toptimizer\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04keep\x18\x03 \x01(\x08\"\x99\x01\n\x0eGradientLimits\x12\x39\n\x0con_nonfinite\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.NonfiniteAction\x12\x17\n\nclip_value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tclip_norm\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_clip_valueB\x0c\n\n_clip_norm\"\xad\x01\n\x13HyperparameterGroup\x12\x43\n\x06values\x18\x01 \x03(\x0b\x32\x33.stratagem_proto.v1.HyperparameterGroup.ValuesEntry\x1aQ\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.Hyperparameter:\x02\x38\x01\"\xb2\x01\n\x0eHyperparameter\x12\x0e\n\x04\x66lag\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x31\n\x07numbers\x18\x04 \x01(\x0b\x32\x1e.stratagem_proto.v1.NumberListH\x00\x12\x30\n\x05typed\x18\x05 \x01(\x0b\x32\x1f.stratagem_proto.v1.TypedNumberH\x00\x42\x06\n\x04kind\"]\n\x0bTypedNumber\x12\x0e\n\x06number\x18\x01 \x01(\x01\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\x11\n\tis_tensor\x18\x03 \x01(\x08\"\x1c\n\nNumberList\x12\x0e\n\x06values\x18\x01 \x03(\x01\"}\n\x0cGraphProgram\x12.\n\x06inputs\x18\x01 \x03(\x0b\x32\x1e.stratagem_proto.v1.GraphInput\x12,\n\x05nodes\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.GraphNode\x12\x0f\n\x07outputs\x18\x03 \x03(\r\"I\n\x0bGraphOutput\x12,\n\x04spec\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xda\x01\n\nGraphInput\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.GraphInput.Kind\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\r\n\x05label\x18\x03 \x01(\t\"]\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_READ\x10\x01\x12\x0e\n\nKIND_WRITE\x10\x02\x12\x0f\n\x0bKIND_TENSOR\x10\x03\x12\x0f\n\x0bKIND_NUMBER\x10\x04\"\xf9\x01\n\tGraphNode\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x34\n\targuments\x18\x02 \x03(\x0b\x32!.stratagem_proto.v1.GraphArgument\x12=\n\x08keywords\x18\x03 \x03(\x0b\x32+.stratagem_proto.v1.GraphNode.KeywordsEntry\x12\x10\n\x08location\x18\x04 \x01(\t\x1aR\n\rKeywordsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.GraphArgument:\x02\x38\x01\"\xd3\x01\n\rGraphArgument\x12\x0f\n\x05value\x18\x01 \x01(\rH\x00\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x03H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12-\n\x05\x64type\x18\x05 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x00\x12\x35\n\x04list\x18\x06 \x01(\x0b\x32%.stratagem_proto.v1.GraphArgumentListH\x00\x12\x0e\n\x04text\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"E\n\x11GraphArgumentList\x12\x30\n\x05items\x18\x01 \x03(\x0b\x32!.stratagem_proto.v1.GraphArgument\"q\n\x0cInputBinding\x12\x12\n\x08variable\x18\x01 \x01(\tH\x00\x12\x10\n\x06tensor\x18\x02 \x01(\rH\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x04 \x01(\x03H\x00\x12\x10\n\x06number\x18\x05 \x01(\x01H\x00\x42\x06\n\x04kind*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x12\n\x0eREDUCTION_MEAN\x10\x02*\x87\x01\n\x0fNonfiniteAction\x12 \n\x1cNONFINITE_ACTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17NONFINITE_ACTION_REJECT\x10\x01\x12\x19\n\x15NONFINITE_ACTION_ZERO\x10\x02\x12\x1a\n\x16NONFINITE_ACTION_RAISE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HYPERPARAMETERGROUP_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_GRAPHNODE_KEYWORDSENTRY']._loaded_options = None
   _globals['_GRAPHNODE_KEYWORDSENTRY']._serialized_options = b'8\001'
-  _globals['_REDUCTION']._serialized_start=2660
-  _globals['_REDUCTION']._serialized_end=2737
-  _globals['_NONFINITEACTION']._serialized_start=2740
-  _globals['_NONFINITEACTION']._serialized_end=2875
+  _globals['_REDUCTION']._serialized_start=2805
+  _globals['_REDUCTION']._serialized_end=2882
+  _globals['_NONFINITEACTION']._serialized_start=2885
+  _globals['_NONFINITEACTION']._serialized_end=3020
   _globals['_UPDATEPROGRAM']._serialized_start=97
   _globals['_UPDATEPROGRAM']._serialized_end=230
   _globals['_OPTIMIZERPROGRAM']._serialized_start=233
@@ -63,25 +63,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HYPERPARAMETERGROUP_VALUESENTRY']._serialized_start=1341
   _globals['_HYPERPARAMETERGROUP_VALUESENTRY']._serialized_end=1422
   _globals['_HYPERPARAMETER']._serialized_start=1425
-  _globals['_HYPERPARAMETER']._serialized_end=1553
-  _globals['_NUMBERLIST']._serialized_start=1555
-  _globals['_NUMBERLIST']._serialized_end=1583
-  _globals['_GRAPHPROGRAM']._serialized_start=1585
-  _globals['_GRAPHPROGRAM']._serialized_end=1710
-  _globals['_GRAPHOUTPUT']._serialized_start=1712
-  _globals['_GRAPHOUTPUT']._serialized_end=1785
-  _globals['_GRAPHINPUT']._serialized_start=1788
-  _globals['_GRAPHINPUT']._serialized_end=2006
-  _globals['_GRAPHINPUT_KIND']._serialized_start=1913
-  _globals['_GRAPHINPUT_KIND']._serialized_end=2006
-  _globals['_GRAPHNODE']._serialized_start=2009
-  _globals['_GRAPHNODE']._serialized_end=2258
-  _globals['_GRAPHNODE_KEYWORDSENTRY']._serialized_start=2176
-  _globals['_GRAPHNODE_KEYWORDSENTRY']._serialized_end=2258
-  _globals['_GRAPHARGUMENT']._serialized_start=2261
-  _globals['_GRAPHARGUMENT']._serialized_end=2472
-  _globals['_GRAPHARGUMENTLIST']._serialized_start=2474
-  _globals['_GRAPHARGUMENTLIST']._serialized_end=2543
-  _globals['_INPUTBINDING']._serialized_start=2545
-  _globals['_INPUTBINDING']._serialized_end=2658
+  _globals['_HYPERPARAMETER']._serialized_end=1603
+  _globals['_TYPEDNUMBER']._serialized_start=1605
+  _globals['_TYPEDNUMBER']._serialized_end=1698
+  _globals['_NUMBERLIST']._serialized_start=1700
+  _globals['_NUMBERLIST']._serialized_end=1728
+  _globals['_GRAPHPROGRAM']._serialized_start=1730
+  _globals['_GRAPHPROGRAM']._serialized_end=1855
+  _globals['_GRAPHOUTPUT']._serialized_start=1857
+  _globals['_GRAPHOUTPUT']._serialized_end=1930
+  _globals['_GRAPHINPUT']._serialized_start=1933
+  _globals['_GRAPHINPUT']._serialized_end=2151
+  _globals['_GRAPHINPUT_KIND']._serialized_start=2058
+  _globals['_GRAPHINPUT_KIND']._serialized_end=2151
+  _globals['_GRAPHNODE']._serialized_start=2154
+  _globals['_GRAPHNODE']._serialized_end=2403
+  _globals['_GRAPHNODE_KEYWORDSENTRY']._serialized_start=2321
+  _globals['_GRAPHNODE_KEYWORDSENTRY']._serialized_end=2403
+  _globals['_GRAPHARGUMENT']._serialized_start=2406
+  _globals['_GRAPHARGUMENT']._serialized_end=2617
+  _globals['_GRAPHARGUMENTLIST']._serialized_start=2619
+  _globals['_GRAPHARGUMENTLIST']._serialized_end=2688
+  _globals['_INPUTBINDING']._serialized_start=2690
+  _globals['_INPUTBINDING']._serialized_end=2803
 # @@protoc_insertion_point(module_scope)

@@ -421,6 +421,7 @@ class Hyperparameter(google.protobuf.message.Message):
     INTEGER_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     NUMBERS_FIELD_NUMBER: builtins.int
+    TYPED_FIELD_NUMBER: builtins.int
     flag: builtins.bool
     """A bool, for instance `nesterov`."""
     integer: builtins.int
@@ -431,6 +432,12 @@ class Hyperparameter(google.protobuf.message.Message):
     def numbers(self) -> global___NumberList:
         """Floats, for instance `betas`."""
 
+    @property
+    def typed(self) -> global___TypedNumber:
+        """A number that torch computes with in a precision of its own, for instance a learning
+        rate in a tensor. Servers of an earlier release refuse it, as they do None.
+        """
+
     def __init__(
         self,
         *,
@@ -438,12 +445,43 @@ class Hyperparameter(google.protobuf.message.Message):
         integer: builtins.int = ...,
         number: builtins.float = ...,
         numbers: global___NumberList | None = ...,
+        typed: global___TypedNumber | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "numbers", b"numbers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "numbers", b"numbers"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["flag", "integer", "number", "numbers"] | None: ...
+    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "numbers", b"numbers", "typed", b"typed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "numbers", b"numbers", "typed", b"typed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["flag", "integer", "number", "numbers", "typed"] | None: ...
 
 global___Hyperparameter = Hyperparameter
+
+@typing.final
+class TypedNumber(google.protobuf.message.Message):
+    """A number with the type by which a step computes with it: float32 where a Python float
+    would be double.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    IS_TENSOR_FIELD_NUMBER: builtins.int
+    number: builtins.float
+    """A number that the type holds. Of whole numbers, one that a double holds, too."""
+    dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
+    """FLOAT16 to BFLOAT16, INT8 to INT64, or UINT8. Of NumPy's scalars, FLOAT16 or FLOAT32:
+    others compute as a Python number does, and are sent as one.
+    """
+    is_tensor: builtins.bool
+    """True: a tensor of no dimensions. False: a scalar of NumPy."""
+    def __init__(
+        self,
+        *,
+        number: builtins.float = ...,
+        dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType = ...,
+        is_tensor: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "is_tensor", b"is_tensor", "number", b"number"]) -> None: ...
+
+global___TypedNumber = TypedNumber
 
 @typing.final
 class NumberList(google.protobuf.message.Message):

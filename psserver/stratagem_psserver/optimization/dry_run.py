@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.optimizers import OptimizerRule, Value
+from stratagem_proto.programs.optimizers import OptimizerRule, TypedNumber, Value
 from stratagem_psserver.optimization.gradients import as_sparse
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
@@ -94,6 +94,7 @@ def dry_run(
     """
     # Schedulers change the learning rate at each step, so it is no key of the cache.
     rate = values.get("lr")
+    rate = rate.number if isinstance(rate, TypedNumber) else rate
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate >= 0:
         raise InvalidArgumentError(
             f"{rule.cls.__name__} cannot step with lr={rate!r}; give a number of at least 0"

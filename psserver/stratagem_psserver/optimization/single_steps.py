@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from stratagem_proto.programs.optimizers import OptimizerRule, Value
+from stratagem_proto.programs.optimizers import OptimizerRule, TypedNumber, Value
 
 
 class SteppingOptimizer(Protocol):
@@ -36,10 +36,14 @@ def make_optimizer(
         fresh: Parameters without state. Adagrad makes their state in its constructor.
     """
     accepted = _keywords(rule)
-    arguments: dict[str, Any] = {key: value for key, value in values.items() if key in accepted}
+    made = {
+        key: value.made() if isinstance(value, TypedNumber) else value
+        for key, value in values.items()
+    }
+    arguments: dict[str, Any] = {key: value for key, value in made.items() if key in accepted}
     optimizer = _without_compiler(rule)(fresh or [torch.empty(0)], **arguments)
     # AdamW has hyperparameters that its constructor does not take.
-    optimizer.param_groups[0].update(values)
+    optimizer.param_groups[0].update(made)
     return optimizer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs.optimizers import TypedNumber
 from stratagem_proto.programs.update_programs import decode_values
 from stratagem_proto.v1.update_program_pb2 import (
     HyperparameterGroup,
@@ -126,7 +127,10 @@ def _after(
 
 
 def _constant(result: TracedResult) -> Any:
-    return decode_values(HyperparameterGroup(values={"": result.constant}))[""]
+    constant = decode_values(HyperparameterGroup(values={"": result.constant}))[""]
+    if isinstance(constant, TypedNumber):
+        raise InvalidArgumentError("a constant of a traced rule is no number of Python; send one")
+    return constant
 
 
 def _require_shape(key: str, value: torch.Tensor, shape: torch.Size) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import DistributedOptimizer
+from stratagem import DistributedOptimizer, InvalidArgumentError, OneDeviceStrategy
 from tests.client.one_copy import OneCopy
 from tests.client.small_model import BATCHES, hosted_model, loss_of
 
@@ -78,3 +78,13 @@ def test_a_step_under_another_strategy_names_both() -> None:
     other = stratagem.OneDeviceStrategy("CPU:0")
     with pytest.raises(stratagem.ContextError, match=r"OneDevice.* those of .*the lat"):
         other.run(optimizer.step)
+
+
+def test_a_model_of_no_scope_is_named_wherever_its_parameters_stand() -> None:
+    alone = nn.Linear(1, 1)
+    with OneDeviceStrategy("CPU:0").scope():
+        shared = nn.Linear(1, 1)
+    for first, second in ((alone, shared), (shared, alone)):
+        parameters = [*first.parameters(), *second.parameters()]
+        with pytest.raises(InvalidArgumentError, match=r"no strategy.*inside `with strategy.scope"):
+            DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))

@@ -6,13 +6,22 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
+from torch import nn
 
 import stratagem
-from stratagem import OneDeviceStrategy, Variable
+from stratagem import (
+    CentralStorageStrategy,
+    InvalidNameError,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    Variable,
+)
 
 
 @pytest.fixture
@@ -142,3 +151,16 @@ for _ in range(5):
 def test_an_interrupt_that_comes_during_a_collection_is_raised() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _INTERRUPTED], env=environment, check=True, timeout=100)
+
+
+@pytest.mark.parametrize("name", ["user id", "größe", "名前", "a\nb", "a\ud800", "x" * 513])
+@pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
+def test_names_that_servers_refuse_are_refused_everywhere(
+    kind: Callable[[list[str]], Strategy], name: str
+) -> None:
+    strategy = kind(["CPU:0"])
+    with strategy.scope(), pytest.raises(InvalidNameError, match="variable name"):
+        Variable(1.0, name=name)
+    with pytest.raises(InvalidNameError, match="variable name"), strategy.scope():
+        kept = nn.ParameterDict({name: torch.ones(1)})
+    assert kept[name] == 1.0

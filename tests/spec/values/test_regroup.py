@@ -181,3 +181,20 @@ Spec = namedtuple("Spec", ["loss", "scaffold"])
 def test_no_field_of_a_named_tuple_is_special() -> None:
     merged = regroup.regroup([Spec(1.5, 2.5), Spec(3.5, 4.5)])
     assert values(merged.scaffold) == (2.5, 4.5)
+
+
+class Named(dict[str, Any]):
+    """A dict whose constructor takes keywords only, and which has an attribute."""
+
+    def __init__(self, *, a: Any, b: Any) -> None:
+        super().__init__(a=a, b=b)
+        self.note = "kept"
+
+
+def test_a_dict_whose_constructor_takes_keywords_only_is_taken_apart() -> None:
+    given = Named(a=PerReplica((1, 2)), b=3)
+    one = regroup.select_replica(1, given)
+    assert (type(one), one, one.note) == (Named, {"a": 2, "b": 3}, "kept")
+    assert given["a"].values == (1, 2)
+    merged = regroup.regroup([Named(a=1, b=5), Named(a=2, b=5)])
+    assert (type(merged), merged["a"].values, merged["b"]) == (Named, (1, 2), 5)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 LEAF_TYPES = frozenset((torch.Tensor, int, float, bool, str, bytes, type(None)))
 """Of these, values are always leaves."""
@@ -63,7 +64,17 @@ def _opened_mapping(value: Mapping[Any, Any]) -> Node:
         if isinstance(value, defaultdict):
             return defaultdict(value.default_factory, items)
         kind: Callable[[dict[Any, Any]], Any] = type(value)
-        return kind(items)
+        try:
+            return kind(items)
+        except TypeError as error:
+            # Its constructor takes something else.
+            if not isinstance(value, MutableMapping):
+                raise InvalidTypeError(
+                    f"a {type(value).__name__} cannot be made of other values ({error}); use a dict"
+                ) from error
+            made = copy.copy(value)
+            made.update(items)
+            return made
 
     return Node(("mapping with keys", frozenset(keys)), value.values(), rebuild)
 

@@ -122,7 +122,13 @@ class TrainedTensors:
         return None
 
     def _join(self, hosting: Hosting, what: str) -> None:
-        if self.plain or self._hosting not in (None, hosting):
+        if self.plain:
+            raise InvalidArgumentError(
+                f"{what} belongs to {type(hosting.extended._container_strategy()).__name__}, and "
+                "those before it to no strategy, so that each worker would train its own; build "
+                "their module, too, inside `with strategy.scope():`"
+            )
+        if self._hosting not in (None, hosting):
             raise ContextError(
                 f"Mixing different tf.distribute.Strategy objects: {what} belongs to "
                 "another strategy than those before it; use an optimizer for each"
