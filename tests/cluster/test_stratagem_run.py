@@ -35,6 +35,7 @@ description = {
     "token": Path(os.environ["STRATAGEM_TOKEN_FILE"]).read_text(),
     "mode": oct(os.stat(os.environ["STRATAGEM_TOKEN_FILE"]).st_mode),
     "arguments": sys.argv[1:],
+    "set": list({str(number) for number in range(100)}),
 }
 (folder / f"{task}.json").write_text(json.dumps(description))
 """
@@ -158,6 +159,7 @@ def test_every_worker_finds_its_cluster_in_its_environment(
     assert views[0]["config"]["cluster"] == views[1]["config"]["cluster"]
     assert len(views[0]["token"]) >= 32
     assert views[0]["token"] == views[1]["token"]
+    assert views[0]["set"] == views[1]["set"]
 
 
 def test_servers_read_their_table_of_the_file_of_the_run(

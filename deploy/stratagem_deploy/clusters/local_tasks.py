@@ -25,7 +25,7 @@ from stratagem_deploy.clusters.servers import RestartableServer, ServerThread
 from stratagem_deploy.clusters.workers import LocalWorker, ProcessWorker, ThreadWorker
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_deploy.processes.private_directory import PrivateDirectory
-from stratagem_deploy.processes.process import share_of_cores
+from stratagem_deploy.processes.process import equal_order_of_sets, share_of_cores
 
 Show = Callable[[str, int], Callable[[str], None] | None]
 """Returns what shows the output of a process, by its name and the index of its task."""
@@ -152,7 +152,7 @@ def _certified(
 def _environment(plan: Plan, job: str) -> Mapping[str, str]:
     """Return what a server of a job finds in its environment, besides what we found in ours."""
     if job == "worker":
-        return share_of_cores(plan.worker_servers)
+        return {**share_of_cores(plan.worker_servers), **equal_order_of_sets()}
     return patience_for_restarts() if plan.workers else {}
 
 

@@ -18,6 +18,7 @@ from stratagem_deploy.processes.forking.fork_server import prepare, start_forked
 from stratagem_deploy.processes.process import (
     Process,
     describe_exit,
+    equal_order_of_sets,
     idle_threads,
     import_path,
 )
@@ -90,6 +91,10 @@ class ThreadWorker:
         )
 
 
+def _environment() -> dict[str, str]:
+    return {**import_path(), **idle_threads(), **equal_order_of_sets()}
+
+
 class ProcessWorker:
     """A worker whose every call is made by a new process."""
 
@@ -109,7 +114,7 @@ class ProcessWorker:
             environment: What they find in their environment, besides what we found in ours.
         """
         self._name = name
-        self._environment = {**import_path(), **idle_threads(), **(environment or {})}
+        self._environment = {**_environment(), **(environment or {})}
         self._directory = directory
         self._show = show
         self._numbers = itertools.count()
@@ -119,7 +124,7 @@ class ProcessWorker:
     @staticmethod
     def prepare() -> None:
         """Begin to load what the processes of all such workers have in common."""
-        prepare(_CALL, {**import_path(), **idle_threads()})
+        prepare(_CALL, _environment())
 
     def make(self, call: WorkerCall) -> Outcome:
         file = self._directory / f"{self._name}-{next(self._numbers)}.call"

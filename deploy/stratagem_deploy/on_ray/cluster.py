@@ -19,6 +19,7 @@ from stratagem_deploy.on_ray.reservation import RayReservation, Resources, reser
 from stratagem_deploy.on_ray.resolver import RayClusterResolver
 from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
 from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.process import equal_order_of_sets
 from stratagem_proto.errors import UnimplementedError
 from stratagem_psserver.settings import Durability
 
@@ -166,7 +167,11 @@ class RayCluster(Cluster):
 
     def _options(self, room: RayReservation, bundle: int) -> dict[str, Any]:
         again = {"max_restarts": self._restarts, "max_task_retries": self._restarts}
-        return {**room.options(bundle), **again}
+        return {
+            **room.options(bundle),
+            **again,
+            "runtime_env": {"env_vars": equal_order_of_sets()},
+        }
 
     def _begin_run(self) -> None:
         # A worker must not find the address that another one had in the last run.

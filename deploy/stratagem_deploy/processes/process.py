@@ -39,6 +39,17 @@ def idle_threads() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
+def equal_order_of_sets() -> dict[str, str]:
+    """Return an environment in which sets have one order in all processes of all runs.
+
+    Programs build modules, and list files, in the order of sets: all workers have to come to the
+    same names and rows, and so has a later run that restores a checkpoint. What our environment
+    says counts. Servers, which run no programs of users, keep Python's defence against names that
+    an attacker has chosen for their hashes.
+    """
+    return {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+
+
 def describe_exit(code: int) -> str:
     """Say how a process ended, from its `Popen.returncode`."""
     if code >= 0:

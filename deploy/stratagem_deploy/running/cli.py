@@ -115,7 +115,7 @@ def run(
     chief, and its output is this command's output. The output of other processes goes to standard
     error, each line after the name of its process. Unless OMP_NUM_THREADS is set, the workers share
     the cores evenly; unless OMP_WAIT_POLICY is set, their threads do not spin on cores while they
-    wait.
+    wait. Unless PYTHONHASHSEED is set, it is 0, so that sets have one order in all workers.
 
     Arguments after the script belong to the script. If one of them is an option that this command
     has too, put `--` between the script and its arguments.

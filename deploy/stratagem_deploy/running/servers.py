@@ -16,7 +16,7 @@ from stratagem_deploy.clusters.server_process import (
 from stratagem_deploy.clusters.servers import RestartableServer
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.processes.addresses import ReservedAddresses
-from stratagem_deploy.processes.process import Process, share_of_cores
+from stratagem_deploy.processes.process import Process, equal_order_of_sets, share_of_cores
 from stratagem_deploy.running.credentials import RunCredentials
 from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_proto.configuration.model import variable
@@ -108,7 +108,8 @@ class RunServers:
 
     def new_workers(self, addresses: Sequence[ReservedAddresses]) -> Sequence[RestartableServer]:
         """Return the workers that run functions of a coordinator, not started."""
-        own = {**share_of_cores(len(addresses)), **self._file_of_settings()}
+        cores = share_of_cores(len(addresses))
+        own = {**cores, **equal_order_of_sets(), **self._file_of_settings()}
         credentials = self._credentials
         servers = [
             self._process(

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stratagem_deploy.output.display import Display
-from stratagem_deploy.processes.process import Process, import_path, share_of_cores
+from stratagem_deploy.processes.process import (
+    Process,
+    equal_order_of_sets,
+    import_path,
+    share_of_cores,
+)
 from stratagem_deploy.running.credentials import RunCredentials
 
 # By its name, because it would load PyTorch, for which the command need not wait.
@@ -77,4 +82,5 @@ class ScriptWorkers:
             # Through a pipe, Python would keep its words back until it ends.
             "PYTHONUNBUFFERED": "1",
             **share_of_cores(len(self.cluster["worker"])),
+            **equal_order_of_sets(),
         }

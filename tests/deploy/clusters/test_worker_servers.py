@@ -82,6 +82,20 @@ def test_a_worker_is_added_to_others_that_serve_alone() -> None:
         cluster.add_worker_server()
 
 
+def order_of_a_set() -> list[str]:
+    return list({str(number) for number in range(100)})
+
+
+@pytest.mark.cluster
+def test_sets_have_one_order_in_all_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with LocalCluster(ps=0, worker_servers=2, processes=True) as cluster:
+        orders = [result_on(cluster, worker, order_of_a_set) for worker in range(2)]
+    with LocalCluster(ps=0, workers=2, processes=True) as cluster:
+        orders += cluster.run(lambda resolver: order_of_a_set())
+    assert orders == orders[:1] * 4
+
+
 def wait_policy() -> str:
     return os.environ["OMP_WAIT_POLICY"]
 

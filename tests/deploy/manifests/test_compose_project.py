@@ -118,6 +118,11 @@ def test_who_writes_or_restores_checkpoints_has_their_key() -> None:
         assert own["STRATAGEM_CHECKPOINT_KEY_FILE"] == own["STRATAGEM_TOKEN_FILE"]
 
 
+def test_programs_have_sets_in_one_order() -> None:
+    for name in (*PROGRAMS, "worker-server-0", "worker-server-1"):
+        assert services()[name]["environment"]["PYTHONHASHSEED"] == "0"
+
+
 def test_by_itself_the_project_has_no_coordinator() -> None:
     profiles = {name: service.get("profiles") for name, service in services().items()}
     coordinated = {name for name, chosen in profiles.items() if chosen}

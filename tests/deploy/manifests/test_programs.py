@@ -101,6 +101,13 @@ def test_the_chief_finds_servers_and_workers(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_each_overlay
+def test_programs_have_sets_in_one_order(overlay: str) -> None:
+    for pod in pods(overlay):
+        runs_programs = pod.command[0] == "python" or pod.command[1] == "worker"
+        assert pod.environment.get("PYTHONHASHSEED") == ("0" if runs_programs else None)
+
+
+@in_each_overlay
 def test_variables_of_the_product_are_those_that_it_reads(overlay: str) -> None:
     read = {token_file.VARIABLE}
     for app in SERVERS.values():

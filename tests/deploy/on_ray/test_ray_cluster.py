@@ -54,6 +54,15 @@ def test_the_documented_program_trains_the_demo_to_its_error(tmp_path: Path) -> 
     assert movielens.rmse(plain, held_out) == first
 
 
+def test_sets_have_one_order_in_all_workers() -> None:
+    def order(resolver: ClusterResolver) -> list[str]:
+        return list({str(number) for number in range(100)})
+
+    with RayCluster(ps=0, workers=2) as cluster:
+        first, second = cluster.run(order)
+    assert first == second
+
+
 @contextmanager
 def squatter(address: str) -> Iterator[None]:
     """Takes an address as soon as it is free, and answers nobody."""

@@ -15,10 +15,13 @@ from stratagem_deploy.processes.process import import_path
 SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
 
 PROGRAM = """
+import os
 import sys
 
 import stratagem
 
+# So that sets have one order in all workers.
+assert os.environ["PYTHONHASHSEED"] == "0"
 with stratagem.ParameterServerStrategy(consistency="sync") as strategy:
     with strategy.scope():
         counter = stratagem.Variable(0.0)
@@ -43,6 +46,7 @@ def sbatch(
         "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
         **import_path(),
         "TMPDIR": str(folder / "tmp"),
+        "PYTHONHASHSEED": "",
         **variables,
     }
     (folder / "tmp").mkdir()
