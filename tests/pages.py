@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "tests").rglob("*.md")),
 ]
+
+with_names = pytest.mark.filterwarnings("error:only the order in which this program makes")
+"""For tests of programs that readers take over: what they make is told apart by names."""
 
 
 def title(page: Path) -> str:

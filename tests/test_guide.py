@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stratagem import config
+from tests.pages import with_names
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guide"
 PAGES = sorted(GUIDE.glob("*.md"))
@@ -27,6 +28,7 @@ def one_logical_cpu_again() -> Iterator[None]:
     config.set_logical_cpus(1)
 
 
+@with_names
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_programs_of_the_guide_run(name: str) -> None:
     exec(compile(PROGRAMS[name], f"guide: {name}", "exec"), {"__name__": "__main__"})

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.pages import ROOT, programs
+from tests.pages import ROOT, programs, with_names
 
 FOLDER = ROOT / "docs" / "how-to"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -18,6 +18,7 @@ PROGRAMS = {
 }
 
 
+@with_names
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_programs_of_a_page_run(name: str) -> None:
     exec(compile(PROGRAMS[name], f"how to: {name}", "exec"), {"__name__": "__main__"})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratagem import config
+from tests.pages import with_names
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "migrating-from-tensorflow.md").read_text()
@@ -30,6 +31,7 @@ def as_before() -> Iterator[None]:
     config.set_logical_cpus(1)
 
 
+@with_names
 @pytest.mark.parametrize("title", PROGRAMS)
 def test_the_programs_run(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)

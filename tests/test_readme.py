@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.pages import with_names
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
+@with_names
 def test_the_thirty_lines_run_and_the_loss_falls() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert block.count("\n") <= 36

@@ -52,6 +52,17 @@ def test_variables_that_are_not_the_same_are_shown() -> None:
         on_two_workers(create)
 
 
+def test_modules_in_another_order_are_refused() -> None:
+    def create(strategy: Strategy) -> None:
+        order = ["user", "item"]
+        with strategy.scope():
+            tables = {name: nn.Embedding(3, 2) for name in order[:: -1 if worker(strategy) else 1]}
+        del tables
+
+    with pytest.raises(InvalidArgumentError, match=r"'weight' is of 'item' in .*task:1's program"):
+        on_two_workers(create)
+
+
 def test_modules_that_are_not_the_same_are_shown() -> None:
     def build(strategy: Strategy) -> nn.Module:
         with strategy.scope():

@@ -9,9 +9,15 @@ from functools import partial
 from threading import Lock, Thread
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from stratagem._checkpoints.origins import (
+    metadata_of,
+    origins_in_checkpoint,
+    read_with,
+    with_origins,
+)
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.policy import policy_of_environment
@@ -39,9 +45,12 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     if policy.key or isinstance(place, StoreUrl) or not place.is_file():
         checkpoint = open_checkpoint(place, policy)
         wholes = wholes_of(checkpoint.index)
-        return {name: whole.read(checkpoint) for name, whole in wholes.items()}
+        state = {name: whole.read(checkpoint) for name, whole in wholes.items()}
+        return with_origins(state, origins_in_checkpoint(checkpoint, wholes))
     try:
-        return load_file(place)
+        with safe_open(place, "pt") as file:
+            metadata = file.metadata() or {}
+        return read_with(load_file(place), metadata)
     except SafetensorError as error:
         raise DataLossError(
             f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an earlier one"
@@ -108,7 +117,7 @@ def _write_after(
 def _write(path: Place, state: Mapping[str, torch.Tensor]) -> None:
     tensors = {name: value.contiguous() for name, value in state.items()}
     try:
-        save = partial(save_file, tensors, metadata=_METADATA)
+        save = partial(save_file, tensors, metadata={**_METADATA, **metadata_of(state)})
         store_of(path).replace_file(path, save)
     except KeyError as error:
         raise InvalidArgumentError(

@@ -164,6 +164,7 @@ class Hosting(ABC):
         """Prepare parameters and buffers for replicas to run."""
         living_hostings.add(self)
         self.adopter.adopt()
+        self._extended._names.used()
         self.buffers.follow_first()
         self.parameters.carry_outside_changes()
 

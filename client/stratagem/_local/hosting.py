@@ -10,8 +10,19 @@ import torch
 from torch import nn
 
 from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState
+from stratagem._checkpoints.origins import origins_in, with_origins
 from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._core.contexts.context import cross_replica
+from stratagem._core.namesakes import (
+    Confusion,
+    Origin,
+    Origins,
+    batches_of,
+    doubtful,
+    exchanged,
+    lacking,
+    surplus,
+)
 from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
@@ -19,7 +30,7 @@ from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._strategies.extended import StrategyExtended
-from stratagem_proto.errors import NotFoundError
+from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.programs.slot_names import SlotName
 
 
@@ -39,6 +50,7 @@ class LocalHosting(Hosting):
     # Modules.
 
     def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
+        self._checkpoints.require_told_apart([adoption.name for adoption in adoptions])
         for adoption in adoptions:
             self._checkpoints.restore_parameter(adoption)
         super()._host_across_replicas(adoptions)
@@ -98,6 +110,10 @@ class LocalHosting(Hosting):
         for variable, state in slots.items():
             self.optimizers.replace_slots(optimizer, variable, state)
 
+    def before_replicas(self) -> None:
+        super().before_replicas()
+        self._checkpoints.before_use()
+
     # Checkpoints.
 
     def created(self, variable: Variable) -> None:
@@ -121,13 +137,18 @@ class LocalCheckpoints:
 
     def __init__(self, hosting: LocalHosting) -> None:
         self._hosting = hosting
+        self._names = hosting.extended._names
         self._deferred = DeferredState()
+        self._origins: Origins = {}
+        self._strict = True
+        self._has_new = False
 
     # Saving.
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return snapshots of everything, by name."""
         self._hosting.extended._before_replicas()
+        self._names.warn_of_order()
         state = {entry.name: entry.read() for entry in self._entries()}
         variables = self._hosting.variables()
         for optimizer in self._hosting.stateful_optimizers():
@@ -135,7 +156,7 @@ class LocalCheckpoints:
             for variable, slots in zip(variables, found, strict=True):
                 for key, value in slots.items():
                     state[str(SlotName(variable.name, optimizer, key))] = value
-        return state
+        return with_origins(state, self._own())
 
     def _entries(self) -> list[CheckpointEntry]:
         return [
@@ -160,6 +181,10 @@ class LocalCheckpoints:
         present = [entry for entry in entries if entry.name in state]
         for entry in present:
             entry.require_fit(state[entry.name])
+        origins, own = origins_in(state), self._own()
+        self._refuse(exchanged(own, origins) or lacking(own, origins))
+        self._names.warn_of(doubtful(own, origins))
+        self._origins, self._strict, self._has_new = origins, strict, False
         self._deferred.replace(state)
         for entry in present:
             self._deferred.restore(entry)
@@ -177,10 +202,53 @@ class LocalCheckpoints:
         for optimizer in {*slots, *optimizers}:
             self._hosting.set_slots(optimizer, {variable: slots.get(optimizer, {})})
 
+    # What tells variables of one name apart.
+
+    def _own(self) -> dict[str, Origin]:
+        return self._of([variable.name for variable in self._hosting.variables()])
+
+    def _of(self, names: Iterable[str]) -> dict[str, Origin]:
+        found = {name: self._names.origin(name) for name in names}
+        return {name: origin for name, origin in found.items() if origin is not None}
+
+    def require_told_apart(self, names: Sequence[str]) -> None:
+        """Check what is made after a checkpoint was restored, as far as is known by then.
+
+        Raises:
+            InvalidArgumentError: A value is of a namesake, or may be.
+        """
+        if not self._origins:
+            return
+        self._has_new = True
+        new = self._of(names)
+        batches = batches_of(new, self._origins)
+        self._refuse(
+            exchanged(new, self._origins)
+            or lacking({**self._own(), **new}, self._origins, None, batches)
+            or (surplus({**self._own(), **new}, self._origins) if self._strict else None)
+        )
+        self._names.warn_of(doubtful(new, self._origins))
+
+    def before_use(self) -> None:
+        """Check that what was made since a checkpoint was restored are all of their names.
+
+        Raises:
+            InvalidArgumentError: There are more in the checkpoint.
+        """
+        if self._has_new:
+            self._refuse(lacking(self._own(), self._origins))
+            self._has_new = False
+
+    def _refuse(self, confusion: Confusion | None) -> None:
+        if confusion:
+            message = confusion.sentence("this program", "the checkpoint")
+            raise InvalidArgumentError(message, variable=confusion.name)
+
     # What is made later.
 
     def restore_variable(self, variable: Variable) -> None:
         """Give a variable that was just created its value in the checkpoint."""
+        self.require_told_apart([variable.name])
         with cross_replica(self._hosting.extended._container_strategy()):
             self._deferred.restore(CheckpointEntry.of_variable(variable))
         self._restore_slots(variable)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stratagem._core.enums import ReduceOp
+from stratagem._core.namesakes import Origin, exchanged
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.values.cross_device_ops import CrossDeviceOps
 from stratagem._core.values.regroup import select_replica
@@ -144,13 +145,32 @@ class WorkersHosting(CopiesHosting):
         super().__init__(extended, names, cross_device_ops, unite, elsewhere)
         self._group = steps.group
         self._steps = steps
+        extended._names.warns = steps.group.size > 1 and steps.group.place.is_chief
 
     # Modules start as the chief's.
 
     def host(self, adoptions: Sequence[Adoption]) -> None:
-        self._group.agree("A parameter", [_form(adoption) for adoption in adoptions])
+        own = {adoption.name: self._extended._names.origin(adoption.name) for adoption in adoptions}
+        forms = [_form(adoption) for adoption in adoptions]
+        heard = self._group.agree("A parameter", forms, [*own.values()])
+        self._require_told_apart([*own], heard)
         follow_chief(self._group, [adoption.parameter for adoption in adoptions])
         super().host(adoptions)
+
+    def _require_told_apart(self, names: Sequence[str], by_rank: Sequence[Any]) -> None:
+        """Check that no worker builds in another order, as far as what it calls things tells."""
+        chiefs, *others = (
+            {name: Origin(*one) for name, one in zip(names, each, strict=True) if one}
+            for each in by_rank
+        )
+        for rank, theirs in enumerate(others, 1):
+            confusion = exchanged(theirs, chiefs)
+            if confusion:
+                place = self._group.place
+                here, there = (f"{place.tasks[at]}'s program" for at in (rank, 0))
+                raise InvalidArgumentError(
+                    confusion.sentence(here, there), variable=confusion.name, task=place.name
+                )
 
     def host_buffers(self, roots: Sequence[nn.Module]) -> None:
         buffers = [buffer for root in roots for buffer in root.buffers()]

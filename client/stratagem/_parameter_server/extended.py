@@ -72,7 +72,10 @@ class ParameterServerExtended(WorkerExtended):
         self._store = store
         # Heartbeats tell of them.
         self._scalars = store.servers.steps.scalars
-        self._variables = RemoteVariables(self._container_strategy, membership, store, settings)
+        self._names.warns = membership.creates and elsewhere is None
+        self._variables = RemoteVariables(
+            self._container_strategy, membership, store, settings, self._names
+        )
         self._sharding = ShardedCreation(self._variables.partitioning, self._names)
         # Kept alive, since what was created on a server keeps its name there.
         self._shared: list[AggregatingVariable] = []

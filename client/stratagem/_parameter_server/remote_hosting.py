@@ -120,7 +120,9 @@ class RemoteHosting(Hosting):
         self.loaded = LoadedValues(store, self.parameters, membership)
         self._tables = Tables(store, self.loaded, variables.partitioning, self.parameters)
         self._steps = RemoteOptimizers(store, variables)
-        self.checkpoints = ClusterCheckpoints(membership, store, variables.established, buffers)
+        self.checkpoints = ClusterCheckpoints(
+            membership, store, variables.established, buffers, extended._names
+        )
         self.threads = TrainingThreads()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
@@ -191,8 +193,13 @@ class RemoteHosting(Hosting):
     def before_replicas(self, training: bool = False) -> None:
         """As for `Hosting`; with `training`, gradients will be computed."""
         super().before_replicas()
+        self._require_all_namesakes()
         self._agree()
         self._store.refresh(self._variables.established, training)
+
+    def _require_all_namesakes(self) -> None:
+        self._variables.creation.before_use()
+        self.checkpoints.before_use()
 
     def _agree(self) -> None:
         if self.elsewhere is None:
@@ -241,6 +248,7 @@ class RemoteHosting(Hosting):
 
     def before_lone_step(self) -> None:
         super().before_replicas()
+        self._require_all_namesakes()
         self._agree()
         self._store.pushing.refresh(None)
 

@@ -11,6 +11,8 @@ from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
 from stratagem._core.contexts.context import cross_replica, get_strategy
 from stratagem._core.device_names import torch_device
+from stratagem._core.names import UniqueNames
+from stratagem._core.namesakes import form_of
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import initial_tensor
 from stratagem._core.variables.traits import VariableTraits
@@ -33,6 +35,7 @@ from stratagem._ps_client.requests.variables import Attachments
 from stratagem._tracing.recording import Source
 from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import name_of_whole
 from stratagem_proto.v1.update_program_pb2 import GraphInput, InputBinding
 
 if TYPE_CHECKING:
@@ -55,12 +58,14 @@ class RemoteVariables:
         membership: Membership,
         store: RemoteStore,
         settings: Settings,
+        names: UniqueNames,
     ) -> None:
         self._container_strategy = container_strategy
+        self._names = names
         self.store = store
         self.partitioning = Partitioning(settings.variable_partitioner)
         placement = placement_named(settings.placement)(store.servers.used)
-        self.creation = RemoteCreation(store, membership, placement)
+        self.creation = RemoteCreation(store, membership, placement, names)
         self.established: list[RemoteVariable] = []
 
     # Creating.
@@ -78,8 +83,16 @@ class RemoteVariables:
         other = kwargs.get("colocate_with")
         colocated = None if other is None else self.own(other)
         owner = Owner(shard=kwargs.get("shard"))
+        self._describe(traits.name, value, owner)
         moved_to = server_named(device_names.current())
         return self.creation.placed(traits, value, owner, colocated, moved_to)
+
+    def _describe(self, name: str, value: torch.Tensor, owner: Owner) -> None:
+        whole, shape = name, value.shape
+        if owner.shard is not None:
+            whole, shape = name_of_whole(name), torch.Size(owner.shard.shape)
+        if owner.shard is None or self._names.origin(whole) is None:
+            self._names.describe(whole, form_of(value.dtype, shape))
 
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make variables exist."""

@@ -21,6 +21,7 @@ from stratagem._core.distributed_variables.updating import (
 )
 from stratagem._core.enums import ReduceOp, destined_reduce_op_from
 from stratagem._core.names import UniqueNames
+from stratagem._core.namesakes import form_of
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._core.scalars import Scalars
 from stratagem._core.values.placement import refused_destinations
@@ -165,7 +166,10 @@ class StrategyExtended(StrategyHooks):
         kwargs |= vars(traits) | {"name": name}
         variable = self._create_variable(next_creator, **kwargs)
         variable._join(strategy)
+        if self._names.origin(name) is None:
+            self._names.describe(name, form_of(variable.dtype, variable.shape))
         self._names.record(name, variable)
+        self._names.end_batch()
         if self._hosting is not None:
             self._hosting.created(variable)
         return variable

@@ -13,7 +13,7 @@ import json
 import secrets
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,7 @@ class Index:
             "identity": self.identity,
             "files": {name: _file_to_json(one) for name, one in self.files.items()},
             "tensors": [_tensor_to_json(one) for one in self.tensors.values()],
+            **_origins_to_json(self.tensors.values()),
             "servers": dict(self.servers),
             "extra": dict(self.extra),
             "workers": dict(self.workers),
@@ -179,7 +180,7 @@ class Index:
         with refused_if_unsound(where):
             _require_known_format(content, where)
             files = {name: _file_from_json(one) for name, one in content["files"].items()}
-            tensors = _tensors_from_json(content["tensors"], where)
+            tensors = _tensors_from_json(content["tensors"], content.get("origins", {}), where)
             base = _base_from_json(content.get("base"))
             require_sound(files, tensors, where)
             require_sound_base(() if base is None else base.names, tensors, where)
@@ -202,9 +203,15 @@ def _require_known_format(content: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _tensors_from_json(items: Sequence[Mapping[str, Any]], where: str) -> list[TensorEntry]:
+def _tensors_from_json(
+    items: Sequence[Mapping[str, Any]], origins: Mapping[str, Any], where: str
+) -> list[TensorEntry]:
     try:
-        return [_tensor_from_json(one) for one in items]
+        found = [_tensor_from_json(one) for one in items]
+        for entry in found:
+            if entry.name in origins:
+                ParseDict(origins[entry.name], entry.spec.origin, ignore_unknown_fields=True)
+        return found
     except ParseError as error:
         raise FailedPreconditionError(
             f"{where!r} describes a variable as this release of stratagem cannot: "
@@ -278,9 +285,21 @@ def _file_from_json(item: Mapping[str, Any]) -> FileEntry:
     return FileEntry(item["nbytes"], tuple(item["blocks"]), digests)
 
 
+def _origins_to_json(entries: Iterable[TensorEntry]) -> dict[str, Any]:
+    """Return what is apart from the tensors, so that earlier releases pass over it."""
+    found = {
+        entry.name: _message_to_json(entry.spec.origin)
+        for entry in entries
+        if entry.spec.HasField("origin")
+    }
+    return {"origins": found} if found else {}
+
+
 def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
+    spec = _message_to_json(entry.spec)
+    spec.pop("origin", None)
     item = {
-        "spec": _message_to_json(entry.spec),
+        "spec": spec,
         "file": entry.file,
         "begin": entry.begin,
         "version": entry.version,

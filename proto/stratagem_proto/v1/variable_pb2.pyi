@@ -366,6 +366,51 @@ class TableStatistics(google.protobuf.message.Message):
 global___TableStatistics = TableStatistics
 
 @typing.final
+class Origin(google.protobuf.message.Message):
+    """What tells a variable from its namesakes: those that the creator's program would give
+    the same name, and that got a number at its end instead, in the order of their making.
+    Servers keep it for workers that attach, and for programs that restore.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WANTED_NAME_FIELD_NUMBER: builtins.int
+    STRUCTURE_FIELD_NUMBER: builtins.int
+    LABEL_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    wanted_name: builtins.str
+    """The name that the program asked for, at most 512 characters; of a part, that of the
+    whole.
+    """
+    structure: builtins.str
+    """Digest of the class, the parameters and the shapes of the outermost module that it is
+    in, at most 64 characters; empty for a variable outside of modules.
+    """
+    label: builtins.str
+    """What the program calls that module, at most 128 characters: the name of a variable of
+    Python or of an attribute, or a key. Empty where nothing does.
+    """
+    batch: builtins.int
+    """How often the creator had made variables before, all those of a scope's modules being
+    made at once.
+    """
+    phase: builtins.int
+    """How often the creator had begun to use what it had made, and then made more."""
+    def __init__(
+        self,
+        *,
+        wanted_name: builtins.str = ...,
+        structure: builtins.str = ...,
+        label: builtins.str = ...,
+        batch: builtins.int = ...,
+        phase: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "label", b"label", "phase", b"phase", "structure", b"structure", "wanted_name", b"wanted_name"]) -> None: ...
+
+global___Origin = Origin
+
+@typing.final
 class VariableSpec(google.protobuf.message.Message):
     """Description of a variable, given by its creator."""
 
@@ -384,6 +429,7 @@ class VariableSpec(google.protobuf.message.Message):
     MODULE_PATH_FIELD_NUMBER: builtins.int
     INITIALIZER_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique on the cluster. 1 to 512 characters of letters, digits and "_.-/:+"."""
     trainable: builtins.bool
@@ -431,6 +477,12 @@ class VariableSpec(google.protobuf.message.Message):
     def table(self) -> global___TableSpec:
         """Present when only the rows that were written are stored."""
 
+    @property
+    def origin(self) -> global___Origin:
+        """Set by the creator. Absent for an optimizer's state, and of creators that do not tell:
+        then a name that ends with a number behind "_" is taken for that of a namesake.
+        """
+
     def __init__(
         self,
         *,
@@ -447,9 +499,10 @@ class VariableSpec(google.protobuf.message.Message):
         module_path: builtins.str = ...,
         initializer: global___Initializer | None = ...,
         table: global___TableSpec | None = ...,
+        origin: global___Origin | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "initializer", b"initializer", "ordinal", b"ordinal", "partition", b"partition", "table", b"table", "tensor", b"tensor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "aggregation", b"aggregation", "device", b"device", "initializer", b"initializer", "kind", b"kind", "module_path", b"module_path", "name", b"name", "ordinal", b"ordinal", "partition", b"partition", "slot_of", b"slot_of", "synchronization", b"synchronization", "table", b"table", "tensor", b"tensor", "trainable", b"trainable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "initializer", b"initializer", "ordinal", b"ordinal", "origin", b"origin", "partition", b"partition", "table", b"table", "tensor", b"tensor"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "aggregation", b"aggregation", "device", b"device", "initializer", b"initializer", "kind", b"kind", "module_path", b"module_path", "name", b"name", "ordinal", b"ordinal", "origin", b"origin", "partition", b"partition", "slot_of", b"slot_of", "synchronization", b"synchronization", "table", b"table", "tensor", b"tensor", "trainable", b"trainable"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_ordinal", b"_ordinal"]) -> typing.Literal["ordinal"] | None: ...
 
 global___VariableSpec = VariableSpec

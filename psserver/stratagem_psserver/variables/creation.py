@@ -9,6 +9,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
+from stratagem_proto.protocol import MAX_LABEL_LENGTH, MAX_NAME_LENGTH, MAX_STRUCTURE_LENGTH
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
@@ -106,6 +107,27 @@ def check_partition(spec: VariableSpec) -> None:
             f"is not a part of a variable of shape {list(part.full_shape)}",
             variable=spec.name,
         )
+
+
+def check_origin(spec: VariableSpec) -> None:
+    """Check that what tells a variable from its namesakes is no longer than it may be.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    origin = spec.origin
+    lengths = {
+        "wanted_name": (origin.wanted_name, MAX_NAME_LENGTH),
+        "structure": (origin.structure, MAX_STRUCTURE_LENGTH),
+        "label": (origin.label, MAX_LABEL_LENGTH),
+    }
+    for field, (text, most) in lengths.items():
+        if len(text) > most:
+            raise InvalidArgumentError(
+                f"the origin of variable {spec.name!r} has a {field} of {len(text)} characters; "
+                f"{most} are allowed",
+                variable=spec.name,
+            )
 
 
 def row_nbytes(spec: VariableSpec) -> int:

@@ -31,6 +31,7 @@ from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import FIRST_ROWS, Table
 from stratagem_psserver.variables.creation import (
+    check_origin,
     check_partition,
     check_slot,
     check_table,
@@ -251,6 +252,7 @@ class VariableStore:
             )
         check_value(spec, value)
         check_partition(spec)
+        check_origin(spec)
         self._check_ownership(spec, known)
         if spec.HasField("table") and not spec.slot_of:
             check_table(spec)

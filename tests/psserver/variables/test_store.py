@@ -130,6 +130,20 @@ def test_a_part_must_lie_within_its_whole(
         VariableStore().create([spec], [VALUE])
 
 
+@pytest.mark.parametrize("field", ["wanted_name", "structure", "label"])
+def test_what_tells_a_variable_from_its_namesakes_is_kept_and_short(field: str) -> None:
+    spec = model_spec("w", VALUE)
+    setattr(spec.origin, field, "user")
+    store = VariableStore()
+    store.create([spec], [VALUE])
+    assert store.listing()[0].spec.origin == spec.origin
+    spec = model_spec("other", VALUE)
+    setattr(spec.origin, field, "u" * 1000)
+    with pytest.raises(InvalidArgumentError, match=f"'other' has a {field} of 1000 characters"):
+        store.create([spec], [VALUE])
+    assert names(store) == ["w"]
+
+
 def test_slots_are_deleted_with_their_variable(store: VariableStore) -> None:
     assert store.delete(["dense.weight"]) == ["dense.weight", "dense.weight/m"]
     assert names(store) == ["dense.bias"]

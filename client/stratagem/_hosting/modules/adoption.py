@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -17,10 +18,14 @@ from torch.nn.parameter import is_lazy
 
 from stratagem._core.contexts.context import cross_replica, current_replica_id
 from stratagem._core.names import UniqueNames
+from stratagem._core.namesakes import form_of
+from stratagem._core.program_frames import labels_of
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.registry import Owner, ParameterRegistry
 from stratagem._hosting.modules.watch import ModuleWatch
 from stratagem_proto.errors import CancelledError, ContextError
+
+_STRUCTURE_BYTES = 8
 
 
 def keep_fresh(modules: Iterable[nn.Module]) -> None:
@@ -62,12 +67,14 @@ class Adoption:
         owners: Where modules have it; tied parameters have several.
         module_path: Class of the root module and path within it, by which people recognise the
             module: "Recommender.users".
+        root: The module that no other one contains; None if it is elsewhere.
     """
 
     name: str
     parameter: Parameter
     owners: tuple[Owner, ...]
     module_path: str
+    root: nn.Module | None = None
 
 
 class ModuleAdopter:
@@ -169,7 +176,16 @@ class ModuleAdopter:
         self._adopted.update((id(module), module) for module in parts)
         self.buffers.add(prefix, roots)
         self._host_buffers(roots)
-        return [self._named(prefix, one) for one in self._new(roots)]
+        fresh = self._new(roots)
+        structures, labels = _structures(fresh), labels_of(roots)
+        named = [self._named(prefix, adoption) for adoption in fresh]
+        for adoption in named:
+            key = id(adoption.root)
+            form = _form(adoption.parameter)
+            self._names.describe(adoption.name, form, structures[key], labels.get(key, ""))
+        if named:
+            self._names.end_batch()
+        return named
 
     def _new(self, roots: Iterable[nn.Module]) -> list[Adoption]:
         fresh = []
@@ -243,7 +259,21 @@ def _parameters_of(roots: Iterable[nn.Module]) -> list[Adoption]:
 def _adoption(root: nn.Module, path: str, owner: Owner, parameter: Parameter) -> Adoption:
     name = f"{path}.{owner[1]}" if path else owner[1]
     place = f"{type(root).__name__}.{path}" if path else type(root).__name__
-    return Adoption(name, parameter, (owner,), place)
+    return Adoption(name, parameter, (owner,), place, root)
+
+
+def _structures(adoptions: Iterable[Adoption]) -> dict[int, str]:
+    """Return what tells roots of one class and size from others, by their ids."""
+    found: dict[int, Any] = {}
+    for adoption in adoptions:
+        digest = found.setdefault(id(adoption.root), blake2b(digest_size=_STRUCTURE_BYTES))
+        digest.update(f"{adoption.module_path} {adoption.name} ".encode())
+        digest.update(f"{_form(adoption.parameter)}\n".encode())
+    return {key: digest.hexdigest() for key, digest in found.items()}
+
+
+def _form(parameter: Parameter) -> str:
+    return "lazy" if is_lazy(parameter) else form_of(parameter.dtype, parameter.shape)
 
 
 class NamedBuffers:

@@ -15,6 +15,7 @@ from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
+from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer
 from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -38,7 +39,9 @@ class ClusterCheckpoints:
         store: RemoteStore,
         variables: Sequence[RemoteVariable],
         buffers: Buffers,
+        names: UniqueNames,
     ) -> None:
+        self._names = names
         self._membership = membership
         self._store = store
         self._variables = variables
@@ -63,6 +66,8 @@ class ClusterCheckpoints:
         """Give variables, optimizers and buffers what they have in a checkpoint."""
         restorer = ClusterRestorer(self._store, path, self._membership)
         missing = restorer.require_fit(self._variables, self._entries(), strict)
+        restorer.require_told_apart(self._variables)
+        self._names.warn_of(restorer.doubtful(self._variables))
         restorer.restore(self._variables, accounts=True)
         restorer.restore_buffers(self._entries())
         restorer.meet()
@@ -73,8 +78,15 @@ class ClusterCheckpoints:
     def created(self, variables: Sequence[RemoteVariable]) -> None:
         """Restore variables that were made after a checkpoint was restored."""
         if self._restorer is not None and variables:
+            self._restorer.require_told_apart_later(variables, self._variables)
+            self._names.warn_of(self._restorer.doubtful(variables))
             self._restorer.restore(variables)
             self._store.refresh(variables)
+
+    def before_use(self) -> None:
+        """Check that what was made since a checkpoint was restored are all of their names."""
+        if self._restorer is not None:
+            self._restorer.require_told_apart(self._variables)
 
     def buffers_hosted(self) -> None:
         """Restore buffers that were made after a checkpoint was restored."""

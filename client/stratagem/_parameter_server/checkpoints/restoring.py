@@ -12,7 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from stratagem._checkpoints.deferred import CheckpointEntry
+from stratagem._checkpoints.origins import origins_in_checkpoint, origins_of
 from stratagem._cluster.membership import Membership
+from stratagem._core.namesakes import (
+    Confusion,
+    batches_of,
+    doubtful,
+    exchanged,
+    lacking,
+    surplus,
+)
 from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
@@ -109,6 +118,9 @@ class ClusterRestorer:
             self._path = self._checkpoint.folder
         self._wholes = wholes_of(self._checkpoint.index)
         self._unused = set(self._wholes)
+        self._origins = origins_in_checkpoint(self._checkpoint, self._wholes)
+        self._strict = True
+        self._checked = 0
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -128,6 +140,7 @@ class ClusterRestorer:
             NotFoundError: One is missing, and `strict` is set.
             InvalidArgumentError: One has another shape or dtype.
         """
+        self._strict = strict
         wanted = [whole_name(variable.spec) for variable in variables]
         wanted += [buffer.name for buffer in buffers]
         missing = [name for name in wanted if name not in self._wholes]
@@ -140,6 +153,48 @@ class ClusterRestorer:
         for variable in variables:
             self._require_shape(variable)
         return missing
+
+    def require_told_apart(self, variables: Sequence[RemoteVariable]) -> None:
+        """Check that all values are of the variables that they belong to, as far as is known.
+
+        Args:
+            variables: All that the program has made.
+
+        Raises:
+            InvalidArgumentError: Some values are of namesakes, or may be.
+        """
+        if self._checked == len(variables):
+            return
+        mine = origins_of(variable.spec for variable in variables)
+        self._refuse(exchanged(mine, self._origins) or lacking(mine, self._origins))
+        self._checked = len(variables)
+
+    def require_told_apart_later(
+        self, made: Sequence[RemoteVariable], variables: Sequence[RemoteVariable]
+    ) -> None:
+        """Likewise of what has just been made, after which others of the names may be.
+
+        Args:
+            made: What has been made.
+            variables: All that the program has made, these included.
+        """
+        mine = origins_of(variable.spec for variable in variables)
+        new = origins_of(variable.spec for variable in made)
+        batches = batches_of(new, self._origins)
+        self._refuse(
+            exchanged(new, self._origins)
+            or lacking(mine, self._origins, None, batches)
+            or (surplus(mine, self._origins) if self._strict else None)
+        )
+
+    def doubtful(self, variables: Sequence[RemoteVariable]) -> list[str]:
+        """Return the names of those variables that only their order tells from others."""
+        return doubtful(origins_of(variable.spec for variable in variables), self._origins)
+
+    def _refuse(self, confusion: Confusion | None) -> None:
+        if confusion:
+            message = confusion.sentence("this program", "the checkpoint")
+            raise InvalidArgumentError(message, variable=confusion.name)
 
     def _require_shape(self, variable: RemoteVariable) -> None:
         spec, name = variable.spec, whole_name(variable.spec)

@@ -9,6 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from stratagem._checkpoints.origins import origins_of
+from stratagem._cluster.membership import Membership
+from stratagem._core.namesakes import (
+    Confusion,
+    Origin,
+    Origins,
+    batches_of,
+    doubtful,
+    exchanged,
+    lacking,
+)
 from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
@@ -28,28 +39,33 @@ Listing = Callable[[], Mapping[int, ListVariablesResponse]]
 class Attachment:
     """What this worker knows of the variables that the chief has created.
 
+    Those who train make the same variables as the chief, in the same order. Others may make some of
+    them, by their names.
+
     Args:
-        worker: Name of this task, for messages.
-        chief: The task that creates them, and where it is; likewise.
+        membership: Which task this is.
         listing: Asks the servers what they host, by index of the server.
         seconds: How long to wait for the chief.
     """
 
-    def __init__(self, worker: str, chief: str, listing: Listing, seconds: float) -> None:
-        self._worker = worker
-        self._chief = chief
+    def __init__(self, membership: Membership, listing: Listing, seconds: float) -> None:
+        self._worker = membership.name
+        self._chief = membership.creator_place
+        self._in_order = membership.trains
         self._listing = listing
         self._seconds = seconds
         self._created: dict[int, Found] = {}
+        self._by_name: dict[str, Found] = {}
 
-    def attach(self, wanted: Sequence[VariableSpec]) -> list[Found]:
+    def attach(self, wanted: Sequence[VariableSpec], mine: Origins) -> list[Found]:
         """Wait until the chief has created variables, and return them in the same order.
 
-        `wanted` are the variables as this worker would have created them.
+        `wanted` are the variables as this worker would have created them; it has `mine` already.
 
         Raises:
-            AttachmentError: A variable differs, which is said at once; or some are missing after
-                the time to wait.
+            AttachmentError: A variable differs, which is said at once; some are missing after the
+                time to wait; or it may be that of another module, since the chief has more of the
+                same name.
         """
         if self._missing(wanted):
             whom = f"the chief, {self._chief}, to create {wanted[0].name!r}"
@@ -57,7 +73,44 @@ class Attachment:
             awaited = Awaited.of(task, f"variable {wanted[0].name!r}", "program")
             with Wait(self._worker, whom, self._seconds, awaited):
                 self._await(wanted)
-        return [self._created[spec.ordinal] for spec in wanted]
+        self._require_told_apart(origins_of(wanted), mine)
+        return [found for spec in wanted if (found := self._found(spec)) is not None]
+
+    def _require_told_apart(self, wanted: Origins, mine: Origins) -> None:
+        theirs = self._origins()
+        batches = batches_of(wanted, theirs)
+        self._refuse(
+            exchanged(wanted, theirs) or lacking({**mine, **wanted}, theirs, None, batches)
+        )
+
+    def doubtful(self, wanted: Origins) -> list[str]:
+        """Return the names of what only its order tells from others of the chief's."""
+        return doubtful(wanted, self._origins())
+
+    def require_all(self, mine: Origins, phase: int | None) -> None:
+        """Check that the chief has no namesakes of variables that this worker has not made.
+
+        Those that it made in later phases do not count; see `lacking`.
+
+        Raises:
+            AttachmentError: It has.
+        """
+        self._look()
+        self._refuse(lacking(mine, self._origins(), phase))
+
+    def _origins(self) -> dict[str, Origin]:
+        return origins_of(found.spec for found in self._created.values())
+
+    def _refuse(self, confusion: Confusion | None) -> None:
+        if confusion:
+            message = confusion.sentence(f"{self._worker}'s program", "the chief's program")
+            raise AttachmentError(message, variable=confusion.name, task=self._worker)
+
+    def _found(self, spec: VariableSpec) -> Found | None:
+        found = self._created.get(spec.ordinal)
+        if self._in_order or (found is not None and found.spec.name == spec.name):
+            return found
+        return self._by_name.get(spec.name)
 
     def _await(self, wanted: Sequence[VariableSpec]) -> None:
         give_up_at = time.monotonic() + self._seconds
@@ -70,16 +123,20 @@ class Attachment:
             self._look()
 
     def _missing(self, wanted: Sequence[VariableSpec]) -> list[VariableSpec]:
-        if any(spec.ordinal not in self._created for spec in wanted):
+        if any(self._found(spec) is None for spec in wanted):
             self._look()
+        missing = []
         for spec in wanted:
-            found = self._created.get(spec.ordinal)
-            if found is not None and traits(found.spec) != traits(spec):
+            found = self._found(spec)
+            if found is None:
+                missing.append(spec)
+            elif traits(found.spec) != traits(spec):
                 raise self._difference(found.spec, spec)
-        return [spec for spec in wanted if spec.ordinal not in self._created]
+        return missing
 
     def _look(self) -> None:
         self._created |= find(self._listing())
+        self._by_name = {found.spec.name: found for found in self._created.values()}
 
     def _difference(self, theirs: VariableSpec, ours: VariableSpec) -> AttachmentError:
         return AttachmentError(
@@ -173,7 +230,28 @@ class EarlierRun:
         kept = [one for one in wanted if one.place.ordinal in found]
         for variable in kept:
             self._require_equal(found[variable.place.ordinal], variable)
+        self._refuse(exchanged(origins_of(one.spec for one in kept), self._origins()))
         return kept
+
+    def require_all(self, mine: Origins, phase: int) -> None:
+        """Check that the earlier run had no namesakes of variables that this one has not made.
+
+        Those that it made in later phases do not count; see `lacking`.
+
+        Raises:
+            AttachmentError: It had.
+        """
+        if self._found:
+            self._refuse(lacking(mine, self._origins(), phase))
+
+    def _origins(self) -> dict[str, Origin]:
+        return origins_of(one.spec for one in (self._found or {}).values())
+
+    def _refuse(self, confusion: Confusion | None) -> None:
+        if confusion:
+            there = "an earlier run, whose variables the servers still hold,"
+            message = confusion.sentence(f"{self._task}'s program", there)
+            raise AttachmentError(message, variable=confusion.name, task=self._task)
 
     def require_unused(self, variables: Sequence[RemoteVariable]) -> None:
         """Check that no other strategy of this process has variables of their names.

@@ -8,17 +8,21 @@ from typing import TypeVar
 
 import torch
 
+from stratagem._checkpoints.origins import origins_of
 from stratagem._cluster.membership import Membership
+from stratagem._core.names import UniqueNames
+from stratagem._core.namesakes import Origin
 from stratagem._core.variables.initial_values import require_dense
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
-from stratagem._parameter_server.variables.placement import Demand, Placement, server_device
+from stratagem._parameter_server.variables.placement import Demand, Place, Placement, server_device
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._parameter_server.variables.variable import NO_OWNER, Owner, RemoteVariable, Shard
 from stratagem_proto.errors import AttachmentError, InvalidArgumentError
+from stratagem_proto.protocol import name_of_whole
 
 Kind = TypeVar("Kind", bound=RemoteVariable)
 
@@ -26,14 +30,22 @@ Kind = TypeVar("Kind", bound=RemoteVariable)
 class RemoteCreation:
     """Makes the variables of one strategy exist on the servers."""
 
-    def __init__(self, store: RemoteStore, membership: Membership, placement: Placement) -> None:
+    def __init__(
+        self,
+        store: RemoteStore,
+        membership: Membership,
+        placement: Placement,
+        names: UniqueNames,
+    ) -> None:
         self._store = store
         self._creates = membership.creates
+        self._trains = membership.trains
         self._earlier = EarlierRun(membership.name, store)
         self._placement = placement
-        self._attachment = Attachment(
-            membership.name, membership.creator_place, store.listing, store.peer_seconds
-        )
+        self._attachment = Attachment(membership, store.listing, store.peer_seconds)
+        self._names = names
+        self._mine: dict[str, Origin] = {}
+        self._uses = 0
 
     def placed(
         self,
@@ -61,7 +73,7 @@ class RemoteCreation:
         if moved_to is not None:
             place = replace(place, server=self._existing(moved_to))
         self._store.servers.require_visible(place.server)
-        return RemoteVariable(self._store, place, traits, value, owner)
+        return self._told(RemoteVariable(self._store, place, traits, value, owner))
 
     def made(
         self,
@@ -77,7 +89,12 @@ class RemoteCreation:
         """
         place = self._placement.next(demand)
         self._store.servers.require_visible(place.server)
-        return make(self._store, place, traits, value, owner)
+        return self._told(make(self._store, place, traits, value, owner))
+
+    def _told(self, variable: Kind) -> Kind:
+        origin = self._names.origin
+        variable.origin = origin(variable.name) or origin(name_of_whole(variable.name))
+        return variable
 
     def _existing(self, server: int) -> int:
         count = len(self._store.servers)
@@ -102,6 +119,26 @@ class RemoteCreation:
             self._create(variables)
         else:
             self._attach(variables)
+        self._mine |= origins_of(variable.spec for variable in variables)
+        self._uses = 0
+
+    def before_use(self) -> None:
+        """Check that this program has made all of the variables that only their order tells apart.
+
+        Called before replicas run, and for other uses. What the chief makes may turn up at any
+        time, so it looks at the first, second, fourth, eighth use, and so on.
+
+        Raises:
+            AttachmentError: The chief, or an earlier run of his, has more of them.
+        """
+        self._uses += 1
+        if not self._mine or self._uses & (self._uses - 1):
+            return
+        if self._creates:
+            self._earlier.require_all(self._mine, self._names.phase)
+        else:
+            # Who trains runs the chief's program, which may have made more since.
+            self._attachment.require_all(self._mine, self._names.phase if self._trains else None)
 
     def _create(self, variables: Sequence[RemoteVariable]) -> None:
         kept = self._earlier.kept(variables)
@@ -115,9 +152,17 @@ class RemoteCreation:
         self._store.refresh(kept)
 
     def _attach(self, variables: Sequence[RemoteVariable]) -> None:
-        found = self._attachment.attach([variable.spec for variable in variables])
+        found = self._attachment.attach([variable.spec for variable in variables], self._mine)
         for variable, one in zip(variables, found, strict=True):
-            _require_same_server(variable, one.server)
+            if self._trains:
+                _require_same_server(variable, one.server)
+            else:
+                self._store.servers.require_visible(one.server)
+                variable.place = Place(one.server, one.spec.ordinal)
+        if not self._trains:
+            # Who trains runs the chief's program, which warns.
+            wanted = origins_of(variable.spec for variable in variables)
+            self._names.warn_of(self._attachment.doubtful(wanted))
         self._store.refresh(variables)
 
 

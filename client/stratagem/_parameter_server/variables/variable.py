@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from stratagem._checkpoints.origins import message_of
 from stratagem._core.contexts.context import current_replica_id
 from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.namesakes import Origin
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
@@ -123,6 +125,10 @@ class RemoteVariable(Variable):
     the step, so that forward and backward see one value; anywhere else each look at the value
     fetches it, if it has changed. Writes are carried out by the server, each as a whole. The
     initial value becomes the copy.
+
+    Attributes:
+        place: Where it is.
+        origin: What tells it from its namesakes; None if that is unknown.
     """
 
     def __init__(
@@ -139,6 +145,7 @@ class RemoteVariable(Variable):
         self._owner = owner
         self._tensor_spec = spec_of(value)
         self._nbytes = nbytes_of(self._tensor_spec)
+        self.origin: Origin | None = None
         self._own_leaf = value
         self._hosted: HostedParameter | None = None
         self._version: int | None = None
@@ -180,6 +187,7 @@ class RemoteVariable(Variable):
             ordinal=self.place.ordinal,
             module_path=self._owner.module_path,
             partition=None if self._owner.shard is None else self._owner.shard.message,
+            origin=None if self.origin is None else message_of(self.origin),
         )
 
     @property
