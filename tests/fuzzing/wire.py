@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.sockets.frames import FrameKind, FrameReader, SocketFrame, parts
-from stratagem_proto.sockets.greeting import Greeting
+from stratagem_proto.sockets.greeting import Greeting, secret_of
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.tensor_pb2 import EncodingKind, TensorSpec
 from stratagem_proto.wire import encodings, frames, placed
@@ -59,7 +59,7 @@ def _framed() -> Iterator[bytes]:
 
 
 def _greeting(data: bytes) -> None:
-    greeting = Greeting(b"secret of the run")
+    greeting = Greeting(lambda session_id: secret_of(session_id, b"secret of the run"))
     reader = FrameReader(bytearray(4096), 1024)
     reader.room[: len(data[:4096])] = data[:4096]
     for frame in reader.received(len(data[:4096])):

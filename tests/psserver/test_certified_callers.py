@@ -13,9 +13,16 @@ import pytest
 import torch
 
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.errors import PermissionDeniedError, StratagemError, UnauthenticatedError
+from stratagem_proto.errors import (
+    MalformedStreamError,
+    PermissionDeniedError,
+    StratagemError,
+    UnauthenticatedError,
+)
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.access import name_of
+from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_COORDINATOR,
@@ -26,6 +33,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_WORKER,
     FilteredTask,
     FilteredTasks,
+    FrameSockets,
     OpenSessionRequest,
     OpenSessionResponse,
     Role,
@@ -33,6 +41,7 @@ from stratagem_proto.v1.session_pb2 import (
 )
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
+from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial
@@ -147,6 +156,49 @@ def test_the_id_of_a_session_opens_nothing_to_another_task(
             client.assign("w", torch.ones(2))
         with pytest.raises(PermissionDeniedError, match="called with the role chief"):
             client.heartbeat()
+
+
+def greets(server: ParameterServer, told: FrameSockets, shown: Path, way: str) -> bool:
+    """Whether a process with these certificates gets in at the server's sockets."""
+    with presenting(shown):
+        try:
+            SocketLink(next(endpoints(told, server.address, way))).close()
+        except (OSError, MalformedStreamError):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("role", [ROLE_WORKER, ROLE_CHIEF])
+def test_the_id_of_a_session_leads_another_task_to_no_socket_of_it(
+    server: ParameterServer, authority: Certified, role: Role.ValueType
+) -> None:
+    if role == ROLE_WORKER:
+        owner, thief = authority.of("worker:0"), authority.of("worker:1")
+        tasks = [Task(job="worker", index=0), Task(job="worker", index=1)]
+    else:
+        # Who leads has sessions of no task, too.
+        owner, thief = authority.of("worker:0=chief"), authority.of("worker:1=coordinator")
+        tasks = [Task(), Task()]
+    with client_of(server, owner, tasks[0], role) as client:
+        session, mine = client.session_id, client.open().frame_sockets
+    with client_of(server, thief, tasks[1], role) as client:
+        own = client.open().frame_sockets
+        client.session_id = session
+        assert not client.shake_hands().HasField("frame_sockets")
+        with pytest.raises(PermissionDeniedError):
+            client.open()
+    # As if the thief had known the session before its owner opened it.
+    stolen = FrameSockets()
+    stolen.CopyFrom(own)
+    stolen.session_id = mine.session_id
+    with client_of(server, owner, tasks[0], role) as client:
+        client.session_id = session
+        assert client.open().frame_sockets == mine
+    for way in UNIX, TCP:
+        assert greets(server, mine, owner, way)
+        assert greets(server, own, thief, way)
+        assert not greets(server, stolen, thief, way)
+    assert not greets(server, mine, thief, TCP)
 
 
 def test_a_process_of_another_cluster_with_the_same_authority_is_refused(

@@ -153,7 +153,7 @@ def asked(place: Place, caller: Caller, method: MethodDescriptor, way: str) -> g
     said.incarnation = state.incarnation
     begin(place.server, said)
     offered = state.frame_sockets
-    shown = shown_certificate((caller.shown / "tls.crt").read_bytes()) if way == UNIX else None
+    shown = shown_certificate((caller.shown / "tls.crt").read_bytes())
     told = offered.to(said.session_id, shown) if offered else FrameSockets()
     try:
         with careless(), presenting(caller.shown):

@@ -9,6 +9,7 @@ connection. The server keeps no secrets: it makes that of a session anew from on
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.proofs import NONCE_BYTES, drawn_nonce
@@ -24,9 +25,15 @@ HELLO_BYTES = NONCE_BYTES + PROOF_BYTES
 _ASKING_BYTES = SESSION_ID_BYTES + NONCE_BYTES
 
 
-def secret_of(session_id: bytes, run_secret: bytes) -> bytes:
-    """Return the secret of a session with the run of a server that has drawn another one."""
-    return hmac.digest(run_secret, b"session" + session_id, "sha256")
+def secret_of(session_id: bytes, run_secret: bytes, owner: bytes = b"") -> bytes:
+    """Return the secret of a session with the run of a server that has drawn another one.
+
+    Args:
+        session_id: The session, whose id has one length.
+        run_secret: What the run has drawn.
+        owner: Who the certificate of its client names; empty without certificates.
+    """
+    return hmac.digest(run_secret, b"session" + session_id + owner, "sha256")
 
 
 class Proofs:
@@ -53,23 +60,23 @@ class Greeting:
     """The server's side of the greeting, without a socket and without a clock.
 
     Args:
-        run_secret: The secret of the server's run, of which those of sessions are made.
+        secret: Returns the secret of a session, by its id; raises if there is none.
 
     Attributes:
         is_over: Whether the client has proved that it knows the secret of the session.
         session_id: The session that the client has named; empty before it has.
     """
 
-    def __init__(self, run_secret: bytes) -> None:
+    def __init__(self, secret: Callable[[bytes], bytes]) -> None:
         self.is_over, self.session_id = False, b""
-        self._run_secret = run_secret
+        self._secret = secret
         self._proofs: Proofs | None = None
 
     def answer(self, frame: SocketFrame) -> bytes:
         """Return the answer to a HELLO.
 
         Raises:
-            MalformedStreamError: The frame is not a HELLO, or its proof is wrong.
+            MalformedStreamError: The frame is not a HELLO, its proof is wrong, or there is no secret.
         """
         if frame.kind != FrameKind.HELLO:
             raise MalformedStreamError("a call came before the caller had proved itself")
@@ -85,5 +92,5 @@ class Greeting:
             raise MalformedStreamError(f"a session and a nonce have {len(asking)} bytes")
         self.session_id, asked = asking[:SESSION_ID_BYTES], asking[SESSION_ID_BYTES:]
         answered = drawn_nonce()
-        self._proofs = Proofs(secret_of(self.session_id, self._run_secret), asked, answered)
+        self._proofs = Proofs(self._secret(self.session_id), asked, answered)
         return answered + self._proofs.of_server

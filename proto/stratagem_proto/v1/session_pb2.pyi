@@ -356,7 +356,9 @@ class OpenSessionResponse(google.protobuf.message.Message):
 
     @property
     def frame_sockets(self) -> global___FrameSockets:
-        """Where the server can be called without gRPC. Absent if it cannot."""
+        """Where the server can be called without gRPC. Absent if it cannot, or if the session was not
+        opened.
+        """
 
     def __init__(
         self,

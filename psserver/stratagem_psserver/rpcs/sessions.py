@@ -37,7 +37,7 @@ class SessionRpcs:
         self._state.succession.require(request.program)
         # Whoever has not met this run may have sent this to another one, however long ago.
         if request.incarnation != self._state.incarnation:
-            return self._response(request, 0)
+            return self._response(0, None)
         self._state.changes.history.require(request.reached, self._state.settings.label)
         session = session_of(request, session_name(request.session_id))
         self._state.cluster.require(session, self._placed_over(request))
@@ -51,7 +51,9 @@ class SessionRpcs:
             self._state.open_session(session, filtered, request.ps_tasks)
             for hidden in self._state.cluster.hidden_from(self._state.ledger.opened()):
                 await self._end([hidden], f"the device filters of {hidden.label} hide this server")
-        return self._response(request, session.numbering.last)
+        sockets, shown = self._state.frame_sockets, certificate_of_caller(self._state.settings)
+        told = sockets.to(request.session_id, shown) if sockets else None
+        return self._response(session.numbering.last, told)
 
     def _placed_over(self, request: pb.OpenSessionRequest) -> int:
         """Return over how many servers a client places variables; 0 where there are none yet."""
@@ -68,10 +70,9 @@ class SessionRpcs:
             self._state.end_session(session, why)
 
     def _response(
-        self, request: pb.OpenSessionRequest, last_sequence: int
+        self, last_sequence: int, frame_sockets: pb.FrameSockets | None
     ) -> pb.OpenSessionResponse:
-        settings, sockets = self._state.settings, self._state.frame_sockets
-        shown = certificate_of_caller(settings)
+        settings = self._state.settings
         return pb.OpenSessionResponse(
             protocol_version=PROTOCOL_VERSION,
             incarnation=self._state.incarnation,
@@ -82,7 +83,7 @@ class SessionRpcs:
             max_request_bytes=self._state.budget.largest,
             last_sequence=last_sequence,
             restored=self._state.resumed,
-            frame_sockets=sockets.to(request.session_id, shown) if sockets else None,
+            frame_sockets=frame_sockets,
             replicas=settings.replicas if settings.replicas > 1 else 0,
         )
 

@@ -14,6 +14,8 @@ import pytest
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.certificates.folder import CertificateFolder
+from stratagem_proto.certificates.presented import presented
+from stratagem_proto.certificates.shown import ShownCertificate
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.sockets.client.endpoints import endpoints
@@ -93,6 +95,14 @@ class Echo:
         )
 
 
+def _shown() -> ShownCertificate:
+    """What a client in this process shows."""
+    folder = presented()
+    assert folder is not None
+    own = folder.current()
+    return ShownCertificate(own.identity, own.leaf.serial_number, own.leaf.not_valid_after_utc)
+
+
 class Served:
     """The service on a socket, and a transport to it, which is encrypted if there are certificates.
 
@@ -103,7 +113,7 @@ class Served:
         self.loop, self.echo = loop, Echo()
         self.is_encrypted = certificates is not None
         self.listener = loop.run(self._listener(way, certificates))
-        self.told = self.listener.offered.to(SESSION)
+        self.told = self.listener.offered.to(SESSION, _shown() if certificates else None)
         (self.endpoint,) = endpoints(self.told, "127.0.0.1:1", way)
         self.transport = SocketTransport(self.endpoint)
         self.stopped = False

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from stratagem_proto.errors import UnavailableError
+from stratagem_proto.errors import PermissionDeniedError, UnavailableError
+from stratagem_proto.protocol import digest_of
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import closed_on_failure
 from stratagem_proto.sockets.greeting import SECRET_BYTES, secret_of
@@ -46,23 +47,40 @@ class OfferedSockets:
     _shown: dict[bytes, ShownCertificate] = field(default_factory=dict, repr=False)
 
     def to(self, session_id: bytes, certificate: ShownCertificate | None = None) -> FrameSockets:
-        """Return what a session is told, which it alone can use.
+        """Return what a session is told once it is open, which its client alone can use.
 
         Args:
             session_id: The session.
             certificate: What its client has shown when it opened the session. It counts for the
                 Unix socket, too, on which nobody shows any, nor one that was renewed: so its end
                 does not matter there.
+
+        Raises:
+            PermissionDeniedError: A client with the certificate of somebody else has opened it.
         """
         if certificate is not None:
-            self._shown.pop(session_id, None)
+            before = self._shown.pop(session_id, certificate)
+            if before.identity != certificate.identity:
+                self._shown[session_id] = before
+                raise PermissionDeniedError(
+                    f"session {digest_of(session_id)} is that of {before.identity.label}, and was "
+                    f"opened with the certificate of {certificate.identity.label}; open another one"
+                )
             self._shown[session_id] = certificate._replace(ends=_NEVER)
             if len(self._shown) > _MOST_SHOWN:
                 del self._shown[next(iter(self._shown))]
         told = FrameSockets()
         told.CopyFrom(self.described)
-        told.session_id, told.secret = session_id, secret_of(session_id, self.run_secret)
+        told.session_id, told.secret = session_id, self.secret(session_id, certificate)
         return told
+
+    def secret(self, session_id: bytes, certificate: ShownCertificate | None) -> bytes:
+        """Return the secret of a session with whoever has shown a certificate, or none.
+
+        The id of a session alone therefore leads nobody else to its secret.
+        """
+        owner = certificate.identity.uri.encode() if certificate else b""
+        return secret_of(session_id, self.run_secret, owner)
 
     def certificate_of(self, session_id: bytes) -> ShownCertificate | None:
         """Return what the client of a session has shown; None if it is not known."""

@@ -48,7 +48,7 @@ class Peer:
         self._listener, self._socket, self._who = listener, sock, who
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
-        self._greeting = Greeting(listener.offered.run_secret)
+        self._greeting = Greeting(self._secret)
         # Before its proof a client cannot send a larger message.
         self._reader = FrameReader(listener.scratch, HELLO_BYTES)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
@@ -114,22 +114,26 @@ class Peer:
         self._out.send(FrameKind.HELLO, self._greeting.answer(frame), is_last=True)
         if self._greeting.is_over:
             self._patience.cancel()
-            if self._listener.encryption is not None and self._certificate is None:
-                self._certificate = self._certificate_of_session()
             self._listener.admitted(self)
             self._reader.admit()
             self._take = self._handle_frame
 
-    def _certificate_of_session(self) -> ShownCertificate:
-        """Return what the client of a Unix socket has shown elsewhere.
+    def _secret(self, session_id: bytes) -> bytes:
+        """Return the secret of a session with this client, by the certificate that it has shown.
+
+        The client of a Unix socket has shown one elsewhere.
 
         Raises:
             MalformedStreamError: Nobody knows any more.
         """
-        shown = self._listener.offered.certificate_of(self._greeting.session_id)
-        if shown is None:
-            raise MalformedStreamError("the certificate of the session is not known; open another")
-        return shown
+        offered = self._listener.offered
+        if self._listener.encryption is not None and self._certificate is None:
+            self._certificate = offered.certificate_of(session_id)
+            if self._certificate is None:
+                raise MalformedStreamError(
+                    "the certificate of the session is not known; open another"
+                )
+        return offered.secret(session_id, self._certificate)
 
     def _handle_frame(self, frame: SocketFrame) -> None:
         if frame.kind == FrameKind.CALL and self._whole and self._call is None:
