@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import grpc
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.server import RpcServer
+from stratagem_proto.protocol import session_name
+from stratagem_proto.serving.server import FRAMES_PART, RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_psserver.checkpoints.continuation import resume
@@ -126,6 +127,14 @@ class ParameterServer(RpcServer):
         session = self._state.known(session_id)
         client = session.label if session else "a session that is not open"
         return self._state.shared.reserve(nbytes, "a segment of shared memory", client)
+
+    def _client_of(self, session_id: bytes) -> str | None:
+        session = self._state.ledger.opened_as(session_name(session_id))
+        return session.label if session else None
+
+    @property
+    def _frame_bytes(self) -> int:
+        return self.settings.staged_bytes // FRAMES_PART
 
     async def _prepare(self) -> None:
         if self._replicated is not None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.sockets import frames as socket_frames
 from stratagem_proto.sockets.frames import FrameKind, FrameReader, SocketFrame, prefix
 from stratagem_proto.wire.channel import MESSAGE_BYTES
 
@@ -17,6 +18,7 @@ frames = st.builds(
     st.booleans(),
     messages,
     st.binary(max_size=20),
+    st.just(0),
 )
 
 
@@ -30,12 +32,19 @@ def read(reader: FrameReader, data: bytes, pieces: list[int]) -> list[SocketFram
     """What a reader makes of data that come in pieces of these sizes, in turn."""
     found = list[SocketFrame]()
     while data:
+        while reader.lacks_memory:
+            assert not reader.room
+            reader.proceed()
         piece = pieces.pop(0) if pieces else len(data)
         size = min(piece, len(reader.room), len(data))
         reader.room[:size] = data[:size]
         found += reader.received(size)
         data = data[size:]
-    return [frame._replace(message=bytes(frame.message)) for frame in found]
+    return found
+
+
+def contents(found: list[SocketFrame]) -> list[SocketFrame]:
+    return [frame._replace(message=bytes(frame.message), taken=0) for frame in found]
 
 
 @given(st.lists(frames, max_size=6), st.lists(st.integers(1, 99)))
@@ -44,7 +53,40 @@ def test_frames_come_out_as_they_went_in_wherever_they_are_cut(
 ) -> None:
     data = b"".join(map(encoded, sent))
     # Some of the frames have no room in what small ones are read into.
-    assert read(FrameReader(bytearray(64)), data, pieces) == sent
+    assert contents(read(FrameReader(bytearray(64)), data, pieces)) == sent
+
+
+@given(st.lists(frames, max_size=6), st.lists(st.integers(1, 99)), st.lists(st.booleans()))
+def test_memory_is_taken_as_bytes_come_and_waited_for(
+    sent: list[SocketFrame], pieces: list[int], refusals: list[bool]
+) -> None:
+    taken = 0
+
+    def take(nbytes: int) -> bool:
+        nonlocal taken
+        if refusals and refusals.pop():
+            return False
+        taken += nbytes
+        return True
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket_frames, "_FIRST_BYTES", 80)
+        patched.setattr(socket_frames, "_REST_BYTES", 8)
+        found = read(FrameReader(bytearray(64), take=take), b"".join(map(encoded, sent)), pieces)
+    assert contents(found) == sent
+    assert sum(frame.taken for frame in found) == taken
+    # What is not counted has come in one piece.
+    assert all(frame.taken or len(encoded(frame)) <= 64 + 8 for frame in found)
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
+    taken = list[int]()
+    reader = FrameReader(bytearray(64 << 10), take=lambda nbytes: not taken.append(nbytes))
+    data = prefix(FrameKind.CALL, 32 << 20, True) + bytes(5_000)
+    assert read(reader, data, []) == []
+    assert (sum(taken), reader.is_partial) == (2 << 20, True)
+    assert read(reader, bytes(2 << 20), []) == []
+    assert sum(taken) == 8 << 20
 
 
 LONG_PATH = SocketFrame(FrameKind.CALL, True, b"", b"/" * 33)

@@ -46,6 +46,9 @@ class WorkerServer(RpcServer):
     def _listens(self, sockets: OfferedSockets) -> None:
         self._state.frame_sockets = sockets
 
+    def _client_of(self, session_id: bytes) -> str | None:
+        return self._state.client_of(session_id)
+
     async def _begin(self) -> None:
         self._state.begin()
 

@@ -98,6 +98,10 @@ class WorkerState:
             gpus=self._gpus,
         )
 
+    def client_of(self, session_id: bytes) -> str | None:
+        """Return which coordinator has opened a session; None if it is not open."""
+        return digest_of(session_id) if session_id in self._sessions else None
+
     def end(self, session: WorkSession) -> None:
         """End a session; its client may have opened it again meanwhile, by another way."""
         identifier = session.results.session_id

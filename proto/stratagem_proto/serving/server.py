@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import grpc
 from typing_extensions import Self
 
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.descriptors import most_connections
@@ -23,6 +24,7 @@ from stratagem_proto.serving.pages import ShownServer, offered
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.serving.unbegun_calls import Limits
+from stratagem_proto.sockets.server.frame_memory import FrameMemory
 from stratagem_proto.sockets.server.listener import SocketListener
 from stratagem_proto.sockets.server.listening import OfferedSockets, listen
 from stratagem_proto.sockets.server.peer_memory import Reserved, refused
@@ -31,6 +33,9 @@ from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 
 if TYPE_CHECKING:
     from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
+
+# Messages that arrive have a budget of their own: that for requests divided by this.
+FRAMES_PART = 4
 
 # The longest wait for the status, which a server that is stopping does not answer. Prometheus has
 # stopped waiting by then.
@@ -99,6 +104,19 @@ class RpcServer(ABC):
             ResourceExhaustedError: Not so many are left.
         """
         return refused(nbytes, session_id)
+
+    def _client_of(self, session_id: bytes) -> str | None:
+        """Return the label of the client that has opened a session; None if it is not open.
+
+        Args:
+            session_id: The session, as a connection names it.
+        """
+        return None
+
+    @property
+    def _frame_bytes(self) -> int:
+        """The most bytes of messages over sockets that arrive, or wait for their calls."""
+        return half_of_memory() // FRAMES_PART
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
@@ -195,7 +213,9 @@ class RpcServer(ABC):
         if not listening.sockets:
             return None
         self._listens(listening.offered)
-        return SocketListener(handlers, listening, self._share, self.patience, self._certificates)
+        memory = FrameMemory(self._frame_bytes, self._client_of)
+        certificates, patience = self._certificates, self.patience
+        return SocketListener(handlers, listening, memory, self._share, patience, certificates)
 
     def _forget_handlers(self) -> None:
         """Look handlers up again, since others answer from now on."""

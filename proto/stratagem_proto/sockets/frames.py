@@ -8,11 +8,13 @@ at a time; calls of a single frame may be pipelined, and are answered in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.wire.channel import MESSAGE_BYTES
 
 # Size of the message, size of the path, kind.
@@ -24,6 +26,16 @@ SCRATCH_BYTES = 64 << 10
 
 # Smaller messages are copied behind their prefixes, because sending one part is faster than two.
 _SMALL_BYTES = 64 << 10
+
+# A larger frame than a chunk gets that much memory at first, and four times as much whenever it is
+# full.
+_FIRST_BYTES = 2 * CHUNK_BYTES
+_GROWTH = 4
+
+# So much of a frame that has come in part takes no memory of its own.
+_REST_BYTES = 4 << 10
+
+LARGEST_FRAME_BYTES = MESSAGE_BYTES + (1 << 16) + _HEADER.size
 
 # The most bytes of a connection that wait on the server, in either direction.
 WINDOW_BYTES = 4 << 20
@@ -56,12 +68,14 @@ class SocketFrame(NamedTuple):
         is_last: Whether this is the sender's last frame of the call.
         message: Its bytes; for a large message, a view of memory that belongs to it.
         path: The path of the method, as gRPC names it; empty except for a CALL.
+        taken: The bytes that its reader took for it, which are to be given back.
     """
 
     kind: int
     is_last: bool
     message: bytes | memoryview
     path: bytes = b""
+    taken: int = 0
 
 
 def prefix(kind: FrameKind, size: int, is_last: bool, path: bytes = b"") -> bytes:
@@ -76,23 +90,42 @@ def parts(kind: FrameKind, message: bytes, is_last: bool, path: bytes = b"") -> 
     return (begin + message,) if len(message) <= _SMALL_BYTES else (begin, message)
 
 
+def _unlimited(nbytes: int) -> bool:
+    return True
+
+
 class FrameReader:
     """Parses the bytes of a socket into frames.
 
-    Read from the socket into `room`, and pass the number of bytes to `received`.
+    Read from the socket into `room`, and pass the number of bytes to `received`. Memory for a large
+    frame is taken as its bytes come. While `lacks_memory` there is no room; call `proceed` when
+    there may be some.
 
     Args:
         scratch: The buffer for small frames. Several readers may share it, since it is not used
             after `received`.
         limit: The most bytes of a message, and of a path.
+        take: Takes so many bytes for frames; returns False if there are too few now.
+
+    Attributes:
+        lacks_memory: Whether a frame has come in part, and there is no memory for more of it.
+        completed: How many frames were complete so far.
     """
 
-    def __init__(self, scratch: bytearray, limit: int = MESSAGE_BYTES) -> None:
-        self._limit = limit
+    def __init__(
+        self,
+        scratch: bytearray,
+        limit: int = MESSAGE_BYTES,
+        take: Callable[[int], bool] = _unlimited,
+    ) -> None:
+        self.lacks_memory, self.completed = False, 0
+        self._limit, self._take = limit, take
         self._scratch = memoryview(scratch)
         self._rest = b""
+        # The frame that has come in part: its memory so far, how much of that is filled, how large
+        # the frame is, and how many bytes were taken for it.
         self._large: memoryview | None = None
-        self._filled = 0
+        self._filled = self._size = self._taken = 0
 
     def admit(self) -> None:
         """Raise the limit to that of messages over gRPC."""
@@ -105,8 +138,13 @@ class FrameReader:
 
     @property
     def is_within(self) -> bool:
-        """Whether a large frame is incomplete."""
-        return self._large is not None
+        """Whether a large frame is incomplete, and there is room for more of it."""
+        return self._large is not None and not self.lacks_memory
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a frame has come in part."""
+        return self._large is not None or bool(self._rest)
 
     def received(self, nbytes: int) -> list[SocketFrame]:
         """Return the frames that are complete after so many more bytes were read into `room`.
@@ -125,6 +163,7 @@ class FrameReader:
             path = data[at + _HEADER.size : begin]
             frames.append(_frame(marked, data[begin:end], path))
             at = end
+        self.completed += len(frames)
         self._rest = data[at:]
         if self._rest:
             self._make_room(self._rest)
@@ -145,19 +184,40 @@ class FrameReader:
         if len(rest) < _HEADER.size:
             return
         _, size, _ = self._bounds(rest, 0)
-        if size > len(self._scratch):
-            self._large = memoryview(bytearray(size))
-            self._large[: len(rest)] = rest
-            self._filled, self._rest = len(rest), b""
+        if size > len(self._scratch) or len(rest) > _REST_BYTES:
+            self._large, self._rest = memoryview(bytearray(rest)), b""
+            self._filled, self._size, self._taken = len(rest), size, 0
+            self.proceed()
+
+    def proceed(self) -> None:
+        """Take memory for more of the frame that has come in part, if there is any now."""
+        assert self._large is not None, "no frame has come in part"
+        wanted = min(self._size, max(_FIRST_BYTES, _GROWTH * self._taken))
+        self.lacks_memory = not self._take(wanted - self._taken)
+        if not self.lacks_memory:
+            grown = memoryview(bytearray(wanted))
+            grown[: self._filled] = self._large
+            self._large, self._taken = grown, wanted
+
+    def drop(self) -> int:
+        """Drop the frame that has come in part, and return how many bytes were taken for it."""
+        taken = 0 if self._large is None else self._taken
+        self._large, self._rest = None, b""
+        return taken
 
     def _more_of_large(self, large: memoryview, nbytes: int) -> list[SocketFrame]:
         self._filled += nbytes
         if self._filled < len(large):
             return []
+        if self._filled < self._size:
+            self.proceed()
+            return []
         self._large = None
+        self.completed += 1
         begin, end, marked = self._bounds(large, 0)
-        return [_frame(marked, large[begin:end], bytes(large[_HEADER.size : begin]))]
+        path = bytes(large[_HEADER.size : begin])
+        return [_frame(marked, large[begin:end], path, self._taken)]
 
 
-def _frame(marked: int, message: bytes | memoryview, path: bytes) -> SocketFrame:
-    return SocketFrame(marked & ~_LAST, marked >= _LAST, message, path)
+def _frame(marked: int, message: bytes | memoryview, path: bytes, taken: int = 0) -> SocketFrame:
+    return SocketFrame(marked & ~_LAST, marked >= _LAST, message, path, taken)

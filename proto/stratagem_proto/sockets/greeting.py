@@ -76,7 +76,7 @@ class Greeting:
         """Return the answer to a HELLO.
 
         Raises:
-            MalformedStreamError: The frame is not a HELLO, its proof is wrong, or there is no secret.
+            MalformedStreamError: It is not a HELLO, its proof is wrong, or there is no secret.
         """
         if frame.kind != FrameKind.HELLO:
             raise MalformedStreamError("a call came before the caller had proved itself")

@@ -42,6 +42,9 @@ class Stream(Protocol):
             MalformedStreamError: The other end violates the protocol.
         """
 
+    def opened(self, reader: FrameReader) -> list[SocketFrame]:
+        """Return the frames that are complete by what was received before; raise likewise."""
+
 
 class PlainStream:
     """Bytes as they are."""
@@ -58,6 +61,10 @@ class PlainStream:
     def frames(self, reader: FrameReader) -> list[SocketFrame]:
         """Receive once; see `Stream`."""
         return reader.received(require_some(self._socket.recv_into(reader.room)))
+
+    def opened(self, reader: FrameReader) -> list[SocketFrame]:
+        """Return nothing, as the reader has all that was received."""
+        return []
 
 
 class EncryptedStream:
@@ -136,7 +143,7 @@ class EncryptedStream:
         return self.opened(reader)
 
     def opened(self, reader: FrameReader) -> list[SocketFrame]:
-        """Return the frames that are complete by what was received before; raise likewise."""
+        """Return what was received before; see `Stream`."""
         frames: list[SocketFrame] = []
         while nbytes := self._decrypted(reader.room):
             frames += reader.received(nbytes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
-from stratagem_psserver.limits.shares import is_used_up
+from stratagem_proto.shares import is_used_up
 from stratagem_psserver.waiting import AwaitedClient, listed
 
 # The most passages that tasks wait for, and the most that are remembered.

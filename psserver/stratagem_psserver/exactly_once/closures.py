@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_psserver.exactly_once import spaces
@@ -36,7 +37,6 @@ from stratagem_psserver.exactly_once.spaces import (
     Spaces,
     SpaceUser,
 )
-from stratagem_psserver.limits.shares import is_used_up
 
 # A worker runs a handful of functions. Without this limit, a coordinator that never says which
 # functions have ended would fill the memory.

@@ -21,12 +21,12 @@ from stratagem_proto.protocol import (
     check_name,
 )
 from stratagem_proto.serving.access import name_of
+from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, Scalar
 from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.fence import Fence, superseded
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
-from stratagem_psserver.limits.shares import is_used_up
 
 MAX_SESSIONS = 65_536
 
@@ -262,6 +262,10 @@ class SessionLedger:
     def known(self, session_id: bytes) -> Session | None:
         """Return a session that is open or can be resumed, without renewing its lease."""
         return self._open.get(session_id) or self._ended.get(session_id)
+
+    def opened_as(self, session_id: bytes) -> Session | None:
+        """Return an open session, without renewing its lease."""
+        return self._open.get(session_id)
 
     def renew_all(self, now: float) -> None:
         """Renew all leases, after nobody could renew them for a while."""

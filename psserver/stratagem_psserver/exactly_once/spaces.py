@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.shares import share_of
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once.intents import Intent
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.limits.shares import share_of
 
 # The coordinators that are known with their functions.
 MAX_SPACES = 1_024

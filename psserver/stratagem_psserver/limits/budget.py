@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.shares import Shares, share_of
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_psserver.environment import Clock
-from stratagem_psserver.limits.shares import Shares, share_of
 
 # To suggest when to retry: other requests are applied or sent at about this rate.
 _BYTES_PER_SECOND = 1e9

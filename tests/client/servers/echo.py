@@ -19,6 +19,7 @@ from stratagem_proto.certificates.shown import ShownCertificate
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.server.frame_memory import FrameMemory
 from stratagem_proto.sockets.server.listener import SocketListener
 from stratagem_proto.sockets.server.listening import listen
 
@@ -123,8 +124,9 @@ class Served:
         free = SimpleNamespace(release=lambda: None)
         listening = listen("127.0.0.1:1", way)
         services = [self.echo.service()]
+        memory = FrameMemory(0, lambda session_id: "the only client")
         return SocketListener(
-            services, listening, lambda nbytes, session_id: free, certificates=folder
+            services, listening, memory, lambda nbytes, session_id: free, certificates=folder
         )
 
     def send(self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0) -> Attempt:

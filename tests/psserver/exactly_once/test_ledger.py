@@ -14,6 +14,7 @@ from stratagem_proto.errors import (
     SessionLostError,
     SupersededError,
 )
+from stratagem_proto.shares import share_of
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.succession_pb2 import Incumbent
@@ -29,7 +30,6 @@ from stratagem_psserver.exactly_once.numbering import (
 )
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
-from stratagem_psserver.limits.shares import share_of
 
 LEASE = 30.0
 

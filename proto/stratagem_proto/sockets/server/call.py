@@ -11,7 +11,7 @@ import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.server_log import LOG
-from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, SocketFrame
+from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind
 from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
 from stratagem_proto.sockets.server.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -61,7 +61,7 @@ class SocketCall:
     def __init__(
         self,
         handler: Handler | None,
-        first: SocketFrame,
+        path: bytes,
         requests: IncomingMessages,
         out: SendBuffer,
         segment: Segment | None,
@@ -69,7 +69,7 @@ class SocketCall:
     ) -> None:
         self.requests, self.segment = requests, segment
         self.session_id, self.certificate = client
-        self._handler, self._first, self._out = handler, first, out
+        self._handler, self._path, self._out = handler, path, out
         self._held: bytes | None = None
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class SocketCall:
         except DeadlineExceededError as error:
             LOG.info("a call over a socket was given up", why=error.message)
         except Exception:
-            LOG.exception("a call over a socket failed", path=self._first.path)
+            LOG.exception("a call over a socket failed", path=self._path)
             self._end(grpc.StatusCode.UNKNOWN, "the server failed; see its log")
 
     async def _answer(self) -> None:
@@ -91,11 +91,11 @@ class SocketCall:
         if handler.response_streaming and handler.request_streaming:
             return await self._stream(handler.stream_stream(self.requests, self))
         if handler.response_streaming:
-            return await self._stream(handler.unary_stream(self._first.message, self))
+            return await self._stream(handler.unary_stream(self.requests.first, self))
         if handler.request_streaming:
             response = await handler.stream_unary(self.requests, self)
         else:
-            response = await handler.unary_unary(self._first.message, self)
+            response = await handler.unary_unary(self.requests.first, self)
         self._send(response, is_last=True)
 
     async def _stream(self, answers: Any) -> None:

@@ -20,18 +20,28 @@ class IncomingMessages:
         first: The frame with the first message.
         emptied: Called when all messages so far were taken.
         patience: The most seconds until the next message; None for any time.
+        give_back: Told of the bytes that were taken for a frame, once its message is passed on.
     """
 
     def __init__(
-        self, first: SocketFrame, emptied: Callable[[], None], patience: float | None
+        self,
+        first: SocketFrame,
+        emptied: Callable[[], None],
+        patience: float | None,
+        give_back: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._messages = deque([first.message])
+        self._frames = deque([first])
         self._nbytes = len(first.message)
         self._whole = first.is_last
-        self._emptied, self._patience = emptied, patience
+        self._emptied, self._patience, self._give_back = emptied, patience, give_back
         self._arrival: asyncio.Future[None] | None = None
         self._taker: Take | None = None
         self._failure: BaseException | None = None
+
+    @property
+    def first(self) -> bytes | memoryview:
+        """The first message, which stays until the end of the call; before any was taken."""
+        return self._frames[0].message
 
     @property
     def is_much(self) -> bool:
@@ -41,7 +51,7 @@ class IncomingMessages:
     @property
     def is_over(self) -> bool:
         """Whether all messages have arrived and were taken."""
-        return self._whole and not self._messages
+        return self._whole and not self._frames
 
     def divert(self, take: Take) -> None:
         """Pass further messages to a function instead of the iterator.
@@ -53,11 +63,12 @@ class IncomingMessages:
 
     def put(self, frame: SocketFrame) -> None:
         """Add the message of a frame."""
-        if self._taker is not None and not frame.is_last and not self._messages:
+        if self._taker is not None and not frame.is_last and not self._frames:
+            self._give_back(frame.taken)
             return self._hand_over(self._taker, frame.message)
         # The last frame of a client that ends the call early has no message.
         if frame.message or not frame.is_last:
-            self._messages.append(frame.message)
+            self._frames.append(frame)
         self._nbytes += len(frame.message)
         self._whole = frame.is_last
         self._wake()
@@ -78,6 +89,11 @@ class IncomingMessages:
         self._failure = asyncio.CancelledError()
         self._wake()
 
+    def drop(self) -> None:
+        """Drop what nobody has taken, once the call has ended."""
+        while self._frames:
+            self._give_back(self._frames.popleft().taken)
+
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
@@ -86,16 +102,17 @@ class IncomingMessages:
         return self
 
     async def __anext__(self) -> bytes | memoryview:
-        while not self._messages and self._failure is None:
+        while not self._frames and self._failure is None:
             if self._whole:
                 raise StopAsyncIteration
             self._emptied()
             await self._next_arrival()
         if self._failure is not None:
             raise self._failure
-        message = self._messages.popleft()
-        self._nbytes -= len(message)
-        return message
+        frame = self._frames.popleft()
+        self._nbytes -= len(frame.message)
+        self._give_back(frame.taken)
+        return frame.message
 
     async def _next_arrival(self) -> None:
         self._arrival = asyncio.get_running_loop().create_future()

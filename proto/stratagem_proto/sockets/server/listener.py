@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import grpc
 
+from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import hang_up, tune
 from stratagem_proto.sockets.frames import SCRATCH_BYTES
 from stratagem_proto.sockets.server.call import Handler, find_handler
 from stratagem_proto.sockets.server.encryption import Encryption
+from stratagem_proto.sockets.server.frame_memory import FrameMemory
 from stratagem_proto.sockets.server.listening import Listening
 from stratagem_proto.sockets.server.peer import Peer
 from stratagem_proto.sockets.server.peer_memory import Reserve, refused
@@ -31,6 +34,13 @@ _PAUSE_SECONDS = 1.0
 # a round trip, so more of them mean an attack on the file descriptors.
 _MOST_UNPROVED = 512
 
+# A program has a connection for each of its calls that go on at the same time; further calls go by
+# gRPC.
+_MOST_OF_CLIENT = 256
+
+# How often connections are looked at whose frames do not come, or whose sessions have ended.
+_CHECK_SECONDS = 5.0
+
 
 class SocketListener:
     """Serves a server's gRPC services over sockets, too; runs on the event loop.
@@ -39,6 +49,7 @@ class SocketListener:
         offered: What it offers to the sessions of its server.
         scratch: The buffer into which all peers read small frames.
         reserve: Takes bytes of the budget for shared memory.
+        memory: Counts the memory of frames.
         patience: The most seconds that a client may take to send or read more of a call.
         encryption: Shakes hands with clients of other hosts; None if nothing is encrypted.
     """
@@ -47,6 +58,7 @@ class SocketListener:
         self,
         services: Sequence[grpc.GenericRpcHandler],
         listening: Listening,
+        memory: FrameMemory,
         reserve: Reserve = refused,
         patience: float | None = STALL_SECONDS,
         certificates: CertificateFolder | None = None,
@@ -56,6 +68,7 @@ class SocketListener:
         Args:
             services: The handlers of the calls.
             listening: The sockets, which `stop` closes.
+            memory: Counts the memory of frames.
             reserve: Takes bytes of the budget for shared memory.
             patience: The most seconds that a client may take to send the next message of a call, or
                 to read more of the answer; None for any time.
@@ -64,17 +77,36 @@ class SocketListener:
         self.offered = listening.offered
         self.scratch = bytearray(SCRATCH_BYTES)
         self.handler = lru_cache(maxsize=256)(self._find)
-        self._services, self.reserve = services, reserve
+        self._services, self.memory, self.reserve = services, memory, reserve
         self.patience = patience
         self.encryption = Encryption(certificates) if certificates else None
         self._peers: set[Peer] = set()
         # The connections that have not proved that they are clients, in the order of their arrival.
         self._unproved: dict[Peer, None] = {}
+        # The clients of the others, and how many each has.
+        self._clients: dict[Peer, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._leaving: set[asyncio.Future[None]] = set()
+        # Those of sessions that were not open when this was looked at before.
+        self._ended: set[Peer] = set()
         self._sockets = listening.sockets
         self._stopped = False
         self._loop = asyncio.get_running_loop()
         for each in self._sockets:
             self._watch(each)
+        self._checking = self._loop.call_later(_CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """Hang up on those whose frames do not come, and whose sessions have ended."""
+        self._checking = self._loop.call_later(_CHECK_SECONDS, self._check)
+        for peer in list(self._clients):
+            peer.check(self._loop.time())
+        ended = {each for each in self._clients if not self.memory.client_of(each.session_id)}
+        # A client may open its session again by the connection that it has.
+        for peer in ended & self._ended:
+            self._leaving.add(leaving := asyncio.ensure_future(peer.leave()))
+            leaving.add_done_callback(self._leaving.discard)
+        self._ended = ended
 
     def _find(self, path: bytes) -> Handler | None:
         return find_handler(self._services, path)
@@ -113,14 +145,28 @@ class SocketListener:
         if len(self._unproved) > _MOST_UNPROVED:
             next(iter(self._unproved)).refuse("too many connections have not proved themselves")
 
-    def admitted(self, peer: Peer) -> None:
-        """Note that a peer has proved that it is a client."""
+    def admit(self, peer: Peer) -> None:
+        """Let a peer in that has proved that it is a client.
+
+        Raises:
+            MalformedStreamError: The client has too many connections.
+        """
+        client = self.memory.client(peer.session_id)
+        if self._counts[client] >= _MOST_OF_CLIENT:
+            raise MalformedStreamError(
+                f"{client} has {_MOST_OF_CLIENT} connections, which is the share of one client"
+            )
         del self._unproved[peer]
+        self._clients[peer] = client
+        self._counts[client] += 1
 
     def left(self, peer: Peer) -> None:
         """Note that a peer is gone."""
         self._peers.discard(peer)
         self._unproved.pop(peer, None)
+        if client := self._clients.pop(peer, ""):
+            self._counts[client] -= 1
+            self._counts += Counter()
 
     async def stop(self, seconds: float) -> None:
         """Stop taking calls, and close all connections.
@@ -129,6 +175,7 @@ class SocketListener:
             seconds: The most time for calls under way to be answered.
         """
         self._stopped = True
+        self._checking.cancel()
         for each in self._sockets:
             self._loop.remove_reader(each)
             hang_up(each)

@@ -17,6 +17,7 @@ from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, FrameReader,
 from stratagem_proto.sockets.greeting import HELLO_BYTES, Greeting
 from stratagem_proto.sockets.server.call import SocketCall, SocketClient
 from stratagem_proto.sockets.server.encryption import Encryption
+from stratagem_proto.sockets.server.frame_memory import PeerFrames
 from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
 from stratagem_proto.sockets.server.peer_memory import PeerMemory, SharingStream
 from stratagem_proto.sockets.server.send_buffer import SendBuffer
@@ -34,6 +35,9 @@ _MOST_QUEUED = 64
 # A connection that has not proved that it is a client is closed after this time.
 _HELLO_SECONDS = 5.0
 
+# A frame has at most 36 MiB, and clients give up a call that comes more slowly than 1 MB/s.
+_FRAME_SECONDS = 60.0
+
 
 class Peer:
     """A client, whose calls are answered one by one once it has proved that it is one.
@@ -50,7 +54,10 @@ class Peer:
         self._out = SendBuffer(sock, listener.patience)
         self._greeting = Greeting(self._secret)
         # Before its proof a client cannot send a larger message.
-        self._reader = FrameReader(listener.scratch, HELLO_BYTES)
+        self._frames = PeerFrames(listener.memory, lambda: self.session_id, self._retry)
+        self._reader = FrameReader(listener.scratch, HELLO_BYTES, self._frames.take)
+        # How many frames were complete when one had come in part, and when that was.
+        self._partial: tuple[int, float] = (-1, 0.0)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[SocketFrame], None] = self._greet
         self._memory = PeerMemory(listener.reserve)
@@ -67,6 +74,11 @@ class Peer:
         else:
             self._loop.add_reader(sock, self._readable)
 
+    @property
+    def session_id(self) -> bytes:
+        """The session that it acts for; empty before it has named one."""
+        return self._greeting.session_id
+
     def _plain(self, sock: socket.socket) -> Stream:
         if sock.family == socket.AF_UNIX:
             return SharingStream(sock, self._memory)
@@ -82,6 +94,8 @@ class Peer:
             return self.close()
         except (OSError, StratagemError) as error:
             return self.refuse(getattr(error, "message", str(error)))
+        if self._reader.lacks_memory:
+            self._pause()
         if not self._paused and not self._closed:
             self._loop.add_reader(self._socket, self._readable)
 
@@ -90,12 +104,27 @@ class Peer:
             self._receive()
             while self._reader.is_within:
                 self._receive()
+            if self._reader.lacks_memory:
+                self._pause()
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
             self.close()
         except MalformedStreamError as error:
             self.refuse(error.message)
+
+    def _retry(self) -> None:
+        """Go on with a frame for which there was no memory."""
+        if self._closed:
+            return
+        self._reader.proceed()
+        if self._reader.lacks_memory:
+            return
+        try:
+            self._take_together(self._stream.opened(self._reader))
+        except MalformedStreamError as error:
+            return self.refuse(error.message)
+        self._resume()
 
     def _receive(self) -> None:
         frames = self._stream.frames(self._reader)
@@ -111,12 +140,13 @@ class Peer:
                 self._take(frame)
 
     def _greet(self, frame: SocketFrame) -> None:
-        self._out.send(FrameKind.HELLO, self._greeting.answer(frame), is_last=True)
+        answer = self._greeting.answer(frame)
         if self._greeting.is_over:
+            self._listener.admit(self)
             self._patience.cancel()
-            self._listener.admitted(self)
             self._reader.admit()
             self._take = self._handle_frame
+        self._out.send(FrameKind.HELLO, answer, is_last=True)
 
     def _secret(self, session_id: bytes) -> bytes:
         """Return the secret of a session with this client, by the certificate that it has shown.
@@ -161,7 +191,7 @@ class Peer:
     def _share(self) -> None:
         status = RecordedStatus()
         try:
-            self._memory.replace(self._greeting.session_id)
+            self._memory.replace(self.session_id)
         except StratagemError as error:
             LOG.info("a client's memory is not shared", why=error.message)
             status = to_record(error)
@@ -170,10 +200,11 @@ class Peer:
     def _continue(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last
         # Messages of a call that has ended are dropped.
-        if self._call is not None:
-            self._call.requests.put(frame)
-            if self._call.requests.is_much:
-                self._pause()
+        if self._call is None:
+            return self._frames.give_back(frame.taken)
+        self._call.requests.put(frame)
+        if self._call.requests.is_much:
+            self._pause()
 
     def _pause(self) -> None:
         if not self._paused and not self._closed:
@@ -181,28 +212,50 @@ class Peer:
             self._loop.remove_reader(self._socket)
 
     def _resume(self) -> None:
-        if self._paused and not self._closed and not self._queued.are_many:
+        if not self._paused or self._closed or self._queued.are_many or self._reader.lacks_memory:
+            return
+        if self._call is None or not self._call.requests.is_much:
             self._paused = False
             self._loop.add_reader(self._socket, self._readable)
 
     async def _serve(self, frame: SocketFrame) -> None:
         try:
-            await self._call_of(frame).run()
+            await self._answer(frame)
             while self._queued and not self._closing:
-                await self._call_of(self._queued.take()).run()
+                await self._answer(self._queued.take())
         finally:
             self._call = self._task = None
             self._resume()
             if self._closing:
                 await self._close_once_sent()
 
+    async def _answer(self, frame: SocketFrame) -> None:
+        call = self._call_of(frame)
+        try:
+            await call.run()
+        finally:
+            call.requests.drop()
+
     def _call_of(self, frame: SocketFrame) -> SocketCall:
-        requests = IncomingMessages(frame, self._resume, self._listener.patience)
+        give_back, patience = self._frames.give_back, self._listener.patience
+        requests = IncomingMessages(frame, self._resume, patience, give_back)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
-        client = SocketClient(self._greeting.session_id, self._certificate)
-        self._call = SocketCall(handler, frame, requests, self._out, memory, client)
+        client = SocketClient(self.session_id, self._certificate)
+        self._call = SocketCall(handler, frame.path, requests, self._out, memory, client)
         return self._call
+
+    def check(self, now: float) -> None:
+        """Close the connection if a frame has been coming for too long; called now and then.
+
+        Args:
+            now: The time of the event loop.
+        """
+        reader, (completed, since) = self._reader, self._partial
+        if not reader.is_partial or reader.completed != completed:
+            self._partial = reader.completed, now
+        elif now - since > _FRAME_SECONDS:
+            self.refuse(f"a frame has not come whole in {_FRAME_SECONDS:g} s")
 
     async def leave(self) -> None:
         """Begin no more calls, and close the connection once all answers are sent."""
@@ -233,15 +286,22 @@ class Peer:
         self._loop.remove_reader(self._socket)
         self._out.close()
         self._memory.close()
+        self._frames.give_back(self._reader.drop())
         self._hang_up()
         if self._task is None:
-            self._listener.left(self)
+            self._leave()
         else:
             # A server that stops waits until the cancelled call has ended.
-            self._task.add_done_callback(lambda _: self._listener.left(self))
+            self._task.add_done_callback(self._leave)
             if self._call is not None:
                 self._call.requests.close()
             self._task.cancel()
+
+    def _leave(self, _: object = None) -> None:
+        while self._queued:
+            self._queued.take()
+        self._frames.close()
+        self._listener.left(self)
 
     def _hang_up(self) -> None:
         if self._handshake is None or self._handshake.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_psserver.limits.shares import Shares, share_of
+from stratagem_proto.shares import Shares, share_of
 
 CLIENTS = st.sampled_from(["one", "other", "third"])
 
