@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
 
 from stratagem_proto.memory import keep_freed_memory
 
@@ -14,6 +15,9 @@ Result = TypeVar("Result")
 
 # Up to this size a thread switch costs more than the arithmetic.
 _INLINE_BYTES = 1 << 20
+LARGE_BYTES = _INLINE_BYTES + 1
+"""The size of work that is for a thread, however much it goes through."""
+
 # A tensor with little data takes about as long as this many bytes of a large one.
 TENSOR_BYTES = 2 << 10
 _MOST_THREADS = 4
@@ -39,13 +43,26 @@ class Compute:
         self._threads = ThreadPoolExecutor(
             min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="compute"
         )
+        self._running: set[Future[Any]] = set()
 
     async def run(self, work: Callable[[], Result], nbytes: int) -> Result:
         """Return the result of work that goes through that many bytes."""
         if nbytes <= _INLINE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running = self._threads.submit(copy_context().run, work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(running)
 
-    def close(self) -> None:
-        """Wait for running work and end the threads."""
-        self._threads.shutdown()
+    async def is_done(self, seconds: float) -> bool:
+        """Return whether all work in threads ends within so many seconds."""
+        if running := list(map(asyncio.wrap_future, self._running)):
+            await asyncio.wait(running, timeout=seconds)
+        return not self._running
+
+    def close(self, wait: bool = True) -> None:
+        """End the threads, after what runs in them if this is to `wait`.
+
+        Nothing can interrupt an operation of torch.
+        """
+        self._threads.shutdown(wait, cancel_futures=not wait)

@@ -35,6 +35,9 @@ from stratagem_psserver.state import ServerState
 # checks for unused memory within a lease.
 _CHECKS = 4
 
+# How long an operation may go on after the time for draining.
+_LAST_SECONDS = 0.5
+
 
 class ParameterServer(RpcServer):
     """One parameter server, in this process.
@@ -152,8 +155,8 @@ class ParameterServer(RpcServer):
         if self._replicated is not None:
             self._replicated.begin(_advertised(settings, self.address))
             self._health.tell(FOLLOWING, False)
-        if self._served is not None and self._is_home:
-            self._recurring.append(asyncio.create_task(self._served.recover()))
+        if self._home is not None:
+            self._recurring.append(asyncio.create_task(self._home.recover()))
 
     def announce_stop(self) -> None:
         super().announce_stop()
@@ -181,8 +184,8 @@ class ParameterServer(RpcServer):
 
     async def _hand_on(self, seconds: float) -> None:
         """Give what it has to others, in the first way in which that is possible."""
-        if self._served is not None and self._is_home:
-            await self._to_others(self._served, seconds)
+        if self._home is not None:
+            await self._to_others(self._home, seconds)
         for way in (self._to_backup, self._to_disk):
             if await way():
                 return
@@ -207,15 +210,42 @@ class ParameterServer(RpcServer):
         for task in self._recurring:
             task.cancel()
         await asyncio.wait(self._recurring)
+        state, saves = self._state, self._service.saves
+        if not await state.compute.is_done(_LAST_SECONDS):
+            return await self._cut_off()
         if self._replicated is not None:
             await self._replicated.close()
-        if self._served is not None and self._is_home:
-            await self._served.close()
-        await self._service.saves.close()
+        if self._home is not None:
+            await self._home.close()
+        await saves.close()
         if self._persistence is not None:
             await self._persistence.close()
         # A thread may still load an image, and others of the process need the loop.
-        await asyncio.get_running_loop().run_in_executor(None, self._state.compute.close)
+        await asyncio.get_running_loop().run_in_executor(None, state.compute.close)
+
+    async def _cut_off(self) -> None:
+        """End in the midst of an operation that nothing can interrupt.
+
+        What was acknowledged is on disk, or with the backup, if the durability says so; the state
+        in memory is that of no moment, and no image is taken of it.
+        """
+        self.leaves_work = True
+        self._log.warning(
+            "an operation goes on after the last second of draining, and is cut off",
+            remedy="give --drain-seconds more, or update functions smaller operations",
+        )
+        ending = [each.close() for each in (self._replicated, self._home) if each is not None]
+        if ending:
+            await asyncio.wait(map(asyncio.ensure_future, ending), timeout=_LAST_SECONDS)
+        for kept in (self._persistence, self._replicated):
+            if kept is not None:
+                kept.release()
+        self._state.compute.close(wait=False)
+
+    @property
+    def _home(self) -> ServedTasks | None:
+        """The tasks of the server, unless this is what serves one that has moved there."""
+        return self._served if self._is_home else None
 
 
 def persistence_of(state: ServerState) -> Persistence | PeriodicImages | None:

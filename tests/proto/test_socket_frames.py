@@ -81,7 +81,12 @@ def test_memory_is_taken_as_bytes_come_and_waited_for(
 
 def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
     taken = list[int]()
-    reader = FrameReader(bytearray(64 << 10), take=lambda nbytes: not taken.append(nbytes))
+
+    def take(nbytes: int) -> bool:
+        taken.append(nbytes)
+        return True
+
+    reader = FrameReader(bytearray(64 << 10), take=take)
     data = prefix(FrameKind.CALL, 32 << 20, True) + bytes(5_000)
     assert read(reader, data, []) == []
     assert (sum(taken), reader.is_partial) == (2 << 20, True)

@@ -162,11 +162,13 @@ class Operation:
         name: For instance "aten.add_.Tensor".
         effect: What a call does to memory.
         indexed: Whether a call fails when an index tensor's contents are out of range.
+        is_product: Whether a call multiplies matrices or vectors, its last two tensors.
     """
 
     name: str
     effect: Effect
     indexed: bool = False
+    is_product: bool = False
 
     @cached_property
     def overload(self) -> Callable[..., object]:
@@ -253,7 +255,8 @@ def _operations() -> Iterator[Operation]:
         (_INDEXING_IN_PLACE, Effect.WRITE, True),
     ):
         for name in group.split():
-            yield Operation(f"aten.{name}", effect, indexed)
+            is_product = group in (_PRODUCT, _PRODUCT_IN_PLACE)
+            yield Operation(f"aten.{name}", effect, indexed, is_product)
 
 
 OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in _operations()}

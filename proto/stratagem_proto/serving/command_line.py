@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -58,6 +60,11 @@ def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
         if ready_file is not None:
             _announce(server, ready_file)
         asked.recv(1)
+    if server.leaves_work:
+        # Python would wait for its thread.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _check_folder(ready_file: Path | None) -> None:

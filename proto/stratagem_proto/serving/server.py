@@ -59,6 +59,8 @@ class RpcServer(ABC):
         health_address: The "host:port" of health checks.
         metrics_address: The "host:port" of figures for Prometheus; "" if there is none.
         page_url: What signs a browser in to the page that is there, too; "" if there is none.
+        leaves_work: Whether something goes on in a thread after the server has stopped, which
+            nothing can interrupt.
     """
 
     service: ClassVar[str]
@@ -72,6 +74,7 @@ class RpcServer(ABC):
         self.health_address = ""
         self.metrics_address = ""
         self.page_url = ""
+        self.leaves_work: bool = False
         self._label = settings.label
         self._task, self._token = f"{settings.job}:{settings.task}", settings.token
         self._bind, self._health_bind = settings.bind, settings.health_bind
@@ -245,8 +248,10 @@ class RpcServer(ABC):
             self._log.info("stopped")
 
     async def _drain(self, seconds: float) -> None:
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds
         await self._refuse(seconds)
-        await self._hang_up(seconds)
+        await self._hang_up(max(0.0, end - clock()))
         await self._end()
 
     async def _hang_up(self, seconds: float) -> None:

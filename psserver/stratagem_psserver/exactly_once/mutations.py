@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from stratagem_proto import tracing
 from stratagem_proto.eager import begin
-from stratagem_proto.errors import StratagemError, UnavailableError
+from stratagem_proto.errors import CancelledError, StratagemError, UnavailableError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
@@ -29,6 +29,7 @@ from stratagem_psserver.exactly_once.recording import (
 )
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.spaces import SpaceUser
+from stratagem_psserver.limits.stopping import PRESENT, Stop
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits, unfinished_steps
 
@@ -43,7 +44,11 @@ _PAUSE = "image"
 
 
 class Mutations:
-    """Applies each request of each session once."""
+    """Applies each request of each session once.
+
+    Attributes:
+        stop: Stops all requests that are being applied, as far as they look.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Mutations:
         self._ledger, self._closures, self._receiver = ledger, closures, receiver
         self._waits, self._gate, self._changes = waits, gate, changes
         self._clock = waits.clock
+        self.stop = Stop()
         self._applying = 0
         # The sessions whose requests wait for the end of a pause; None while there is none.
         self._paused: set[bytes] | None = None
@@ -210,7 +216,7 @@ class Mutations:
         self._applying += 1
         record = partial(self._record, session, work.for_log)
         applying = apply_and_record(key.sequence, work, PASSING, record)
-        return await _to_its_end(applying)
+        return await _to_its_end(applying, Stop(self.stop))
 
     def _record(self, session: Session, for_log: ForLog, reply: RecordedReply | None) -> None:
         session.numbering.finish(reply)
@@ -253,14 +259,22 @@ def _begun(
     return traced
 
 
-async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:
-    """Run work to its end, even if the caller is cancelled meanwhile."""
-    task = begin(work)
+async def _to_its_end(work: Coroutine[Any, Any, Response], stop: Stop) -> Response:
+    """Run work to its end, even if the caller is cancelled meanwhile.
+
+    Work that looks whether it is to `stop` then does so, and has changed nothing.
+    """
+    former = PRESENT.set(stop)
+    try:
+        task = begin(work)
+    finally:
+        PRESENT.reset(former)
     if task.done():
         return task.result()
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        stop.request(CancelledError("the client of this request waits for it no longer"))
         # Nobody is left to raise an error to; a repetition gets the recorded one.
         task.add_done_callback(_forget_outcome)
         await asyncio.wait([task])

@@ -9,14 +9,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.graph_outputs import encode_output, spec_of_output
 from stratagem_proto.programs.graph_program import check_output_size
 from stratagem_proto.v1.update_program_pb2 import GraphOutput
 from stratagem_proto.wire.tensors import total_nbytes
+from stratagem_psserver.limits.stopping import PRESENT
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph, Reference, Step
 from stratagem_psserver.programs.journal import Journal
 
 _MAX_FOOTPRINTS = 256
+
+# Nothing can interrupt an operation. So many multiplications take a core some minutes: two matrices
+# of 10,000 rows and columns.
+MAX_PRODUCTS = 1 << 40
 
 Output = TypeVar("Output")
 
@@ -30,11 +36,13 @@ class PreparedRun:
         bindings: The values of its inputs. Variables are written in place.
         nbytes: An upper bound of the bytes that are allocated at a time, and of the size of views
             that are larger than the memory behind them.
+        products: How many multiplications its products of matrices take.
     """
 
     graph: CompiledGraph
     bindings: Sequence[Binding]
     nbytes: int
+    products: int
 
     def run(self) -> list[GraphOutput]:
         """Run the program; if it fails, the variables are restored.
@@ -76,33 +84,61 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
 
     Raises:
         InvalidArgumentError: The bindings do not fit the program, shapes or dtypes do not fit each
-            other, or the outputs are too large.
+            other, the outputs are too large, or an operation takes too long.
     """
     graph.check_bindings(bindings)
     shapes = tuple((one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor))
     # Another thread that runs the same program may clear the cache between two accesses.
-    nbytes = graph.footprints.get(shapes)
-    if nbytes is None:
-        nbytes = _footprint(graph, bindings)
+    footprint = graph.footprints.get(shapes)
+    if footprint is None:
+        footprint = _footprint(graph, bindings)
         if len(graph.footprints) >= _MAX_FOOTPRINTS:
             graph.footprints.clear()
-        graph.footprints[shapes] = nbytes
-    return PreparedRun(graph, bindings, nbytes)
+        graph.footprints[shapes] = footprint
+    return PreparedRun(graph, bindings, *footprint)
 
 
-def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:
+def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> tuple[int, int]:
+    """Return the bytes and the multiplications of a run."""
     shapes = [_without_contents(binding) for binding in bindings]
     journal, memory = Journal(graph), _Memory(graph, shapes)
-    most = 0
+    most = products = 0
     found: Sequence[Any] = shapes
     with torch.no_grad():
         for step, values in _executed(graph, shapes, "meta", journal):
+            products += _products(step, values)
             largest = memory.allocate(step, values)
             most = max(most, memory.nbytes + journal.nbytes, largest)
             memory.release(step)
             found = values
     # Outputs exist twice: as tensors and as the bytes of the answer.
-    return most + 2 * _output_nbytes(graph, found)
+    return most + 2 * _output_nbytes(graph, found), products
+
+
+def _products(step: Step, values: Sequence[Any]) -> int:
+    """Return how many multiplications a step takes, if it multiplies matrices or vectors.
+
+    Raises:
+        InvalidArgumentError: They are too many for one operation.
+    """
+    if step.operation is None or not step.operation.is_product:
+        return 0
+    names = [argument.name for argument in step.operation.schema.arguments]
+    given = dict(zip(names, step.arguments, strict=False)) | dict(step.keywords)
+    tensors = [one for name in names if torch.is_tensor(one := _filled(given.get(name), values))]
+    left, right = tensors[-2:]
+    # A vector, and not the outer product of two.
+    is_vector = right.dim() == 1 and not step.name.startswith("aten.addr")
+    products = left.numel() * (1 if is_vector else right.shape[-1])
+    if products > MAX_PRODUCTS:
+        where = f"{step.location}: " if step.location else ""
+        raise InvalidArgumentError(
+            f"{where}{step.name}: a product of {list(left.shape)} and {list(right.shape)} takes "
+            f"{products} multiplications, and one operation may take {MAX_PRODUCTS}, since nothing "
+            "can interrupt it; multiply parts of the matrices one after the other",
+            location=step.location,
+        )
+    return products
 
 
 def _output_nbytes(graph: CompiledGraph, values: Sequence[Any]) -> int:
@@ -116,7 +152,9 @@ def _executed(
 ) -> Iterator[tuple[Step, Sequence[Any]]]:
     """Run a program, and yield each step with the values so far."""
     values = [*bindings, *[None] * (len(graph.values) - len(bindings))]
+    stop = PRESENT.get()
     for step in graph.steps:
+        stop.check()
         arguments = [_filled(one, values) for one in step.arguments]
         keywords = {name: _filled(one, values) for name, one in step.keywords.items()}
         with step.located():

@@ -116,8 +116,8 @@ class CompiledGraph:
     values: Sequence[Value]
     steps: Sequence[Step]
     outputs: Sequence[int]
-    # The memory of a run in bytes, by the shapes of the bindings.
-    footprints: dict[Hashable, int] = field(default_factory=dict)
+    # The bytes and the multiplications of a run, by the shapes of the bindings.
+    footprints: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def written(self) -> tuple[int, ...]:

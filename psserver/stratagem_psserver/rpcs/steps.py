@@ -14,7 +14,7 @@ from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
 from stratagem_psserver.optimization.steps import ReadyStep
-from stratagem_psserver.process import TENSOR_BYTES
+from stratagem_psserver.process import LARGE_BYTES, TENSOR_BYTES
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
@@ -22,6 +22,9 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 # A node of a graph with little data takes about as long as this many bytes of a large one.
 _NODE_BYTES = 4 << 10
+
+# So many multiplications take about as long as a byte of a large tensor.
+_PRODUCTS_PER_BYTE = 4
 
 
 def all_gradients(
@@ -75,7 +78,9 @@ async def run_graph(
     written = _written(state.store, graph, bindings)
     values = [_bound(state.store, binding, staged) for binding in bindings]
     nodes = len(graph.steps) * _NODE_BYTES
-    prepared = await state.compute.run(lambda: prepare(graph, values), nodes)
+    # For the first run of an operation torch may load modules, which takes seconds.
+    unknown = 0 if graph.footprints else LARGE_BYTES
+    prepared = await state.compute.run(lambda: prepare(graph, values), nodes + unknown)
     if prepared.nbytes > state.budget.largest:
         # Repeating the request would not help, as it would if the budget were in use.
         raise InvalidArgumentError(
@@ -85,6 +90,7 @@ async def run_graph(
         )
     with state.budget.reserve(prepared.nbytes, "the update program", staged.session.label):
         size = nodes + prepared.nbytes + sum(each.value.nbytes for each in written)
+        size += prepared.products // _PRODUCTS_PER_BYTE
         outputs = await state.compute.run(prepared.run, size)
     for variable in written:
         variable.version += 1

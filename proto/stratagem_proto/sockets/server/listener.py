@@ -38,6 +38,9 @@ _MOST_UNPROVED = 512
 # gRPC.
 _MOST_OF_CLIENT = 256
 
+# How long calls that are cancelled have to end.
+_CANCEL_SECONDS = 0.5
+
 # How often connections are looked at whose frames do not come, or whose sessions have ended.
 _CHECK_SECONDS = 5.0
 
@@ -185,6 +188,7 @@ class SocketListener:
         for peer in set(self._peers):
             peer.close()
         if leaving:
-            await asyncio.wait(leaving)
+            # What is computed for them may not end.
+            await asyncio.wait(leaving, timeout=_CANCEL_SECONDS)
         if self.encryption is not None:
             self.encryption.stop()
