@@ -15,6 +15,7 @@ import pytest
 
 from stratagem_proto.certificates.identity import server_name
 from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint, Recent
+from stratagem_proto.serving.metrics.scrape_server import MOST_CONNECTIONS
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_psserver.server import ParameterServer
@@ -53,6 +54,30 @@ def test_strangers_that_say_nothing_neither_take_threads_nor_stop_scrapes(addres
         assert "stratagem_uptime_seconds" in scraped(address)
         eventually(lambda: threading.active_count() - before <= 20)
         assert "stratagem_uptime_seconds" in scraped(address)
+
+
+def test_many_who_come_at_once_take_few_threads(address: str) -> None:
+    host, port = address.split(":")
+    before, most = threading.active_count(), 0
+    with ExitStack() as opened:
+        for _ in range(900):
+            opened.enter_context(socket.create_connection((host, int(port)), 10))
+            most = max(most, threading.active_count())
+        assert most - before <= MOST_CONNECTIONS
+        assert "stratagem_uptime_seconds" in scraped(address)
+        assert threading.active_count() - before <= MOST_CONNECTIONS
+
+
+def test_threads_end_with_the_endpoint() -> None:
+    before = threading.active_count()
+    endpoint = MetricsEndpoint(ANYWHERE, status)
+    host, port = endpoint.address.split(":")
+    with ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(socket.create_connection((host, int(port)), 10))
+        assert "stratagem_uptime_seconds" in scraped(endpoint.address)
+        endpoint.stop()
+        eventually(lambda: threading.active_count() <= before)
 
 
 def test_many_scrapes_at_once_ask_the_server_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from socketserver import ThreadingMixIn
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from stratagem_proto.certificates.contents import Certificates
     from stratagem_proto.certificates.folder import CertificateFolder
 
-# Prometheus opens one connection, or two.
-_MOST_CONNECTIONS = 16
+# Prometheus opens one connection, or two. Each has a thread.
+MOST_CONNECTIONS = 16
 
 # Whoever sends nothing for so long is gone.
 _SILENCE_SECONDS = 5.0
@@ -31,10 +31,9 @@ class ScrapeHandler(WSGIRequestHandler):
         """Do nothing."""
 
 
-class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread; a new one takes the place of the oldest of many."""
+class ScrapeServer(WSGIServer):
+    """Answers so many connections at once; a new one takes the place of the oldest of many."""
 
-    daemon_threads = True
     # The system lets those wait for seconds for whom it has no room.
     request_queue_size = 128
 
@@ -53,8 +52,11 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
         self._certificates = certificates
+        # From the oldest one on; all that have not been hung up on.
         self._open: dict[socket.socket, None] = {}
         self._changing = threading.Lock()
+        self._accepted: SimpleQueue[tuple[socket.socket, Any] | None] = SimpleQueue()
+        self._threads = 0
         super().__init__((host, port), ScrapeHandler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -74,12 +76,31 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         return server_context(shown)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        oldest = None
         with self._changing:
             self._open[request] = None
-            oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
+            if len(self._open) > MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                # At once, and not by its thread: of many that come together each has its own place.
+                del self._open[oldest]
+            if self._threads < len(self._open):
+                self._threads += 1
+                threading.Thread(target=self._answer, name="scrapes", daemon=True).start()
         if oldest is not None:
             hang_up(oldest)
-        super().process_request(request, client_address)
+        self._accepted.put((request, client_address))
+
+    def _answer(self) -> None:
+        """Answer one connection after the other."""
+        while (accepted := self._accepted.get()) is not None:
+            request, client_address = accepted
+            try:
+                if request in self._open:
+                    self.finish_request(request, client_address)
+            except Exception:
+                self.handle_error(request, client_address)
+            finally:
+                self.shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Answer whoever asks, unless his certificate counts no more."""
@@ -92,6 +113,15 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         with self._changing:
             self._open.pop(request, None)
         super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Hang up on all, and answer nobody any more."""
+        super().server_close()
+        with self._changing:
+            for request in self._open:
+                hang_up(request)
+            for _ in range(self._threads):
+                self._accepted.put(None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Do nothing: whoever asks may leave, or speak something else."""
