@@ -12,6 +12,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
+from stratagem_proto.sockets import frames
 from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind, prefix
@@ -113,6 +114,7 @@ def test_half_sent_frames_take_no_more_than_the_budget_and_keep_nobody_out(
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ParameterServer]:
     monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.05)
     monkeypatch.setattr(frame_memory, "LEAST_BYTES", 8 * MEBIBYTE)
+    monkeypatch.setattr(frames, "_FIRST_BYTES", 2 * MEBIBYTE)
     with ParameterServer(ServerSettings(token=TOKEN, staged_bytes=1)) as running:
         yield running
 

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.protocol import MAX_CHUNK_BYTES
 from stratagem_proto.wire.channel import MESSAGE_BYTES
 
 # Size of the message, size of the path, kind.
@@ -27,9 +27,9 @@ SCRATCH_BYTES = 64 << 10
 # Smaller messages are copied behind their prefixes, because sending one part is faster than two.
 _SMALL_BYTES = 64 << 10
 
-# A larger frame than a chunk gets that much memory at first, and four times as much whenever it is
-# full.
-_FIRST_BYTES = 2 * CHUNK_BYTES
+# A frame with more than chunks of tensors gets that much memory at first, and four times as much
+# whenever it is full.
+_FIRST_BYTES = MAX_CHUNK_BYTES + SCRATCH_BYTES
 _GROWTH = 4
 
 # So much of a frame that has come in part takes no memory of its own.
