@@ -17,7 +17,7 @@ from stratagem import (
     PerReplica,
     config,
 )
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from tests.cluster.two_workers import on_two_workers, replica, worker
 
 pytestmark = pytest.mark.cluster
@@ -186,6 +186,25 @@ def test_steps_that_would_not_be_the_same_are_refused(
         assert worker(strategy) or torch.equal(module.weight, before)
 
     on_two_workers(build)
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_optimizers_that_are_none_of_torchs_are_refused(in_scope: bool) -> None:
+    def loop(module: nn.Module) -> None:
+        for _ in range(3):
+            module(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                next(module.parameters()).sub_(0.1)
+
+    def train(strategy: MultiWorkerMirroredStrategy) -> None:
+        with pytest.raises(FailedPreconditionError, match="none of torch's"):
+            with strategy.scope():
+                module = nn.Linear(2, 1, bias=False)
+                if in_scope:
+                    loop(module)
+            loop(module)
+
+    on_two_workers(train, cpus=1)
 
 
 def test_the_same_state_may_be_loaded_everywhere() -> None:

@@ -19,6 +19,9 @@ from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
+from stratagem._hosting.modules.hosted_parameter import hosted_parameter
+from stratagem._hosting.modules.other_steps import OpenScope, refuse_other_steps
+from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
 from stratagem._hosting.modules.synchronised_norms import refuse_synchronised_norms
@@ -158,7 +161,11 @@ class Hosting(ABC):
             name: A prefix of the names of their parameters.
         """
         living_hostings.add(self)
-        return self.adopter.watching(name)
+        if not self.is_shared:
+            return self.adopter.watching(name)
+        watch_plain_optimizers()
+        strategy = type(self._extended._container_strategy()).__name__
+        return self.adopter.watching(name, OpenScope(strategy, self.adopter.adopt))
 
     def before_replicas(self) -> None:
         """Prepare parameters and buffers for replicas to run."""
@@ -175,6 +182,11 @@ class Hosting(ABC):
     def unshared_writes(self) -> Sequence[str]:
         """Return the names of parameters that the program wrote and other workers do not know."""
         return ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the parameters of this process are copies of what others have, too."""
+        return False
 
     @property
     def trains_in_place(self) -> bool:
@@ -233,6 +245,11 @@ class Hosting(ABC):
         # A lazy module may turn up in the midst of a replica's forward.
         with cross_replica(self._extended._container_strategy()):
             self.host(adoptions)
+        if self.is_shared:
+            for adoption in adoptions:
+                hosted = hosted_parameter(adoption.parameter)
+                assert hosted is not None
+                refuse_other_steps(hosted)
 
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         """Return a name for the next optimizer of a class: "Adam", then "Adam_1".

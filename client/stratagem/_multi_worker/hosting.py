@@ -182,6 +182,10 @@ class WorkersHosting(CopiesHosting):
 
     # Steps.
 
+    @property
+    def is_shared(self) -> bool:
+        return self._group.size > 1
+
     def before_replicas(self) -> None:
         for hosted in self.parameters.written_locally():
             self._group.note_write(hosted.name, hosted.parameter)

@@ -19,7 +19,6 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
-from stratagem._hosting.modules.other_steps import refuse_other_steps
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.loaded_values import (
@@ -169,10 +168,7 @@ class RemoteHosting(Hosting):
     ) -> HostedParameter:
         if isinstance(variable, TableVariable):
             return self._tables.host(variable, adoption)
-        hosted = self.parameters.add(adoption.parameter, variable, adoption.owners)
-        if self._membership.num_training_tasks > 1 and self.elsewhere is None:
-            refuse_other_steps(hosted)
-        return hosted
+        return self.parameters.add(adoption.parameter, variable, adoption.owners)
 
     def host_buffers(self, roots: Sequence[nn.Module]) -> None:
         give_memory(part for root in roots for part in root.modules())
@@ -185,6 +181,10 @@ class RemoteHosting(Hosting):
         if self._membership.num_training_tasks == 1:
             return ()
         return [hosted.name for hosted in written_in(self._store, self.parameters)]
+
+    @property
+    def is_shared(self) -> bool:
+        return self.elsewhere is None
 
     @property
     def trains_in_place(self) -> bool:

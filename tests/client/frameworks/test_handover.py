@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import stratagem
 from stratagem import (
     ContextError,
+    DistributedOptimizer,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -259,16 +260,16 @@ def by_replacing_data(parameter: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [by_operation, by_data, by_replacing_data])
-@pytest.mark.parametrize("how", ["adopted", "in a scope"])
-def test_several_workers_refuse_optimizers_that_are_none_of_torchs(
+@pytest.mark.parametrize("how", ["adopted", "in a scope", "alone"])
+def test_optimizers_that_are_none_of_torchs_are_refused(
     how: str, write: Callable[[torch.Tensor], None]
 ) -> None:
     def train(strategy: ParameterServerStrategy, worker: int) -> None:
-        if how == "adopted":
-            adopt(strategy, network := nn.Linear(2, 1))
-        else:
+        if how == "in a scope":
             with strategy.scope():
                 network = nn.Linear(2, 1)
+        else:
+            adopt(strategy, network := nn.Linear(2, 1))
         network.weight.data.fill_(0.5)
         network(torch.ones(1, 2)).sum().backward()
         network(torch.ones(1, 2)).sum().backward()
@@ -277,13 +278,14 @@ def test_several_workers_refuse_optimizers_that_are_none_of_torchs(
         with pytest.raises(FailedPreconditionError, match=r"'(weight|bias)'.*none of torch's"):
             network(torch.ones(1, 2)).sum().backward()
 
-    with running(2, num_workers=2) as cluster:
+    with running(2, num_workers=1 if how == "alone" else 2) as cluster:
         cluster.run(train)
 
 
-def test_a_lone_worker_may_write_what_it_likes(cluster: Cluster) -> None:
+def test_a_lone_worker_may_write_what_its_optimizer_steps(cluster: Cluster) -> None:
     with cluster.strategy() as strategy:
         adopt(strategy, network := nn.Linear(2, 1))
+        DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1))
         for _ in range(3):
             network(torch.ones(1, 2)).sum().backward()
             for parameter in network.parameters():

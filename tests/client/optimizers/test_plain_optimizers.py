@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -45,6 +47,100 @@ def test_a_step_of_a_copy_is_refused_and_changes_nothing(in_run: bool) -> None:
             stepped(stratagem.MirroredStrategy(["CPU:0", "CPU:1"]))
     finally:
         stratagem.config.set_logical_cpus(1)
+
+
+def linear(outside: torch.Tensor) -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def lazy(outside: torch.Tensor) -> nn.Module:
+    module = nn.LazyLinear(1)
+    module(outside)
+    return module
+
+
+def copied(outside: torch.Tensor) -> nn.Module:
+    return copy.deepcopy(linear(outside))
+
+
+def frozen_before(outside: torch.Tensor) -> nn.Module:
+    module = nn.Sequential(nn.Linear(1, 1))
+    module.add_module("more", nn.Linear(1, 1).requires_grad_(False))
+    return module.requires_grad_()
+
+
+BUILDERS = [linear, lazy, copied, frozen_before]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("build", BUILDERS)
+def test_a_step_in_the_open_scope_is_refused_as_behind_it(
+    build: Callable[[torch.Tensor], nn.Module], num_workers: int
+) -> None:
+    def train(strategy: stratagem.Strategy, worker: int) -> None:
+        with strategy.scope():
+            module = build(x := torch.ones(1, 1))
+            before = [parameter.detach().clone() for parameter in module.parameters()]
+            sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+            module(x).sum().backward()
+            with pytest.raises(FailedPreconditionError, match=r"DistributedOptimizer\(SGD"):
+                sgd.step()
+        if worker == 0:
+            assert all(map(torch.equal, module.parameters(), before))
+
+    with running(1, num_workers=num_workers) as cluster:
+        cluster.run(train)
+
+
+def subtract_gradients(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_writes_between_backwards_in_the_open_scope_are_refused(
+    build: Callable[[torch.Tensor], nn.Module],
+) -> None:
+    with (
+        running(1) as cluster,
+        cluster.strategy() as strategy,
+        pytest.raises(FailedPreconditionError, match="whose scope is open, was written"),
+        strategy.scope(),
+    ):
+        module = build(x := torch.ones(1, 1))
+        for _ in range(2):
+            module(x).sum().backward()
+            subtract_gradients(module)
+        raise AssertionError("it trained")
+
+
+def test_a_scope_takes_no_trained_parameters_for_initial_values() -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        with (
+            pytest.raises(FailedPreconditionError, match="'weight' of a Linear, whose scope"),
+            strategy.scope(),
+        ):
+            module = nn.Linear(1, 1, bias=False)
+            module(torch.ones(1, 1)).sum().backward()
+            subtract_gradients(module)
+        # It belongs to nobody now.
+        for _ in range(2):
+            module(torch.ones(1, 1)).sum().backward()
+            subtract_gradients(module)
+
+
+def test_gradients_of_initial_values_may_be_looked_at_in_the_scope() -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            module = nn.Linear(1, 1, bias=False)
+            nn.init.ones_(module.weight)
+            for _ in range(2):
+                module(torch.ones(1, 1)).sum().backward()
+        sgd = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.25))
+        sgd.step()
+        assert module.weight.item() == 0.5
 
 
 @pytest.mark.parametrize("in_run", [True, False])

@@ -21,6 +21,7 @@ from stratagem._core.names import UniqueNames
 from stratagem._core.namesakes import form_of
 from stratagem._core.program_frames import labels_of
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
+from stratagem._hosting.modules.other_steps import OpenScope, require_untrained
 from stratagem._hosting.modules.registry import Owner, ParameterRegistry
 from stratagem._hosting.modules.watch import ModuleWatch
 from stratagem_proto.errors import CancelledError, ContextError
@@ -113,20 +114,23 @@ class ModuleAdopter:
         self._adopted: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
     @contextmanager
-    def watching(self, prefix: str | None) -> Iterator[None]:
+    def watching(self, prefix: str | None, scope: OpenScope | None = None) -> Iterator[None]:
         """Scope whose modules are adopted at its end, unless it fails.
 
         Args:
             prefix: Put in front of the names, with a "/" between.
+            scope: Watches over the parameters of the modules until then.
         """
         thread = threading.get_ident()
-        with ModuleWatch() as watch:
+        with ModuleWatch(None if scope is None else scope.watch) as watch:
             self._open[thread] = watch, f"{prefix}/" if prefix else ""
             try:
                 yield
                 self.adopt()
             finally:
                 del self._open[thread]
+                if scope is not None:
+                    scope.is_open = False
 
     def adopt(self) -> None:
         """Adopt what this thread has built in its open scope so far.
@@ -192,6 +196,7 @@ class ModuleAdopter:
         for adoption in _parameters_of(roots):
             hosted = hosted_parameter(adoption.parameter)
             if hosted is None:
+                require_untrained(adoption.parameter)
                 if not self.reserves(adoption.parameter):
                     fresh.append(adoption)
             elif any(hosted is own for own in self._registry):

@@ -10,6 +10,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 
 from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.other_steps import adopt_before_step
 from stratagem._hosting.modules.unscoped import workers
 from stratagem_proto.errors import FailedPreconditionError
 
@@ -52,6 +53,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if parameters and all(parameter.is_meta for parameter in parameters):
         # Nothing is stepped, only found out what a step does.
         return
+    for parameter in parameters:
+        adopt_before_step(parameter)
     hosted = next(filter(None, map(hosted_parameter, parameters)), None)
     if hosted is not None:
         _require_alone(optimizer, hosted)

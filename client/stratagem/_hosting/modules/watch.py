@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from torch import nn
+from torch.nn import Parameter
 from torch.nn.modules import module as torch_module
 
 
@@ -20,9 +21,13 @@ class ModuleWatch:
     torch tells when a module gets a child, a parameter or a buffer, which misses modules that are
     deep-copied or unpickled whole; those are seen where their state is set. Modules are held
     weakly: templates that are copied and dropped, as `nn.TransformerEncoder` does, leave no trace.
+
+    Args:
+        found: Called with a module, a key and the parameter that it gets under that key.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, found: Callable[[nn.Module, str, Parameter], None] | None = None) -> None:
+        self._found = found
         # By id: modules may define equality.
         self._seen: dict[int, ref[nn.Module]] = {}
 
@@ -45,6 +50,11 @@ class ModuleWatch:
             # A dead module's place would put this one too early in the order.
             self._seen.pop(id(module), None)
             self._seen[id(module)] = ref(module)
+
+    def find(self, module: nn.Module, key: str, parameter: Parameter) -> None:
+        """Note that the thread gives a parameter to `module`."""
+        if self._found is not None:
+            self._found(module, key, parameter)
 
     def drain(self) -> list[nn.Module]:
         """Return the living modules seen so far that no other one contains.
@@ -104,7 +114,7 @@ class _Sensor:
         ]
         # A copy registers nothing; setting its state is all that it does.
         self._set_state = nn.Module.__setstate__
-        setattr(nn.Module, "__setstate__", _then(self._set_state, self._saw))  # noqa: B010
+        setattr(nn.Module, "__setstate__", _then(self._set_state, self._set))  # noqa: B010
 
     def _remove(self) -> None:
         for handle in self._handles:
@@ -112,11 +122,17 @@ class _Sensor:
         setattr(nn.Module, "__setstate__", self._set_state)  # noqa: B010
 
     def _registered(self, module: nn.Module, name: str, value: object) -> None:
-        self._saw(module)
-
-    def _saw(self, module: nn.Module) -> None:
         for watch in self._watches.get(threading.get_ident(), ()):
             watch.see(module)
+            if isinstance(value, Parameter):
+                watch.find(module, name, value)
+
+    def _set(self, module: nn.Module) -> None:
+        for watch in self._watches.get(threading.get_ident(), ()):
+            watch.see(module)
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    watch.find(module, key, parameter)
 
 
 def _then(set_state: _SetState, notice: Callable[[nn.Module], None]) -> _SetState:
