@@ -1,10 +1,11 @@
-"""The names that `tf.distribute` keeps, or kept, in `tf.distribute.experimental`."""
+"""What TensorFlow keeps, or kept, in `experimental`, for `tf.distribute` and for `tf`."""
 
 from __future__ import annotations
 
 from stratagem import partitioners
 from stratagem._core.enums import CommunicationImplementation
 from stratagem._core.options import CommunicationOptions, ValueContext
+from stratagem._input.iterator import Optional
 from stratagem._local.central_storage import CentralStorageStrategy
 from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
 from stratagem._parameter_server.strategy import ParameterServerStrategy
@@ -20,6 +21,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "Optional",
     "ParameterServerStrategy",
     "ValueContext",
     "cache_variable_reads",

@@ -29,6 +29,8 @@ DECISIONS = frozenset(
     + ["EXT-10", "MS-3", "MS-5", "REP-7", "RMV-1", "SHV-7", "INP-36"]
     # Copies of a variable that replicas write for themselves, where TensorFlow has one.
     + ["VAR-24"]
+    # Members of variables that TensorFlow deprecates, and one that it has not everywhere.
+    + ["VAR-25", "VRD-14"]
     # A key of TF_CONFIG that TensorFlow does not read any more.
     + ["RES-7"]
 )

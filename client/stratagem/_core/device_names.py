@@ -19,7 +19,8 @@ _PARTS = (
     r"(?:/job:(?P<job>[a-zA-Z]\w*))?"
     r"(?:/replica:(?P<replica>\d+))?"
     r"(?:/task:(?P<task>\d+))?"
-    r"(?:/device:(?P<kind>[A-Z]\w*):(?P<index>\d+))?"
+    r"(?:(?:^|/)device:(?P<kind>[A-Z][A-Z0-9_]*|cpu|gpu):(?P<index>\d+)"
+    r"|/(?P<short>(?i:cpu|gpu))(?::(?P<number>\d+))?)?"
 )
 _SHORT = r"(?i:/?(?P<kind>cpu|gpu|cuda)(?::(?P<index>\d+))?)"
 
@@ -84,11 +85,15 @@ class DeviceName:
                 f"{device!r} is not a device name; write for instance 'GPU:0', "
                 "'cuda:0' or '/job:worker/task:0/device:CPU:0'"
             )
-        number = {
-            name: None if parts[name] is None else int(parts[name])
-            for name in ("replica", "task", "index")
-        }
-        return cls(job=parts["job"], kind=parts["kind"], **number)
+        kind, index = parts["kind"] or parts["short"], parts["index"] or parts["number"]
+        replica, task = parts["replica"], parts["task"]
+        return cls(
+            job=parts["job"],
+            replica=None if replica is None else int(replica),
+            task=None if task is None else int(task),
+            kind=None if kind is None else kind.upper(),
+            index=None if kind is None else int(index or 0),
+        )
 
     def completed_by(self, other: DeviceName) -> DeviceName:
         """Return this name with open parts taken from `other`."""

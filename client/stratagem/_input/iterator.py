@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
@@ -12,7 +14,7 @@ from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import PassRead
 from stratagem._input.rounds import BEGINNING, Position, Round, hand_over
 from stratagem._input.sharding import Order
-from stratagem._input.specs import PerReplicaSpec
+from stratagem._input.specs import PerReplicaSpec, exact_spec
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 if TYPE_CHECKING:
@@ -23,10 +25,42 @@ _NONE = object()
 
 
 class Optional:
-    """What `get_next_as_optional` returns. Spec: INP-43."""
+    """A value, or none of a known form: what `get_next_as_optional` returns.
 
-    def __init__(self, value: Any = _NONE) -> None:
-        self._value = value
+    Others are made by `from_value` and `empty`. Spec: INP-43, INP-54.
+    """
+
+    __module__ = "stratagem.experimental"
+
+    def __init__(self, spec: Callable[[], Any], value: Any = _NONE) -> None:
+        self._spec, self._value = spec, value
+
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        """Return an optional with a value.
+
+        Args:
+            value: A nest; numbers in it become tensors.
+
+        Raises:
+            InvalidArgumentError: It is None.
+        """
+        if value is None:
+            raise InvalidArgumentError(
+                "Optional.from_value takes a value, and None is none; use Optional.empty"
+            )
+        found = map_leaves(_as_tensor, value)
+        return cls(lambda: exact_spec(found), found)
+
+    @classmethod
+    def empty(cls, element_spec: Any) -> Optional:
+        """Return an optional without a value; `element_spec` is that of one that had one."""
+        return cls(lambda: element_spec)
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the value, or of what there would be."""
+        return self._spec()
 
     def has_value(self) -> bool:
         """Return whether there is a value: False at the end of the data."""
@@ -143,9 +177,10 @@ class DistributedIterator(Iterator[Any]):
         Spec: INP-43.
         """
         try:
-            return Optional(next(self))
+            found = next(self)
         except StopIteration:
-            return Optional()
+            return Optional(lambda: self.element_spec)
+        return Optional(lambda: exact_spec(found), found)
 
     @property
     def element_spec(self) -> Any:
@@ -178,6 +213,10 @@ class DistributedIterator(Iterator[Any]):
             self._order.repeat()
         self._rewind(position)
         self._opened()
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.as_tensor(leaf) if isinstance(leaf, bool | int | float) else leaf
 
 
 def _position(state: Mapping[str, Any], datasets: int) -> Position:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,18 @@ def spec_of(parts: Sequence[Any]) -> Any:
 def element_spec(element: Any) -> Any:
     """Return the nest of specs of an element."""
     return map_leaves(_leaf_spec, element)
+
+
+def exact_spec(value: Any) -> Any:
+    """Return the nest of specs of one value: with its own sizes, also in the first dimension."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            return PerReplicaSpec([exact_spec(part) for part in leaf.values])
+        spec = _leaf_spec(leaf)
+        return replace(spec, shape=tuple(leaf.shape)) if spec.shape else spec
+
+    return map_leaves(of, value)
 
 
 def _leaf_spec(leaf: Any) -> Any:

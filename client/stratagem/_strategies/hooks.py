@@ -68,6 +68,11 @@ class StrategyHooks(StrategyPrimitives):
         raise self._missing("worker_devices")
 
     @property
+    def worker_devices_by_replica(self) -> list[list[str]]:
+        """The devices of each replica of this process, a list of one for each. Spec: EXT-20."""
+        return [[device] for device in self.worker_devices[: self._num_local_replicas]]
+
+    @property
     def _num_replicas_in_sync(self) -> int:
         return len(self.worker_devices)
 

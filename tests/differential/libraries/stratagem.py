@@ -39,7 +39,7 @@ class Stratagem:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.distribute = self.v1 = Names(stratagem, regroup, context)
+        self.distribute = self.v1 = Names(stratagem, stratagem.experimental, regroup, context)
         self.contrib: Any = stratagem.contrib
         self.roles: Any = roles
         self.devices: Any = device_names

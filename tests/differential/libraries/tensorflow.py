@@ -43,7 +43,7 @@ class TensorFlow:
 
     def __init__(self) -> None:
         internal = values, distribute_utils, distribute_lib, sharded_variable
-        newest = tf.distribute, tf.distribute.experimental, tf.data.experimental
+        newest = tf.distribute, tf.distribute.experimental, tf.data.experimental, tf.experimental
         first = tf.compat.v1.distribute, tf.compat.v1.distribute.experimental
         cluster = tf.train, tf.config.experimental
         self.distribute = Names(*newest, tf, *internal, *cluster)

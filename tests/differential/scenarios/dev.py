@@ -46,3 +46,16 @@ def the_current_device_is_that_of_the_innermost_scope(lib: Library) -> Any:
             seen.append(lib.devices.current())
         seen.append(lib.devices.current())
     return [*seen, lib.devices.current()]
+
+
+@scenario("DEV-1")
+def cpu_and_gpu_may_be_in_small_letters(lib: Library) -> Any:
+    names = ["/device:cpu:1", "device:cpu:1", "/device:gpu:0", "/Cpu:1", "Cpu:1", "/gpu:1"]
+    tasks = ["/job:worker/task:1/cpu:0", "/job:worker/task:1/device:cpu:2", "/task:1/gpu"]
+    return [lib.devices.canonicalize(name) for name in names + tasks]
+
+
+@scenario("DEV-2")
+def other_kinds_are_in_capitals(lib: Library) -> Any:
+    names = "/device:Cpu:1", "/device:xla_cpu:0", "/device:cpu"
+    return [attempt(lib.devices.canonicalize, name) for name in names]

@@ -150,3 +150,9 @@ def reading_what_no_strategy_has(lib: Library) -> Any:
         for strategy in all_kinds(lib)
         for value in (plain, lib.tensor(2.0), 3.0)
     ]
+
+
+@scenario("EXT-20")
+def the_devices_of_each_replica(lib: Library) -> Any:
+    kinds = mirrored(lib), mirrored(lib, 1), central(lib)
+    return [strategy.extended.worker_devices_by_replica for strategy in kinds]

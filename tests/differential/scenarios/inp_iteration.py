@@ -133,3 +133,27 @@ def a_dataset_is_folded_over_its_steps(lib: Library) -> Any:
         return total + strategy.reduce("SUM", value, axis=0)
 
     return distributed.reduce(lib.tensor(100, "int64"), add)
+
+
+@scenario("INP-54")
+def an_optional_of_a_value(lib: Library) -> Any:
+    optional = lib.distribute.Optional.from_value({"a": lib.tensor([1.0, 2.0]), "b": (3, True)})
+    return [bool(optional.has_value()), optional.get_value(), optional.element_spec]
+
+
+@scenario("INP-54")
+def an_optional_without_a_value(lib: Library) -> Any:
+    form = lib.distribute.Optional.from_value(lib.tensor([1.0])).element_spec
+    empty = lib.distribute.Optional.empty(form)
+    nothing = attempt(lib.distribute.Optional.from_value, None)
+    return [bool(empty.has_value()), attempt(empty.get_value), empty.element_spec, nothing]
+
+
+@scenario("INP-54")
+def an_optional_tells_the_form_of_a_step(lib: Library) -> Any:
+    answers = []
+    for strategy in (mirrored(lib), one_device(lib)):
+        iterator = iter(strategy.experimental_distribute_dataset(lib.range(6).batch(4)))
+        optionals = [iterator.get_next_as_optional() for _ in range(3)]
+        answers += [[bool(each.has_value()), each.element_spec] for each in optionals]
+    return answers

@@ -98,3 +98,12 @@ def a_device_has_to_be_named(lib: Library) -> Any:
         attempt(lib.distribute.OneDeviceStrategy, "no device"),
         attempt(lib.distribute.OneDeviceStrategy),
     ]
+
+
+@scenario("OD-1", "DEV-1")
+def the_device_may_be_in_small_letters(lib: Library) -> Any:
+    strategy = lib.distribute.OneDeviceStrategy("/device:cpu:1")
+    with strategy.scope():
+        made = lib.distribute.Variable(lib.tensor(1.0))
+    strategy.run(lambda: made.assign_add(1.0))
+    return [lib.device_of(made), made, strategy.extended.worker_devices]

@@ -305,3 +305,50 @@ def a_deep_copy_is_independent(lib: Library) -> Any:
         duplicate.assign([5.0, 6.0])
         answers.append([made, duplicate, duplicate is made])
     return answers
+
+
+def of_one_copy_and_of_two(lib: Library, value: Any = (1.0, 2.0)) -> list[Any]:
+    """Return variables of strategies with one copy and with two."""
+    kinds = [lib.distribute.get_strategy(), one_device(lib), central(lib), mirrored(lib)]
+    return [variable(lib, strategy, value) for strategy in kinds]
+
+
+@scenario("VAR-25")
+def members_that_belong_to_graphs(lib: Library) -> Any:
+    return [
+        attempt(read)
+        for made in of_one_copy_and_of_two(lib)
+        for read in (
+            made.eval,
+            made.initialized_value,
+            made.to_proto,
+            lambda made=made: made.initial_value,
+            lambda made=made: made.graph,
+            lambda made=made: made.op,
+        )
+    ]
+
+
+@scenario("VAR-25")
+def loading_assigns(lib: Library) -> Any:
+    made = of_one_copy_and_of_two(lib)
+    return [[each.load([3.0, 4.0]), each] for each in made]
+
+
+@scenario("VAR-25")
+def a_shape_is_set_that_it_has(lib: Library) -> Any:
+    return [
+        [attempt(made.set_shape, each) for each in ([2], [None], [3], [2, 1])]
+        for made in of_one_copy_and_of_two(lib)
+    ]
+
+
+@scenario("VAR-25")
+def copies_do_not_count(lib: Library) -> Any:
+    return attempt(of_one_copy_and_of_two(lib, 0)[3].count_up_to, 2)
+
+
+@scenario("VAR-25")
+def one_copy_counts(lib: Library) -> Any:
+    made = of_one_copy_and_of_two(lib, 0)[0]
+    return [attempt(made.count_up_to, 1) for _ in range(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
 from tests.differential.strategies import central, mirrored, one_device, replica_id
@@ -147,3 +148,86 @@ def the_repr_has_a_line_for_each_copy(lib: Library) -> Any:
     return [[line[:5] for line in text.splitlines()] for text in texts] + [
         text.partition(":")[0] for text in texts
     ]
+
+
+def of_all_kinds(lib: Library) -> list[Any]:
+    """Return a variable of each kind, of two rows."""
+    value = [[1.0, 2.0], [3.0, 4.0]]
+    kinds = [lib.distribute.get_strategy(), one_device(lib), central(lib), mirrored(lib)]
+    made = [variable(lib, strategy, value, "MEAN") for strategy in kinds]
+    return [*made, variable(lib, mirrored(lib), value, "MEAN", "ON_READ")]
+
+
+@scenario("VRD-14")
+def what_a_variable_tells_of_itself(lib: Library) -> Any:
+    return [
+        [
+            each.is_initialized(),
+            each.is_initialized(name="a name"),
+            list(each.get_shape()),
+            each.constraint,
+            each.initializer,
+        ]
+        for each in of_all_kinds(lib)
+    ]
+
+
+@scenario("VRD-14")
+def a_reference_stands_for_a_variable(lib: Library) -> Any:
+    first, second = of_all_kinds(lib), of_all_kinds(lib)
+    return [
+        [
+            one.ref() == one.ref(),
+            one.ref() == other.ref(),
+            one.ref() != one.ref(),
+            hash(one.ref()) == hash(one.experimental_ref()),
+            one.ref().deref() is one,
+            len({one.ref(), one.ref(), other.ref()}),
+            repr(one.ref()).startswith("<Reference wrapping"),
+        ]
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+@scenario("VRD-14")
+def replicas_tell_of_a_variable(lib: Library) -> Any:
+    strategy = mirrored(lib)
+    made = variable(lib, strategy, [1.0, 2.0])
+    return strategy.run(
+        lambda: [made.is_initialized(), list(made.get_shape()), made.ref() == made.ref()]
+    )
+
+
+@scenario("VRD-14")
+def elements_of_one_copy_are_read(lib: Library) -> Any:
+    strategy = central(lib)
+    answers = []
+    for each in of_all_kinds(lib)[:3]:
+        answers += [each.gather_nd([[0, 1], [1, 0]]), each.gather_nd([[1]], name="rows")]
+        answers.append(each.gather_nd([[[1, 1]], [[0, 0]]]))
+    made = variable(lib, strategy, [1.0, 2.0])
+    return [*answers, strategy.run(lambda: made.gather_nd([[1]]))]
+
+
+@scenario("VRD-14")
+def elements_of_copies_are_read(lib: Library) -> Any:
+    return [attempt(each.gather_nd, [[0, 1], [1, 0]]) for each in of_all_kinds(lib)[3:]]
+
+
+@scenario("VRD-14")
+def elements_on_servers_are_read(lib: Library) -> Any:
+    with lib.served(1) as strategy:
+        made = variable(lib, strategy, [[1.0, 2.0], [3.0, 4.0]])
+        return [
+            made.gather_nd([[0, 1], [1, 0]]),
+            made.is_initialized(),
+            list(made.get_shape()),
+            made.constraint,
+            made.ref() == made.ref(),
+        ]
+
+
+@scenario("VRD-14")
+def elements_that_there_are_not_are_not_read(lib: Library) -> Any:
+    (made, *_) = of_all_kinds(lib)
+    return [attempt(made.gather_nd, each) for each in ([[2]], [[0, 2]], [[0, 0, 0]])]

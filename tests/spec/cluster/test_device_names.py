@@ -20,6 +20,9 @@ LOCAL = "/job:localhost/replica:0/task:0/device:"
         ("cpu", LOCAL + "CPU:0"),
         ("CPU:3", LOCAL + "CPU:3"),
         ("/device:GPU:1", LOCAL + "GPU:1"),
+        ("/device:cpu:1", LOCAL + "CPU:1"),
+        ("device:gpu:1", LOCAL + "GPU:1"),
+        ("/job:ps/task:1/cpu", "/job:ps/replica:0/task:1/device:CPU:0"),
         ("cuda:1", LOCAL + "GPU:1"),
         (torch.device("cuda", 1), LOCAL + "GPU:1"),
         (torch.device("cuda"), LOCAL + "GPU:0"),
@@ -42,7 +45,7 @@ def test_a_default_fills_the_gaps_first() -> None:
 
 
 @pytest.mark.spec("DEV-2")
-@pytest.mark.parametrize("name", ["/device:cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
+@pytest.mark.parametrize("name", ["/device:Cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
 def test_what_names_no_device_is_refused(name: str) -> None:
     with pytest.raises(stratagem.InvalidArgumentError, match="is not a device name"):
         device_names.canonicalize(name)

@@ -13,12 +13,14 @@ from stratagem import (
     DistributedDataset,
     DistributedIterator,
     InputOptions,
+    InvalidArgumentError,
     InvalidTypeError,
     OutOfRangeError,
     PerReplica,
     get_replica_context,
     get_strategy,
 )
+from stratagem.experimental import Optional
 from tests.client.batches import Streamed, batches, pairs, shares, steps
 from tests.client.two_replicas import TwoReplicas
 
@@ -269,3 +271,19 @@ def test_the_default_strategy_calls_dataset_functions() -> None:
 
     assert default.distribute_datasets_from_function(dataset_fn) is told
     assert told == ["tf.distribute.InputContext(input pipeline id 0, total: 1)"]
+
+
+@pytest.mark.spec("INP-54")
+def test_an_optional_is_made_of_a_value_or_of_none() -> None:
+    optional = Optional.from_value({"a": torch.ones(2, 3), "b": 1})
+    assert optional.has_value()
+    assert optional.get_value()["b"].item() == 1
+    spec = optional.element_spec
+    assert (spec["a"].shape, spec["b"].shape) == ((2, 3), ())
+    empty = Optional.empty(spec)
+    assert not empty.has_value()
+    assert empty.element_spec is spec
+    with pytest.raises(InvalidArgumentError, match="has no value"):
+        empty.get_value()
+    with pytest.raises(InvalidArgumentError, match=r"Optional\.empty"):
+        Optional.from_value(None)

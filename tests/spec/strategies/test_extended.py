@@ -199,3 +199,16 @@ def test_the_default_strategy_does_not_say_all() -> None:
             getattr(extended, name)
     assert extended.should_checkpoint
     assert extended.should_save_summary
+
+
+@pytest.mark.spec("EXT-20")
+@pytest.mark.usefixtures("two_cpus")
+def test_each_replica_of_the_process_has_its_devices() -> None:
+    cpus = ["CPU:0", "CPU:1"]
+    for strategy in (stratagem.MirroredStrategy(cpus), stratagem.CentralStorageStrategy(cpus)):
+        devices = strategy.extended.worker_devices
+        assert strategy.extended.worker_devices_by_replica == [[each] for each in devices]
+    lone = stratagem.OneDeviceStrategy("/device:cpu:1").extended
+    assert lone.worker_devices_by_replica == [list(lone.worker_devices)]
+    with pytest.raises(stratagem.ContextError):
+        _ = stratagem.get_strategy().extended.worker_devices_by_replica

@@ -15,6 +15,7 @@ from stratagem._core.contexts.context import (
 )
 from stratagem._core.distributed_variables.replica_writes import ReplicaWritten
 from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.elements import Coordinates
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 
@@ -104,6 +105,20 @@ class AggregatingVariable(ReplicaWritten):
         if in_cross_replica_context():
             return self._variable._target(function)
         return super()._target(function)
+
+    def _replace_elements(self, places: Coordinates, values: torch.Tensor) -> None:
+        context = current_context()
+        if context is None or context.replica_context is None:
+            super()._replace_elements(places, values)
+            return
+        self._require_aggregation(Write.SCATTER_UPDATE)
+        self._require_combinable(Write.SCATTER_UPDATE)
+
+        def merge(strategy: AnyStrategy, coordinates: Any, values: Any) -> None:
+            first = strategy.experimental_local_results((coordinates, values))[0]
+            self._replace_elements(Coordinates(tuple(first[0]), places.batch), first[1])
+
+        context.replica_context.merge_call(merge, args=(places.coordinates, values))
 
     def _write_everywhere(self, write: Write, value: Any) -> None:
         self._variable._write(write, value)

@@ -26,7 +26,7 @@ from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
@@ -127,6 +127,12 @@ class CopiedVariable(ReplicaWritten):
 
     def _leaves_of_replicas(self) -> Sequence[torch.Tensor]:
         return [copy.value() for copy in self._copies]
+
+    def _require_one_copy(self, method: str) -> None:
+        raise UnimplementedError(
+            f"Variable {self.name!r} has {len(self._copies)} copies, for which {method} is not "
+            "defined; use scatter_* for rows, or assign"
+        )
 
     def _target(self, function: str) -> Any:
         if updated_component() is not None:

@@ -17,7 +17,8 @@ class IndexedSlices:
     Attributes:
         values: Tensor of shape `[n, ...]`; row `i` belongs to `indices[i]`. Of a variable or
             another value with several components it is what a read gives where the slices are made.
-        indices: Integer tensor of shape `[n]`; repeated indices add up.
+        indices: Integer tensor of shape `[n]`; repeated indices add up. With more dimensions, as
+            `batch_scatter_update` takes it, `values` begins with the same.
         dense_shape: Shape of the whole tensor, or None where it is not known.
 
     Raises:
@@ -38,7 +39,7 @@ class IndexedSlices:
                     f"The {name} of IndexedSlices are a tensor, not {type(given).__name__}; "
                     "convert them with torch.as_tensor()"
                 )
-        if indices.dim() != 1 or values.shape[:1] != indices.shape:
+        if not indices.dim() or values.shape[: indices.dim()] != indices.shape:
             raise InvalidArgumentError(
                 "IndexedSlices need one row of values for each index, but values have "
                 f"shape {tuple(values.shape)} and indices {tuple(indices.shape)}"
@@ -78,6 +79,14 @@ class IndexedSlices:
         """Where the values live."""
         return self.values.device
 
+    @property
+    def flat(self) -> IndexedSlices:
+        """The same with indices of one dimension."""
+        if self.indices.dim() == 1:
+            return self
+        values = self.values.flatten(0, self.indices.dim() - 1)
+        return IndexedSlices(values, self.indices.flatten(), self.dense_shape)
+
     def to(self, device: torch.device) -> IndexedSlices:
         """Return these rows on `device`."""
         values, indices = self.values.to(device), self.indices.to(device)
@@ -95,7 +104,7 @@ class IndexedSlices:
                 "dense_shape when you make them"
             )
         dense = self.values.new_zeros(self.dense_shape)
-        return dense.index_add_(0, self.indices, self.values)
+        return dense.index_add_(0, self.flat.indices, self.flat.values)
 
     def __repr__(self) -> str:
         shape = None if self.dense_shape is None else tuple(self.dense_shape)
@@ -125,6 +134,25 @@ def require_integers(rows: Any, owner: str) -> None:
         )
 
 
+def integers(given: Any, owner: str) -> torch.Tensor:
+    """Return what a program asks for, of any shape, as an int64 tensor.
+
+    Raises:
+        InvalidTypeError: They are no integers.
+    """
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"{owner!r} is looked up by integers, not by {given!r}, of which no tensor can be made "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    # An empty list becomes a tensor of floats.
+    if found.numel():
+        require_integers(found, owner)
+    return found.to(torch.int64)
+
+
 def row_numbers(given: Any, owner: str, total: int) -> torch.Tensor:
     """Return rows that a program asks for as a tensor.
 
@@ -137,14 +165,13 @@ def row_numbers(given: Any, owner: str, total: int) -> torch.Tensor:
         InvalidTypeError: They are no integers.
         InvalidArgumentError: There is no such row.
     """
-    rows = torch.as_tensor(given)
+    rows = integers(given, owner)
     if not rows.numel():
-        return rows.to(torch.int64)
-    require_integers(rows, owner)
+        return rows
     first, last = int(rows.min()), int(rows.max())
     if not 0 <= first <= last < total:
         raise InvalidArgumentError(
             f"rows {first} to {last} of {owner!r} are asked for, but it has the rows 0 "
             f"to {total - 1}"
         )
-    return rows.to(torch.int64)
+    return rows

@@ -99,8 +99,9 @@ def addend(op: ReduceOp, tensor: torch.Tensor) -> torch.Tensor:
 
 def _combine_rows(op: ReduceOp, parts: Sequence[IndexedSlices]) -> IndexedSlices:
     home = parts[0].device
-    rows = torch.cat([part.values.to(home) for part in parts])
-    indices = torch.cat([part.indices.to(home) for part in parts])
+    flat = [part.flat.to(home) for part in parts]
+    rows = torch.cat([part.values for part in flat])
+    indices = torch.cat([part.indices for part in flat])
     return IndexedSlices(finished(op, rows, len(parts)), indices, parts[0].dense_shape)
 
 

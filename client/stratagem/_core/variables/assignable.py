@@ -126,11 +126,16 @@ class Assignable:
         """Subtract `value`; otherwise as `assign`. Spec: VWR-11."""
         return self._written(Write.ASSIGN_SUB, value, read_value)
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Add rows; repeated ones add up. Spec: VSC-1 to VSC-5, SHV-10.
 
         Args:
-            sparse_delta: The rows; values have this variable's dtype.
+            sparse_delta: The rows; values have this variable's dtype. Indices of several dimensions
+                are taken one after the other.
+            use_locking: Accepted and ignored.
+            name: Accepted and ignored.
 
         Raises:
             InvalidTypeError: `sparse_delta` is not an `IndexedSlices`.
@@ -140,34 +145,49 @@ class Assignable:
         """
         return self._scatter(Write.SCATTER_ADD, sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Subtract rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_SUB, sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Multiply rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_MUL, sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Divide rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_DIV, sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Take the smaller elements of rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_MIN, sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Take the larger elements of rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_MAX, sparse_delta)
 
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Replace rows; otherwise as `scatter_add`."""
         return self._scatter(Write.SCATTER_UPDATE, sparse_delta)
 
-    def _scatter(self, write: Write, delta: object) -> Any:
+    def _scatter(self, write: Write, delta: IndexedSlices) -> Any:
+        self._require_slices(write.value, delta)
+        return self._scattered(write, delta.flat)
+
+    def _require_slices(self, method: str, delta: object) -> None:
         if not isinstance(delta, IndexedSlices):
             raise InvalidTypeError(
-                f"Variable {self.name!r}: {write.value} takes IndexedSlices, not "
+                f"Variable {self.name!r}: {method} takes IndexedSlices, not "
                 f"{type(delta).__name__}; use assign for a whole tensor"
             )
-        return self._scattered(write, delta)

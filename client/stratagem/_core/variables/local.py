@@ -12,6 +12,7 @@ from stratagem._core import device_names
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.elements import Coordinates
 from stratagem._core.variables.initial_values import initial_tensor, operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
@@ -112,6 +113,9 @@ class LocalVariable(Variable):
         container = self.container
         if container is not None:
             container._before_write_of_copy(self, function)
+
+    def _replace_elements(self, places: Coordinates, values: torch.Tensor) -> None:
+        self._write(Write.ASSIGN, self._leaf.detach().index_put(places.coordinates, values))
 
     @torch.no_grad()
     def _write(self, write: Write, value: Any) -> None:

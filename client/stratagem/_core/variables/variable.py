@@ -16,6 +16,8 @@ from stratagem._core.tensors.indexed_slices import IndexedSlices, row_numbers
 from stratagem._core.tensors.operators import Operators, as_array, is_in_place
 from stratagem._core.variables.assignable import Assignable, Write
 from stratagem._core.variables.creators import create
+from stratagem._core.variables.elements import ElementAccess
+from stratagem._core.variables.graph_members import GraphMembers
 from stratagem._core.variables.traits import VariableTraits
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
@@ -23,6 +25,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stratagem._core.protocols import AnyStrategy
+
+
+class VariableReference:
+    """Stands for a variable where it is to be compared as a whole, as `variable.ref()`.
+
+    Attributes:
+        _variable: The variable, which it keeps.
+    """
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def deref(self) -> Variable:
+        """Return the variable."""
+        return self._variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VariableReference) and other._variable is self._variable
+
+    def __hash__(self) -> int:
+        return id(self._variable)
+
+    def __repr__(self) -> str:
+        return f"<Reference wrapping {self._variable!r}>"
 
 
 class VariableType(type):
@@ -36,7 +64,7 @@ class VariableType(type):
         return create(_make, **given)
 
 
-class Variable(Assignable, Operators, metaclass=VariableType):
+class Variable(Assignable, ElementAccess, GraphMembers, Operators, metaclass=VariableType):
     """A tensor that keeps its identity while its value changes.
 
     In a strategy's scope the strategy decides where the variable lives and how many copies there
@@ -273,6 +301,46 @@ class Variable(Assignable, Operators, metaclass=VariableType):
                 f"Variable {self.name!r} is a scalar and has no rows; use read_value()"
             )
         return self._operand()[row_numbers(indices, self.name, self.shape[0])]
+
+    def is_initialized(self, name: str | None = None) -> torch.Tensor:
+        """Return a true scalar: a variable has a value from its beginning. Spec: VRD-14."""
+        return torch.tensor(True)
+
+    def get_shape(self) -> torch.Size:
+        """Return `shape`. Spec: VRD-14."""
+        return self.shape
+
+    def set_shape(self, shape: Sequence[int | None]) -> None:
+        """Check that the variable has a shape; None is any size.
+
+        Raises:
+            InvalidArgumentError: It has another one.
+            UnimplementedError: There are copies. Spec: VAR-25.
+        """
+        self._require_one_copy("set_shape")
+        pairs = zip(shape, self.shape, strict=False)
+        if len(shape) != len(self.shape) or any(size not in (None, own) for size, own in pairs):
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} has shape {tuple(self.shape)}, which is not compatible "
+                f"with {tuple(shape)}; make another variable of that shape"
+            )
+
+    @property
+    def constraint(self) -> None:
+        """None: optimizers have no function to call on their results. Spec: VRD-14."""
+        return None
+
+    def ref(self) -> VariableReference:
+        """Return what stands for the variable in sets, and compares as a whole. Spec: VRD-14."""
+        return VariableReference(self)
+
+    def experimental_ref(self) -> VariableReference:
+        """Return `ref()`."""
+        return self.ref()
+
+    def load(self, value: Any, session: object = None) -> None:
+        """Assign. Spec: VAR-25."""
+        self.assign(value, read_value=False)
 
     def _written(self, write: Write, value: Any, read_value: bool) -> Any:
         self._write(write, value)

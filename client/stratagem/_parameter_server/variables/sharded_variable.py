@@ -169,7 +169,9 @@ class ShardedVariable(Assignable, Operators):
 
     # Writing: servers are written one beside the other, and others may see a mixture.
 
-    def batch_scatter_update(self, sparse_delta: IndexedSlices) -> Any:
+    def batch_scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Replace rows, as `scatter_update` does."""
         return self.scatter_update(sparse_delta)
 
