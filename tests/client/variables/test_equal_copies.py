@@ -56,7 +56,7 @@ def stays_equal(strategy: Strategy, draw: random.Random, on_read: bool = True) -
         assert torch.equal(first, before[0]), (write, refusal)
 
 
-@pytest.mark.spec("ODD-25")
+@pytest.mark.spec("VWR-24")
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(max_examples=40, deadline=None)
 @given(draw=st.randoms(use_true_random=False))
@@ -73,7 +73,7 @@ def test_a_server_takes_the_write_or_refuses_it(
     stays_equal(servers, draw, on_read=False)
 
 
-@pytest.mark.spec("ODD-25")
+@pytest.mark.spec("VWR-24")
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [(SUM, 3.0), (VariableAggregation.MEAN, 1.5), (VariableAggregation.ONLY_FIRST_REPLICA, 1.0)],
@@ -151,7 +151,7 @@ def test_an_update_that_fails_in_the_midst_leaves_equal_copies() -> None:
     assert torch.equal(first.read_value(), second.read_value())
 
 
-@pytest.mark.spec("ODD-25")
+@pytest.mark.spec("VWR-24")
 def test_gradients_that_were_not_reduced_part_no_copies() -> None:
     strategy = MirroredStrategy(DEVICES)
     variable = made(strategy, 0.0)

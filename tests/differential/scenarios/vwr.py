@@ -244,7 +244,7 @@ def a_value_of_another_shape_is_refused(lib: Library) -> Any:
     return [attempt(made.assign, [1.0, 2.0, 3.0]), made]
 
 
-@scenario("ODD-25")
+@scenario("VWR-24")
 def what_replicas_have_counted_is_assigned(lib: Library) -> Any:
     answers = []
     for aggregation in AGGREGATIONS:
@@ -257,7 +257,7 @@ def what_replicas_have_counted_is_assigned(lib: Library) -> Any:
     return answers
 
 
-@scenario("ODD-25", says=("Mixing different tf.distribute.Strategy objects",))
+@scenario("VWR-24", says=("Mixing different tf.distribute.Strategy objects",))
 def what_replicas_of_another_strategy_have_counted_is_not_assigned(lib: Library) -> Any:
     answers = []
     for strategy in (mirrored(lib), central(lib)):
