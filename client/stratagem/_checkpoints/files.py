@@ -12,12 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from stratagem._checkpoints.origins import (
-    metadata_of,
-    origins_in_checkpoint,
-    read_with,
-    with_origins,
-)
+from stratagem._checkpoints.origins import metadata_of, read_with, with_origins
+from stratagem._checkpoints.origins_on_servers import origins_in_checkpoint
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.policy import policy_of_environment

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from stratagem._checkpoints.origins import origins_of
+from stratagem._checkpoints.origins_on_servers import origins_of
 from stratagem._cluster.membership import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._core.namesakes import Origin
