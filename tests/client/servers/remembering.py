@@ -119,15 +119,15 @@ class LoggedServer:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    """All files of a folder; those that vanish meanwhile are never the same."""
-    content = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.is_dir():
-            try:
-                content[str(path.relative_to(folder))] = path.read_bytes()
-            except FileNotFoundError:
-                content[str(path.relative_to(folder))] = os.urandom(8)
-    return content
+    """All files of a folder; it never is the same while an image replaces another one."""
+    try:
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if not path.is_dir()
+        }
+    except FileNotFoundError:
+        return {"vanished": os.urandom(8)}
 
 
 class Servers(Protocol):
