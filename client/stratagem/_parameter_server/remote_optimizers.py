@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -35,6 +36,7 @@ from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.updates import Limits
 from stratagem._ps_client.requests.variables import create, delete, list_variables
 from stratagem.consistency import Consistency
+from stratagem_proto.errors import AlreadyExistsError
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
@@ -138,18 +140,33 @@ def _read_slots(
 def _replace_slots(
     store: RemoteStore, optimizer: str, slots: Mapping[RemoteVariable, Slots]
 ) -> None:
-    """Replace an optimizer's state for variables; {} is none at all."""
-    existing = _existing(store, optimizer, slots)
-    store.servers.together(
-        {server: delete([spec.name for spec in specs]) for server, specs in existing.items()}
-    )
+    """Replace an optimizer's state for variables; {} is none at all.
+
+    Servers make state that is missing in a step. If a step of another worker comes between, what it
+    has made is replaced as well.
+
+    Raises:
+        AlreadyExistsError: Others' steps came between each time, for `peer_seconds`.
+    """
     specs: dict[int, list[VariableSpec]] = defaultdict(list)
     values: dict[int, list[torch.Tensor]] = defaultdict(list)
     for variable, state in slots.items():
         for key, value in state.items():
             specs[variable.place.server].append(_spec(optimizer, variable, key, value))
             values[variable.place.server].append(value)
-    store.servers.together({server: create(specs[server], values[server]) for server in specs})
+    creations = {server: create(specs[server], values[server]) for server in specs}
+    end = time.monotonic() + store.peer_seconds
+    while True:
+        existing = _existing(store, optimizer, slots)
+        store.servers.together(
+            {server: delete([spec.name for spec in found]) for server, found in existing.items()}
+        )
+        try:
+            store.servers.together(creations)
+            return
+        except AlreadyExistsError:
+            if time.monotonic() > end:
+                raise
 
 
 def _existing(

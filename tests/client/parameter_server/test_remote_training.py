@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from stratagem import (
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import Cluster
+from tests.client.clusters import Cluster, running
 from tests.client.networks import equal, loss_of, network, training_step
 from tests.conftest import TOKEN
 from tests.faults import Direction, FaultyProxy, Passing, Verdict
@@ -239,3 +241,32 @@ def test_tied_weights_are_one_variable(strategy: ParameterServerStrategy) -> Non
     names = [place.name for place in strategy.extended.variable_placements()]
     assert sorted(names) == ["0.bias", "0.weight", "1.bias"]
     assert tied[0].weight is tied[1].weight
+
+
+def test_a_state_is_loaded_while_another_worker_steps() -> None:
+    loaded = threading.Event()
+
+    def train(strategy: ParameterServerStrategy, worker: int) -> None:
+        with strategy.scope():
+            module = nn.Linear(2, 1)
+        adam = DistributedOptimizer(torch.optim.AdamW(module.parameters(), lr=0.1))
+
+        def step() -> None:
+            adam.zero_grad()
+            module(torch.ones(1, 2)).sum().backward()
+            adam.step()
+
+        step()
+        if worker:
+            while not loaded.is_set():
+                step()
+            return
+        try:
+            state = adam.state_dict()
+            for _ in range(20):
+                adam.load_state_dict(state)
+        finally:
+            loaded.set()
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(train)
