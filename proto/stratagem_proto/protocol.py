@@ -33,6 +33,9 @@ MOST_SCALARS, SCALAR_NAME_CHARACTERS = 32, 100
 PING_SECONDS = 5.0
 """A connection whose peer leaves a ping unanswered for this time is closed."""
 
+MAX_EXTRA_BYTES = 1 << 16
+"""The longest `extra` that servers keep of the checkpoint that a run began with, as JSON."""
+
 SESSION_ID_BYTES = 16
 """Bytes of a session's id that others are told; whoever knows all of it could use the session."""
 

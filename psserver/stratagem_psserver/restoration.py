@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 
 from stratagem_proto.checkpoint.folder import Checkpoint, part_name
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
-from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
+from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun
 from stratagem_psserver.data.data_ledger import DataLedger
 from stratagem_psserver.data.data_ledgers import DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger
@@ -126,6 +127,19 @@ class Staging:
         self._staged.pop(session_id, None)
 
 
+def check_run(run: TrainingRun) -> None:
+    """Check what a client tells of a run.
+
+    Raises:
+        InvalidArgumentError: It is too long to be kept.
+    """
+    if max(len(run.extra), len(run.path)) > MAX_EXTRA_BYTES:
+        raise InvalidArgumentError(
+            f"a run is told with {len(run.extra)} characters of `extra` and a path of "
+            f"{len(run.path)}; at most {MAX_EXTRA_BYTES} are kept of each"
+        )
+
+
 _MOST_CHARACTERS = 1 << 20
 """The limit of all identities together, beyond which the oldest are dropped. The last one stays."""
 
@@ -135,18 +149,36 @@ class Announcements:
 
     Announcements from a checkpoint count again once the session that made them is resumed. A
     program that is started again as a whole makes new ones before its workers go on.
+
+    Attributes:
+        run: What tasks train together; None before anybody has told of it. A task that is started
+            again joins it.
     """
 
     def __init__(self) -> None:
         self._known: list[tuple[str, bytes]] = []
         # The sessions of a checkpoint that were not resumed since.
         self._awaited: set[bytes] = set()
+        self.run: TrainingRun | None = None
 
     def add(self, identity: str, session_id: bytes) -> None:
         """Note that a session has restored a checkpoint."""
         self._known.append((identity, session_id))
         while len(self._known) > 1 and self._characters > _MOST_CHARACTERS:
             del self._known[0]
+
+    def begin(self, run: TrainingRun) -> None:
+        """Note which run has begun; `check_run` has seen it."""
+        if run.restoration or self.run is None:
+            self.run = run
+
+    def run_facts(self) -> str | None:
+        """Return the run, as JSON."""
+        return None if self.run is None else b64encode(self.run.SerializeToString()).decode()
+
+    def restore_run(self, facts: str | None) -> None:
+        """Restore what `run_facts` returned."""
+        self.run = None if facts is None else TrainingRun.FromString(b64decode(facts))
 
     @property
     def _characters(self) -> int:

@@ -13,6 +13,7 @@ from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.policy.permissions import Permissions
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.sockets.server.listening import OfferedSockets
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
 from stratagem_proto.wire.transport import AUTO
@@ -190,6 +191,17 @@ class ServerState:
         self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
+
+    def meet(self, request: BarrierRequest, session: Session) -> None:
+        """Note that a task has arrived at a barrier; raise as `Barriers.arrive`."""
+        name, generation = request.name, request.generation
+        passing = self.barriers.arrive(
+            name, generation, request.num_tasks, session.label, session.id
+        )
+        if passing:
+            self.clocks_changed(self.clocks.passed(passing))
+        elif not self.barriers.is_passed(name, generation, session.id):
+            self.clocks_changed(self.clocks.at_barrier(session.id))
 
     def end_session(self, session: Session, why: str) -> None:
         """End a session whose client has not asked for it; `why` is a clause for messages."""

@@ -16,6 +16,7 @@ from stratagem import (
     ClusterSpec,
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
     Variable,
 )
 from stratagem._core import waiting
@@ -181,14 +182,17 @@ def test_of_a_chief_that_has_not_created_the_variables(
 def test_of_a_chief_that_has_not_restored(
     lines: Callable[[], list[str]], cluster: Cluster, tmp_path: Path
 ) -> None:
+    alone = OneDeviceStrategy("CPU:0")
+    with alone.scope():
+        Variable(1.0, name="first")
+    alone.save(tmp_path / "saved")
     with cluster.strategy(0) as chief, cluster.strategy(1) as worker:
         for strategy in (chief, worker):
             with strategy.scope():
                 Variable(1.0, name="first")
-        chief.save(tmp_path).result(60)
-        with beside(lambda: worker.restore(tmp_path)):
+        with beside(lambda: worker.restore(tmp_path / "saved")):
             eventually(lambda: any("to restore" in line for line in lines()))
-            chief.restore(tmp_path)
+            chief.restore(tmp_path / "saved")
     assert any(
         line.startswith("/job:worker/task:1 waits for the chief to restore '") for line in lines()
     )

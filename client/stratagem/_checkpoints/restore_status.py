@@ -22,9 +22,10 @@ class RestoreStatus:
         deferred: What nothing has taken yet.
         missing: The names that this program had, and the checkpoint has not.
         extra: What `save` was given to keep besides values.
+        position: How many steps of `strategy.steps` this task had taken.
+        unknown: Why nobody knows how far this process is, as a clause; empty if it is known.
 
     Attributes:
-        extra: What `save` was given to keep besides values.
         missing: The names that this program had when it restored, and that the checkpoint lacks.
             There are none unless `strict=False`.
     """
@@ -34,10 +35,41 @@ class RestoreStatus:
         deferred: UnusedValues,
         missing: Sequence[str] = (),
         extra: Mapping[str, Any] | None = None,
+        position: int = 0,
+        unknown: str = "",
     ) -> None:
         self._deferred = deferred
         self.missing = list(missing)
-        self.extra: Mapping[str, Any] = extra or {}
+        self._extra: Mapping[str, Any] = extra or {}
+        self._position = position
+        self._unknown = unknown
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What `save` was given to keep besides values.
+
+        Where this process joins a run under way, it is that of the latest checkpoint.
+
+        Raises:
+            FailedPreconditionError: The run has gone on since, and this process would take for its
+                own place what is that of the chief then.
+        """
+        self._require_known("extra")
+        return self._extra
+
+    @property
+    def position(self) -> int:
+        """How many steps of `strategy.steps` this task has taken; that loop begins there.
+
+        Raises:
+            FailedPreconditionError: The task has trained in this run, and counted no steps.
+        """
+        self._require_known("position")
+        return self._position
+
+    def _require_known(self, what: str) -> None:
+        if self._unknown:
+            raise FailedPreconditionError(f"{what!r} does not say where to go on: {self._unknown}")
 
     @property
     def unused(self) -> list[str]:

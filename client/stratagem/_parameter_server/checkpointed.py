@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
@@ -130,6 +130,11 @@ class CheckpointedStrategy(Strategy):
         start with their values. So does the account of data that a coordinator's workers share
         (`exactly_once`).
 
+        Where several workers train, their run begins with this call, at the beginning of the
+        program. A worker or a chief that is started again while the run is under way joins it:
+        variables stay as they are, since others train them. The status has the `position` of this
+        task, and `steps` begins there. All of them go back to a checkpoint by `roll_back`.
+
         Args:
             path: What `save` of this or another strategy was given; the latest checkpoint there is
                 taken. One checkpoint in it, or any safetensors file, will do as well, and so will
@@ -150,6 +155,7 @@ class CheckpointedStrategy(Strategy):
             AbortedError: A server went away when others had replaced their values already; restore
                 again.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.
+            FailedPreconditionError: This process takes part in a run of several workers already.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: CKP-2, CKP-3, CKP-5, SHV-30.
@@ -160,6 +166,63 @@ class CheckpointedStrategy(Strategy):
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
             return self.extended._cluster.restore(path, strict)
+
+    def roll_back(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
+        """Go back to a checkpoint, together with all workers.
+
+        All of them make the call, and nobody trains until it returns: what any of them has trained
+        since the checkpoint is given up. Each goes on from its own position then, within the loop
+        over `steps` that it is in. A single worker may as well `restore`.
+
+        Args:
+            path: As for `restore`.
+            strict: As for `restore`.
+
+        Returns:
+            As `restore`.
+
+        Raises:
+            DeadlineExceededError: Naming the workers that did come within `peer_seconds`; nothing
+                is changed.
+            FailedPreconditionError: The loop over `steps` began after the checkpoint.
+
+        Otherwise as `restore`.
+        """
+        if isinstance(self.extended, LocalExtended):
+            return self.restore(path, strict)
+        shared_place(path)
+        require_cross_replica_or_default(self.extended, "roll_back")
+        self.extended._coordination.require_programs_of_workers("roll_back()")
+        with entered(self):
+            return self.extended._cluster.roll_back(path, strict)
+
+    def steps(self, stop: int, start: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the steps that are left, up to `stop` and without it.
+
+        As `range(stop)`, in a program that may be started again: servers know how far this task is,
+        so its next process goes on where the former one was, whether that has restored or not, and
+        whatever the other workers do meanwhile. The step in which the former one ended is taken
+        once more. What servers have applied of it counts once, and so each step is applied once on
+        all servers, wherever it broke off::
+
+            for step in strategy.steps(100):
+                strategy.run(train, args=(batches[step],))
+
+        A program may have several such loops, one after the other; each counts from 0. Checkpoints
+        have the position of each worker as of the last of its runs, or its optimizers' steps, that
+        they contain: count what has one of these.
+
+        Args:
+            stop: The number after the last one.
+            start: Where to begin if nobody knows how far this task is; by default 0.
+
+        Raises:
+            FailedPreconditionError: A loop over `steps` runs already. Or the run began with a
+                checkpoint that does not say how far this task was, and there is no `start`.
+
+        Without a cluster, nobody else keeps the place of this program: it begins with `start`.
+        """
+        return self.extended._cluster.steps(stop, start)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context manager in which all values are those of one moment.

@@ -87,6 +87,7 @@ class TrainingCluster:
         self._loaded = loaded
         self._checkpoints = checkpoints
         self._buffer_means = buffer_means
+        self._roll_backs = 0
         self._gathering = Gathering(membership, lambda: entered(container_strategy()))
 
     # Meeting.
@@ -171,6 +172,21 @@ class TrainingCluster:
         self._refresh()
         return restoration
 
+    def roll_back(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
+        """Restore all servers while all workers wait; see `ParameterServerStrategy.roll_back`."""
+        self._checkpoints.counter.leave()
+        self.barrier("stratagem/roll_back", self._roll_backs, None)
+        self._refresh()
+        status = self._checkpoints.roll_back(path, strict)
+        self.barrier("stratagem/rolled_back", self._roll_backs, None)
+        self._roll_backs += 1
+        self._refresh()
+        return status
+
+    def steps(self, stop: int, start: int | None) -> Iterator[int]:
+        """Count the steps of the program; see `ParameterServerStrategy.steps`."""
+        return self._checkpoints.counter.steps(stop, start)
+
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Read all as of one moment; see `ParameterServerStrategy.snapshot`."""
@@ -221,6 +237,10 @@ class OneProcess:
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return that nothing holds workers together."""
         return {}
+
+    def steps(self, stop: int, start: int | None) -> Iterator[int]:
+        """Nobody else keeps the place of this program."""
+        return iter(range(start or 0, stop))
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context in which nobody else changes anything: any."""

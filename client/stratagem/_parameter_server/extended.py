@@ -95,6 +95,7 @@ class ParameterServerExtended(WorkerExtended):
 
     def coordinate(self, make_per_worker: Callable[..., Variable], end: Callable[[], None]) -> None:
         """Note that there is a coordinator from now on; see `Coordination.begin`."""
+        self._hosting.checkpoints.coordinate()
         self._coordination.begin(make_per_worker, end)
 
     def _close(self) -> None:

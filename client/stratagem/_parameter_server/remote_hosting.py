@@ -153,8 +153,8 @@ class RemoteHosting(Hosting):
 
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make variables exist, with their values of a checkpoint if it has some."""
-        self._variables.establish(variables)
-        self.checkpoints.created(variables)
+        kept = self._variables.establish(variables)
+        self.checkpoints.created(variables, kept)
 
     def show(self, variable: RemoteVariable | SplitVariable, adoption: Adoption) -> None:
         """Let modules see a variable by the parameter that it was made of."""
@@ -282,6 +282,10 @@ class RemoteHosting(Hosting):
         self.threads.add_this()
         # What the step makes would take the place of what was written.
         self._refuse_writes()
+        if self.checkpoints.counter.has_contributed(step.optimizer):
+            self._tables.forget(step)
+            self._refresh_parameters()
+            return
         is_fresh = self._steps.apply(step)
         self._tables.forget(step)
         self.checkpoints.states.ran()

@@ -94,10 +94,11 @@ class RemoteVariables:
         if owner.shard is None or self._names.origin(whole) is None:
             self._names.describe(whole, form_of(value.dtype, shape))
 
-    def establish(self, variables: Sequence[RemoteVariable]) -> None:
-        """Make variables exist."""
-        self.creation.establish(variables)
+    def establish(self, variables: Sequence[RemoteVariable]) -> Sequence[RemoteVariable]:
+        """Make variables exist, and return those that existed before."""
+        kept = self.creation.establish(variables)
         self.established += variables
+        return kept
 
     def placements(self) -> list[VariablePlacement]:
         """Ask the servers where each variable lives, those of optimizers included."""

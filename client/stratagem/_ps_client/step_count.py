@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from stratagem._core.scalars import Scalars
 from stratagem._ps_client.step_pace import StepPace
+from stratagem_proto.v1.session_pb2 import CountedStep
 
 
 class FinishedStep(NamedTuple):
@@ -20,8 +21,35 @@ class FinishedStep(NamedTuple):
     report: bytes
 
 
+class ProgramStep:
+    """A step as the program counts them, while it takes it. Thread-safe.
+
+    Args:
+        number: Its number, from 1.
+        report: A `WorkerReport` as of its beginning.
+    """
+
+    def __init__(self, number: int, report: bytes) -> None:
+        self._number, self._report = number, report
+        self._ordinals: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def key(self, server: str, is_applied_once: bool) -> CountedStep:
+        """Say that the next request to a server is a part of it.
+
+        Those that are applied once are numbered, the same when the step is repeated.
+        """
+        ordinal = 0
+        if is_applied_once:
+            with self._counting:
+                self._ordinals[server] += 1
+                ordinal = self._ordinals[server]
+        return CountedStep(number=self._number, ordinal=ordinal, report=self._report)
+
+
 class _ThreadStep(threading.local):
     step = 0
+    program_step: ProgramStep | None = None
 
 
 class StepCount:
@@ -33,11 +61,14 @@ class StepCount:
     Attributes:
         pace: How long the program takes for steps of its optimizers.
         scalars: What the program has logged.
+        program_step: The step that the program counts and takes now, if it counts them.
     """
 
     def __init__(self) -> None:
         self.pace: StepPace = StepPace()
         self.scalars: Scalars = Scalars()
+        self.program_step: ProgramStep | None = None
+        self._program_step_apart: ProgramStep | None = None
         self._lock = threading.Lock()
         self._inside = 0
         self._current = 0
@@ -96,6 +127,7 @@ class StepCount:
         with self._lock:
             self._current += not self._inside
             self._apart = self._current
+            self._program_step_apart = self.program_step
             return self._apart
 
     def taking_apart(self, step: int) -> AbstractContextManager[None]:
@@ -106,7 +138,7 @@ class StepCount:
         return _TakingApart(self, step)
 
     def _leave_apart(self) -> None:
-        self._own.step = 0
+        self._own.step, self._own.program_step = 0, None
         with self._lock:
             self._apart = 0
             self._publish()
@@ -121,6 +153,16 @@ class StepCount:
         # A thread that has not seen the last end yet looks at all that is over when it does.
         if self._ends.empty():
             self._ends.put(None)
+
+    def counted(self, server: str, is_applied_once: bool) -> CountedStep | None:
+        """Say which of the program's steps the next request of this thread is a part of."""
+        step = self._own.program_step if self._own.step else self.program_step
+        return step.key(server, is_applied_once) if step is not None else None
+
+    def prepare(self, report: bytes) -> None:
+        """Save a report in the checkpoints that contain the next step that ends."""
+        with self._lock:
+            self._kept = report
 
     def keep(self, report: bytes) -> None:
         """Save a report in the checkpoints that contain the step that is being taken."""
@@ -203,7 +245,8 @@ class _TakingApart(AbstractContextManager[None]):
         self._steps, self._step = steps, step
 
     def __enter__(self) -> None:
-        self._steps._own.step = self._step
+        own = self._steps._own
+        own.step, own.program_step = self._step, self._steps._program_step_apart
 
     def __exit__(self, *_: object) -> None:
         self._steps._leave_apart()

@@ -556,6 +556,9 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     IDENTITY_FIELD_NUMBER: builtins.int
     RESTORATION_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    POSITIONS_FIELD_NUMBER: builtins.int
+    BEGINS_RUN_FIELD_NUMBER: builtins.int
     identity: builtins.str
     """An identity of a checkpoint, or of values that the chief has set. ListRestored
     returns it from now on, until later identities take more than 2^20 characters.
@@ -563,9 +566,23 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     """
     restoration: builtins.bytes
     """As in StageVariablesRequest; empty restores nothing."""
+    begins_run: builtins.bool
+    """Whether a run begins with the values: all that was known of counted steps is dropped with the
+    former ones. Otherwise they are those of variables that were made later.
+    """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
         """As of every request that changes variables."""
+
+    @property
+    def run(self) -> global___TrainingRun:
+        """The run that has begun, for ListRestored. One without a restoration is ignored where a run is
+        known. Absent if the request says nothing of it.
+        """
+
+    @property
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPosition]:
+        """How far tasks are in their counted steps. Only with `begins_run`."""
 
     def __init__(
         self,
@@ -573,11 +590,70 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         identity: builtins.str = ...,
         restoration: builtins.bytes = ...,
+        run: global___TrainingRun | None = ...,
+        positions: collections.abc.Iterable[global___TaskPosition] | None = ...,
+        begins_run: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["identity", b"identity", "key", b"key", "restoration", b"restoration"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key", "run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begins_run", b"begins_run", "identity", b"identity", "key", b"key", "positions", b"positions", "restoration", b"restoration", "run", b"run"]) -> None: ...
 
 global___RestoreVariablesRequest = RestoreVariablesRequest
+
+@typing.final
+class TrainingRun(google.protobuf.message.Message):
+    """What tasks train together, from the beginning or a restoration to the end or the next restoration.
+    Whoever is started again joins it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESTORATION_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    EXTRA_FIELD_NUMBER: builtins.int
+    restoration: builtins.bytes
+    """The restoration with which it began, 16 random bytes; empty if it began without one."""
+    path: builtins.str
+    """Absolute path of the checkpoint that was restored; empty without a restoration."""
+    extra: builtins.str
+    """What was saved with that checkpoint besides values, as JSON of at most 64 KiB; empty if it is
+    larger, or without a restoration.
+    """
+    def __init__(
+        self,
+        *,
+        restoration: builtins.bytes = ...,
+        path: builtins.str = ...,
+        extra: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["extra", b"extra", "path", b"path", "restoration", b"restoration"]) -> None: ...
+
+global___TrainingRun = TrainingRun
+
+@typing.final
+class TaskPosition(google.protobuf.message.Message):
+    """How far a task is in its counted steps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    task: builtins.str
+    """For instance "/job:worker/task:1"."""
+    number: builtins.int
+    """The last step that it has begun, as in CountedStep; 0 if it counts none."""
+    report: builtins.bytes
+    """A WorkerReport as of the beginning of that step, or as of the checkpoint if it counts none."""
+    def __init__(
+        self,
+        *,
+        task: builtins.str = ...,
+        number: builtins.int = ...,
+        report: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "report", b"report", "task", b"task"]) -> None: ...
+
+global___TaskPosition = TaskPosition
 
 @typing.final
 class RestoreVariablesResponse(google.protobuf.message.Message):
@@ -610,15 +686,34 @@ class ListRestoredResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     IDENTITIES_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    POSITIONS_FIELD_NUMBER: builtins.int
+    UNCOUNTED_FIELD_NUMBER: builtins.int
+    uncounted: builtins.bool
+    """Whether the caller's task has changed variables in this run without counting its steps."""
     @property
     def identities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """As in RestoreVariablesRequest, in their order."""
+
+    @property
+    def run(self) -> global___TrainingRun:
+        """The run that the server takes part in. Absent before anybody has told of one, and from servers
+        that know of none.
+        """
+
+    @property
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPosition]:
+        """The last counted steps that the caller's task has begun, two at most, the later one last."""
 
     def __init__(
         self,
         *,
         identities: collections.abc.Iterable[builtins.str] | None = ...,
+        run: global___TrainingRun | None = ...,
+        positions: collections.abc.Iterable[global___TaskPosition] | None = ...,
+        uncounted: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["identities", b"identities"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["identities", b"identities", "positions", b"positions", "run", b"run", "uncounted", b"uncounted"]) -> None: ...
 
 global___ListRestoredResponse = ListRestoredResponse

@@ -644,6 +644,7 @@ class RequestKey(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CLOSURE_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """The session: its id, as in OpenSessionRequest, and behind it its credential, 16 bytes that only
     those can make of the id who know the cluster's secret; see `stratagem_proto.proofs`. The id
@@ -681,6 +682,12 @@ class RequestKey(google.protobuf.message.Message):
         requests; these are applied once for each session.
         """
 
+    @property
+    def counted(self) -> global___CountedStep:
+        """The step of the task's program that the request is a part of. Absent outside of counted steps,
+        and from clients that are not a chief or worker.
+        """
+
     def __init__(
         self,
         *,
@@ -692,11 +699,48 @@ class RequestKey(google.protobuf.message.Message):
         report: builtins.bytes = ...,
         trace_parent: builtins.str = ...,
         closure: global___ClosureKey | None = ...,
+        counted: global___CountedStep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closure", b"closure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "closure", b"closure", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step", "trace_parent", b"trace_parent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["closure", b"closure", "counted", b"counted"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "closure", b"closure", "counted", b"counted", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step", "trace_parent", b"trace_parent"]) -> None: ...
 
 global___RequestKey = RequestKey
+
+@typing.final
+class CountedStep(google.protobuf.message.Message):
+    """A step as the program of a task counts them, in all its processes. A task that is started again
+    repeats the last step that it had begun. The server does not apply again what it has applied of
+    that step, and answers as it did before.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    ORDINAL_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the step among those of the task since the run began, from 1; the program may skip
+    numbers.
+    """
+    ordinal: builtins.int
+    """Number of this request among those of the step to this server, from 1 without gap. A step that
+    is repeated sends the same requests under the same numbers. 0 for a request that is applied each
+    time that it is sent: all but assignments and updates that are applied at once.
+    """
+    report: builtins.bytes
+    """A WorkerReport as of the beginning of the step, which the server keeps for the task until it is
+    two steps further; 256 KiB at most.
+    """
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        ordinal: builtins.int = ...,
+        report: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "ordinal", b"ordinal", "report", b"report"]) -> None: ...
+
+global___CountedStep = CountedStep
 
 @typing.final
 class ClosureKey(google.protobuf.message.Message):

@@ -55,6 +55,8 @@ def facts_of(state: ServerState) -> dict[str, Any]:
         "data": state.data.facts(),
         "barriers": state.barriers.facts(one.id for one in state.ledger.sessions()),
         "restored": state.restored.facts(),
+        "run": state.restored.run_facts(),
+        "counted": state.ledger.counted.facts(),
     }
 
 
@@ -152,6 +154,8 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))
     state.barriers.restore(facts.get("barriers", {}))
+    state.ledger.counted.restore(facts.get("counted", {}))
+    state.restored.restore_run(facts.get("run"))
     announced = facts.get("restored", ())
     state.restored.restore(announced, awaited=[session for _, session in announced])
 

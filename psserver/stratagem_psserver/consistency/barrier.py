@@ -68,7 +68,7 @@ class Barriers:
 
     def arrive(
         self, name: str, generation: int, num_tasks: int, task: str, session_id: bytes
-    ) -> None:
+    ) -> Collection[bytes]:
         """Note that a task has arrived; the last task opens the barrier.
 
         Args:
@@ -78,6 +78,9 @@ class Barriers:
             task: The task that arrives. A new session of a task replaces its earlier one.
             session_id: The session of the task.
 
+        Returns:
+            The sessions that pass now; none if the task has to wait, or has passed before.
+
         Raises:
             InvalidArgumentError: Another task waits for another number of tasks.
             ResourceExhaustedError: The task waits at too many barriers.
@@ -86,7 +89,7 @@ class Barriers:
         if num_tasks < 1:
             raise InvalidArgumentError(f"barrier {name!r} must wait for 1 task or more")
         if self.is_passed(name, generation, session_id):
-            return
+            return ()
         gathering = self._gathering(name, num_tasks, task)
         if gathering.num_tasks != num_tasks:
             raise InvalidArgumentError(
@@ -99,6 +102,8 @@ class Barriers:
         if len(gathering.arrived) == num_tasks or self._is_behind(name, task):
             del self._gatherings[name]
             self._let_pass(name, gathering)
+            return [arrived for arrived, _ in gathering.arrived.values()]
+        return ()
 
     def _gathering(self, name: str, num_tasks: int, task: str) -> _Gathering:
         gathering = self._gatherings.get(name)

@@ -26,6 +26,7 @@ class Clock:
         staleness: A histogram of its updates by the bit length of their staleness.
         gone: How its session ended, as a clause; empty while the session is open.
         opened: The place of its session in the order in which sessions were opened.
+        is_at_barrier: Whether it waits at a barrier, where it finishes no steps.
     """
 
     session_id: bytes
@@ -36,6 +37,7 @@ class Clock:
     staleness: list[int] = field(default_factory=list)
     gone: str = ""
     opened: int = 0
+    is_at_barrier: bool = False
 
     def count_stale(self, taken: int) -> None:
         """Add the update of a finished step to the histogram of staleness."""
@@ -69,7 +71,8 @@ class ClockGroup:
         workers: The workers that have begun a step, by number.
         begun: The last step that any worker has begun.
         taken: The sum of the steps that all workers have finished.
-        slowest: The last step that every present worker has finished.
+        slowest: The last step that every present worker has finished, but for those that wait at a
+            barrier: for these the others must not wait, since it is the others that they wait for.
     """
 
     declared: StepRule
@@ -84,13 +87,17 @@ class ClockGroup:
         """Return the workers whose sessions are open."""
         return [worker for worker in self.workers.values() if not worker.gone]
 
+    def stepping(self) -> list[Clock]:
+        """Return the present workers that do not wait at a barrier."""
+        return [worker for worker in self.present() if not worker.is_at_barrier]
+
     def recount(self) -> None:
         """Compute `slowest` again; a worker that has never arrived has finished no step."""
         if len(self.workers) < self.num_workers:
             self.slowest = 0
             return
-        present = [worker.finished for worker in self.present()]
-        self.slowest = min(present, default=self.slowest)
+        stepping = [worker.finished for worker in self.stepping()]
+        self.slowest = min(stepping, default=self.slowest)
         # A worker that comes back may still have to contribute to a synchronous step.
         everyone = [worker.finished for worker in self.workers.values()]
         self.schedule.forget(min(everyone))
@@ -116,6 +123,7 @@ class ClockGroup:
         if known.session_id == session.id and not known.gone:
             return
         others = [each.finished for each in self.present() if each is not known]
+        known.is_at_barrier = False
         known.gone, known.session_id, known.task = "", session.id, session.label
         known.finished = self.schedule.regained(
             known.finished, closed, level=min(others, default=0)
@@ -139,6 +147,7 @@ class ClockGroup:
             Whether other workers may get a permit now.
         """
         before = self.slowest, self.schedule.newest
+        self.workers[begin.worker].is_at_barrier = False
         self._advance(begin.worker, begin.finished)
         self.recount()
         return before != (self.slowest, self.schedule.newest)
@@ -173,6 +182,7 @@ class ClockGroup:
                 worker.taken_before,
                 worker.gone,
                 worker.opened,
+                worker.is_at_barrier,
             ]
             for number, worker in self.workers.items()
         }
@@ -199,7 +209,9 @@ class ClockGroup:
         for number, (task, finished, dropped, staleness, *presence) in facts["workers"].items():
             clock = Clock(b"", task, finished, None, dropped, staleness, "its server was restarted")
             if are_there:
-                session, clock.taken_before, clock.gone, clock.opened = presence
+                session, clock.taken_before, clock.gone, clock.opened, *barrier = presence
+                # Images of earlier releases do not say it.
+                clock.is_at_barrier = any(barrier)
                 clock.session_id = bytes.fromhex(session)
             group.workers[int(number)] = clock
         group.begun, group.taken = facts["begun"], facts["taken"]

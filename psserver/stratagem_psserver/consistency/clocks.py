@@ -11,7 +11,7 @@ restores the clocks from its checkpoint, with all workers gone until they come b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -104,7 +104,7 @@ class Clocks:
     def explain_wait(self, name: str, number: int) -> str:
         """Return a clause that says for which workers a worker waits."""
         group = self._groups[name]
-        slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
+        slow = [worker.task for worker in group.stepping() if worker.finished == group.slowest]
         if unseen := [n for n in range(group.num_workers) if n not in group.workers]:
             slow = [f"worker {each}" for each in unseen]
         return (
@@ -121,7 +121,7 @@ class Clocks:
         """
         group = self._groups[name]
         unseen = [task_of(n) for n in range(group.num_workers) if n not in group.workers]
-        slow = [worker.task for worker in group.present() if worker.finished == group.slowest]
+        slow = [worker.task for worker in group.stepping() if worker.finished == group.slowest]
         return [
             AwaitedClient(client, f"end of step {group.slowest + 1}") for client in unseen or slow
         ]
@@ -159,6 +159,35 @@ class Clocks:
                     group.recount()
                     touched.append(name)
         return touched
+
+    def at_barrier(self, session_id: bytes) -> list[str]:
+        """Note that a worker waits at a barrier; return the groups where others may go on."""
+        touched = []
+        for name, group in self._groups.items():
+            for worker in group.workers.values():
+                if worker.session_id == session_id and not worker.is_at_barrier:
+                    worker.is_at_barrier = True
+                    group.recount()
+                    touched.append(name)
+        return touched
+
+    def passed(self, sessions: Collection[bytes]) -> list[str]:
+        """Note that workers have passed a barrier, and are level from there on.
+
+        Some may have taken more steps than others up to there, such as one that was started again.
+
+        Returns:
+            The groups where others may go on.
+        """
+        for group in self._groups.values():
+            together = [one for one in group.workers.values() if one.session_id in sessions]
+            furthest = max((one.finished for one in together), default=0)
+            for worker in together:
+                worker.is_at_barrier = False
+                if not group.schedule.newest.rule.closes_steps:
+                    worker.finished = furthest
+            group.recount()
+        return [*self._groups]
 
     def facts(self) -> dict[str, Any]:
         """Return all clocks as JSON."""

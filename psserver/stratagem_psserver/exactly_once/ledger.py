@@ -24,6 +24,7 @@ from stratagem_proto.serving.access import name_of
 from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, Scalar
 from stratagem_proto.whereabouts import MAX_CHARACTERS
+from stratagem_psserver.exactly_once.counted_steps import CountedSteps
 from stratagem_psserver.exactly_once.fence import Fence, superseded
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
@@ -59,6 +60,7 @@ class SessionLedger:
     Attributes:
         claim: The same.
         fence: Says which process of each task acts.
+        counted: How far tasks are in the steps that their programs count.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class SessionLedger:
         self._attended: Counter[bytes] = Counter()
         self._succession = succession or Succession()
         self.fence = Fence()
+        self.counted = CountedSteps()
         # When the connection of a session was closed, of those that nothing attends.
         self._cut_off: dict[bytes, float] = {}
         self._open: dict[bytes, Session] = {}

@@ -181,6 +181,12 @@ class Mutations:
                 own = Work(work.apply, work.response_type)
                 once = partial(self._closures.once, request, own, SpaceUser.of(session))
                 work = Work(once, work.response_type, work.for_log)
+            elif key.counted.number or not self._ledger.counted.has_uncounted(session.label):
+                # An earlier process of the task may have sent it before its end.
+                counting = partial(
+                    self._ledger.counted.once, session, request, work.apply, work.response_type
+                )
+                work = Work(counting, work.response_type, work.for_log)
             return await self._in_turn(session, key, work)
         finally:
             gate.end_request()

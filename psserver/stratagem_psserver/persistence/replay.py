@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
-from stratagem_proto.errors import DataLossError, StratagemError
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.log.segments import Record
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
@@ -124,10 +124,16 @@ class Replay:
         request: Any = method.request.FromString(mutation.request)
         session = self._mutations.session(request)
         self._note_step(session, request.key)
+        is_of_closure = request.key.HasField("closure")
+        if not is_of_closure:
+            with suppress(InvalidArgumentError):
+                self._state.ledger.counted.begin(session, request)
         if _changes_something(mutation, request):
             await self._repeat(record, method, request)
-        if mutation.applied and request.key.HasField("closure"):
+        if mutation.applied and is_of_closure:
             self._note_closure(session, request, mutation.reply)
+        elif mutation.applied and not mutation.reply.status.code:
+            self._state.ledger.counted.applied(session, request, mutation.reply.response)
         session.numbering.repeat(request.key, mutation.reply)
 
     def _note_step(self, session: Session, key: RequestKey) -> None:
@@ -217,11 +223,9 @@ def _finish(state: ServerState, steps: logged.FinishedSteps) -> None:
 def _meet(state: ServerState, request: BarrierRequest) -> None:
     session = state.ledger.known(request.session_id)
     # A request that was refused is refused again.
-    with suppress(StratagemError):
-        label = session.label if session else ""
-        state.barriers.arrive(
-            request.name, request.generation, request.num_tasks, label, request.session_id
-        )
+    if session is not None:
+        with suppress(StratagemError):
+            state.meet(request, session)
 
 
 def _arrive(state: ServerState, arrival: logged.StepArrival) -> None:

@@ -13,8 +13,9 @@ from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints.saving import Saved, Saves
+from stratagem_psserver.exactly_once.counted_steps import check_positions
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.restoration import StagedVariables, read_accounts
+from stratagem_psserver.restoration import StagedVariables, check_run, read_accounts
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse
@@ -133,20 +134,32 @@ class CheckpointRpcs:
         self, request: pb.RestoreVariablesRequest, session: Session
     ) -> pb.RestoreVariablesResponse:
         state = self._state
+        check_positions(request.positions)
+        check_run(request.run)
         if request.restoration:
             restored, accounts = state.staging.take(session.id, request.restoration)
             use = LockUse(session.label, "restoration")
             async with state.locked([each.name for each in restored], use):
                 state.optimizers.forget(replace(state.store, restored))
                 accounts.replace(state.data, state.closures)
+                if request.begins_run:
+                    state.ledger.counted.restart(request.positions)
                 state.changes.leapt()
         if request.identity:
             state.restored.add(request.identity, session.id)
+        if request.HasField("run"):
+            state.restored.begin(request.run)
         return pb.RestoreVariablesResponse()
 
     async def list_restored(self, request: pb.ListRestoredRequest) -> pb.ListRestoredResponse:
-        self._state.session(request.session_id)
-        return pb.ListRestoredResponse(identities=self._state.restored.identities)
+        state = self._state
+        label = state.session(request.session_id).label
+        return pb.ListRestoredResponse(
+            identities=state.restored.identities,
+            run=state.restored.run,
+            positions=state.ledger.counted.positions(label),
+            uncounted=state.ledger.counted.has_uncounted(label),
+        )
 
 
 def _read(

@@ -129,7 +129,7 @@ class BarrierRpcs:
         state, name, generation = self._state, request.name, request.generation
         session = state.finished(request.session_id, request.finished, request.report)
         state.changes.met(request)
-        state.barriers.arrive(name, generation, request.num_tasks, session.label, session.id)
+        state.meet(request, session)
         subject = ("barrier", name)
         state.waits.changed(subject)
 

@@ -259,13 +259,25 @@ def test_what_cannot_be_saved_or_restored_is_said(tmp_path: Path) -> None:
             late = Variable(torch.zeros(2), name="late")
         with pytest.raises(stratagem.NotFoundError, match="has no 'late'"):
             strategy.restore(tmp_path / "run")
+        save_file({"late": torch.zeros(3)}, tmp_path / "file")
+        with pytest.raises(stratagem.InvalidArgumentError, match=r"shape \(3,\)"):
+            strategy.restore(tmp_path / "file", strict=False)
+        mine[0].assign(5.0)
+        with pytest.raises(stratagem.FailedPreconditionError, match=r"others train.*roll_back"):
+            strategy.restore(tmp_path / "run", strict=False)
+        assert (float(mine[0].numpy()), late.numpy().tolist()) == (5.0, [0.0, 0.0])
+
+
+def test_what_a_checkpoint_lacks_stays_as_it_is_unless_that_is_an_error(tmp_path: Path) -> None:
+    with running(2) as cluster, cluster.strategy() as strategy:
+        (mine,) = counters(strategy, 1)
+        strategy.save(tmp_path / "run")
+        with strategy.scope():
+            late = Variable(torch.zeros(2), name="late")
         mine[0].assign(5.0)
         status = strategy.restore(tmp_path / "run", strict=False)
         assert (status.unused, status.missing) == ([], ["late"])
         assert (float(mine[0].numpy()), late.numpy().tolist()) == (0.0, [0.0, 0.0])
-        save_file({"late": torch.zeros(3)}, tmp_path / "file")
-        with pytest.raises(stratagem.InvalidArgumentError, match=r"shape \(3,\)"):
-            strategy.restore(tmp_path / "file", strict=False)
 
 
 def test_damage_is_noticed_by_the_server_that_reads_it(tmp_path: Path) -> None:

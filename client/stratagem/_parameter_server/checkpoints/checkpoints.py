@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -16,11 +15,17 @@ from stratagem._checkpoints.files import written_elsewhere
 from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
 from stratagem._core.names import UniqueNames
-from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer
+from stratagem._parameter_server.checkpoints.progress import STEPS, StepCounter, WorkerStates
+from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer, known_run
 from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem._ps_client.requests.checkpoints import announce_restored
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.policy import policy_of_environment
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError
+from stratagem_proto.stores.places import shared_place
+from stratagem_proto.v1.checkpoint_pb2 import TaskPosition, TrainingRun
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
 
 Buffers = Iterable[tuple[str, torch.Tensor]]
@@ -30,7 +35,17 @@ class ClusterCheckpoints:
     """The checkpoints of one strategy.
 
     `variables` are those of this program, as they are created; `buffers` are those of its modules,
-    which are in this process. `states` is what this worker wants to be kept besides.
+    which are in this process.
+
+    Where several tasks train, their *run* begins with a restoration, or with the first checkpoint
+    that is saved, and servers know it from then on. A process that is started again joins it: it
+    changes nothing, and learns how far its task is. A coordinator's program is alone, since its
+    workers run its functions.
+
+    Attributes:
+        states: What this worker wants to be kept besides variables.
+        counter: Counts the steps of the program.
+        is_coordinated: Whether the program coordinates workers.
     """
 
     def __init__(
@@ -48,7 +63,11 @@ class ClusterCheckpoints:
         self._buffers = buffers
         self._saver = ClusterSaver(store.servers, store.peer_seconds)
         self._restorer: ClusterRestorer | None = None
+        self._is_in_run = False
+        self._joined = False
         self.states = WorkerStates(membership, store)
+        self.counter = StepCounter(membership, store, self.states)
+        self.is_coordinated = False
 
     def save(
         self, root: str | os.PathLike[str], series: Series, extra: Mapping[str, Any]
@@ -60,28 +79,153 @@ class ClusterCheckpoints:
         self._store.training.require_all("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
         contents = Contents(local, extra, self._membership.num_training_tasks)
+        if not (self.is_coordinated or self._is_in_run):
+            # Whoever is started again finds the checkpoint, and must not restore it.
+            self._store.servers.on_all(lambda: announce_restored("", TrainingRun()))
+            self._is_in_run = True
         return self._saver.save(root, contents, series)
 
+    @property
+    def _has_others(self) -> bool:
+        return self._membership.num_training_tasks > 1 and not self.is_coordinated
+
+    def coordinate(self) -> None:
+        """Note that the program coordinates workers.
+
+        Raises:
+            FailedPreconditionError: It has joined a run, as a program whose workers are others.
+        """
+        if self._joined:
+            raise FailedPreconditionError(
+                "restore() was called before there was a ClusterCoordinator, and has left the "
+                "variables as they are, as for a worker that is started again; make the "
+                "coordinator first"
+            )
+        self.is_coordinated = True
+
     def restore(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
-        """Give variables, optimizers and buffers what they have in a checkpoint."""
+        """Give variables, optimizers and buffers what they have in a checkpoint.
+
+        Where a run of several tasks is under way, join it and leave the variables as they are.
+
+        Raises:
+            FailedPreconditionError: This process takes part in a run of several tasks already.
+        """
+        self.counter.leave()
+        try:
+            restorer = ClusterRestorer(self._store, path, self._membership)
+        except NotFoundError:
+            # The first checkpoint of a run under way is not whole before its save has ended.
+            if self._is_in_run or not known_run(self._store.servers).HasField("run"):
+                raise
+            return self._join(None, ())
+        missing = self._require_fit(restorer, strict)
+        if not self._has_others:
+            return self._restored(restorer, missing)
+        if self._is_in_run:
+            raise FailedPreconditionError(
+                f"{self._membership.name} takes part in a run already, and others train in it; to "
+                f"go back to {str(path)!r}, have all of them call strategy.roll_back()"
+            )
+        is_under_way = known_run(self._store.servers).HasField("run")
+        if self._membership.creates and not is_under_way:
+            return self._restored(restorer, missing)
+        restorer.await_chief(of_any=True)
+        return self._join(restorer, missing)
+
+    def roll_back(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
+        """Have the run begin anew with a checkpoint, where all tasks wait for it."""
+        self.counter.leave()
         restorer = ClusterRestorer(self._store, path, self._membership)
+        return self._restored(restorer, self._require_fit(restorer, strict))
+
+    def _require_fit(self, restorer: ClusterRestorer, strict: bool) -> Sequence[str]:
         missing = restorer.require_fit(self._variables, self._entries(), strict)
         restorer.require_told_apart(self._variables)
         self._names.warn_of(restorer.doubtful(self._variables))
-        restorer.restore(self._variables, accounts=True)
-        restorer.restore_buffers(self._entries())
-        restorer.meet()
-        self._restorer = restorer
-        self.states.restore(restorer.checkpoint.index.workers)
-        return RestoreStatus(restorer, missing, restorer.checkpoint.index.extra)
+        return missing
 
-    def created(self, variables: Sequence[RemoteVariable]) -> None:
-        """Restore variables that were made after a checkpoint was restored."""
-        if self._restorer is not None and variables:
-            self._restorer.require_told_apart_later(variables, self._variables)
-            self._names.warn_of(self._restorer.doubtful(variables))
-            self._restorer.restore(variables)
-            self._store.refresh(variables)
+    def _restored(self, restorer: ClusterRestorer, missing: Sequence[str]) -> RestoreStatus:
+        workers = restorer.checkpoint.index.workers
+        restorer.restore(self._variables, self._positions(workers))
+        restorer.restore_buffers(self._entries())
+        if self._membership.creates:
+            restorer.announce()
+        else:
+            restorer.await_chief(of_any=False)
+        self._restorer, self._is_in_run, self._joined = restorer, True, False
+        self.states.restore(workers)
+        self.counter.restored()
+        position = workers.get("states", {}).get(self._membership.name, {}).get(STEPS, 0)
+        return RestoreStatus(restorer, missing, restorer.checkpoint.index.extra, position)
+
+    def _positions(self, workers: Mapping[str, Any]) -> list[TaskPosition]:
+        """Return how far tasks were in a checkpoint, if it was saved by as many."""
+        if workers.get("count") != self._membership.num_training_tasks:
+            return []
+        # Servers number synchronous steps on.
+        completed = self.counter.completed() if self._membership.creates else {}
+        positions = []
+        for task, states in workers["states"].items():
+            number = states[STEPS] + 1 if STEPS in states else 0
+            state = WorkerState(content=json.dumps(states), contributed=completed)
+            report = WorkerReport(states=[state]).SerializeToString()
+            positions.append(TaskPosition(task=task, number=number, report=report))
+        return positions
+
+    def _join(self, restorer: ClusterRestorer | None, missing: Sequence[str]) -> RestoreStatus:
+        """Take part in a run under way, from where this task was.
+
+        Args:
+            restorer: The latest checkpoint; None if there is none yet.
+            missing: What it lacks.
+        """
+        answers = self.counter.ask()
+        run = next(one.run for one in answers if one.HasField("run"))
+        if self._membership.creates:
+            # The one before may have ended when it had told some servers only.
+            self._store.servers.on_all(lambda: announce_restored("", run))
+        for variable in self._variables:
+            variable.outdate()
+        extra: Mapping[str, Any] = {}
+        if restorer is not None:
+            restorer.take(self._variables)
+            restorer.restore_buffers(self._entries())
+            extra = restorer.checkpoint.index.extra
+        unused = restorer or _Nothing()
+        self._restorer, self._is_in_run, self._joined = restorer, True, True
+        if self.counter.resume(answers):
+            return RestoreStatus(unused, missing, extra, self.counter.position)
+        unknown = ""
+        if any(one.uncounted for one in answers):
+            unknown = (
+                f"{self._membership.name} was started again, and its steps since the checkpoint "
+                "are in the variables, but were not counted. Loop over strategy.steps(), which "
+                "goes on where it was"
+            )
+            self.states.lost = unknown
+            if self.states.are_registered:
+                raise FailedPreconditionError(f"what was registered cannot go on: {unknown}")
+        elif not run.restoration:
+            unknown = (
+                "this run began with no checkpoint, and this process has done nothing in it. Loop "
+                "over strategy.steps(), which begins where its task is"
+            )
+        return RestoreStatus(unused, missing, _extra_of(run), unknown=unknown)
+
+    def created(self, variables: Sequence[RemoteVariable], kept: Iterable[RemoteVariable]) -> None:
+        """Restore variables that were made after a checkpoint was restored.
+
+        Where this process has joined a run, those that were `kept` have the run's values.
+        """
+        if self._restorer is None or not variables:
+            return
+        self._restorer.require_told_apart_later(variables, self._variables)
+        self._names.warn_of(self._restorer.doubtful(variables))
+        names = {one.name for one in kept} if self._joined else frozenset[str]()
+        self._restorer.take([one for one in variables if one.name in names])
+        self._restorer.restore([one for one in variables if one.name not in names])
+        self._store.refresh(variables)
 
     def before_use(self) -> None:
         """Check that what was made since a checkpoint was restored are all of their names."""
@@ -101,103 +245,19 @@ class ClusterCheckpoints:
         return [CheckpointEntry.of_tensor(*named) for named in self._buffers]
 
 
-_LOG = logging.getLogger("stratagem")
+class _Nothing:
+    """A checkpoint that is not there yet."""
 
-# Each request has it.
-_MOST_BYTES = 1 << 16
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """What goes on from a state, as iterators over distributed datasets do."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Go on from a state."""
+    def names(self) -> list[str]:
+        """Nothing waits for variables."""
+        return []
 
 
-class WorkerStates:
-    """The states that this worker reports, after each of its steps and runs."""
-
-    def __init__(self, membership: Membership, store: RemoteStore) -> None:
-        self._membership = membership
-        self._store = store
-        self._registered: dict[str, Stateful] = {}
-        self._deferred: dict[str, Any] = {}
-        # As of the last two synchronous steps, or the last two runs.
-        self._states: Sequence[WorkerState] = ()
-
-    def register(self, name: str, stateful: Any) -> None:
-        """Report the state of something from now on, in place of another.
-
-        It goes on from what a checkpoint that was restored has by that name.
-
-        Raises:
-            InvalidTypeError: It has no state.
-            InvalidArgumentError: JSON cannot express its state, or it is too large.
-        """
-        if not isinstance(stateful, Stateful):
-            raise InvalidTypeError(
-                f"{type(stateful).__name__} lacks state_dict() or load_state_dict(); "
-                "register what has both, such as an iterator over a distributed dataset"
-            )
-        if name in self._deferred:
-            stateful.load_state_dict(self._deferred.pop(name))
-        wanted = {**self._registered, name: stateful}
-        self._report([*self._states[:-1], self._now(wanted)])
-        self._registered = wanted
-
-    def restore(self, workers: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint has; warn if it is of other workers."""
-        states = workers.get("states", {})
-        count = self._membership.num_training_tasks
-        if states and workers["count"] != count:
-            _LOG.warning(
-                "the checkpoint has the states of %d workers, such as how far they had "
-                "read their data, but there are %d now; what was registered stays "
-                "where it is",
-                workers["count"],
-                count,
-            )
-            return
-        self._deferred = dict(states.get(self._membership.name, {}))
-        for name in self._registered.keys() & self._deferred.keys():
-            self._registered[name].load_state_dict(self._deferred.pop(name))
-        if self._registered:
-            self._report([self._now(self._registered)])
-
-    def ran(self) -> None:
-        """Report the states after a step or a run, which is still a part of it."""
-        if not self._registered:
-            return
-        now, before = self._now(self._registered), self._states
-        is_same_step = bool(before) and before[-1].contributed == now.contributed
-        # One of an earlier step is needed while that of the last is not complete.
-        self._report([*(before[:-1] if is_same_step else before[-1:]), now])
-
-    def _now(self, wanted: Mapping[str, Stateful]) -> WorkerState:
-        states = {name: one.state_dict() for name, one in wanted.items()}
-        names = ", ".join(map(repr, states))
-        try:
-            content = json.dumps(states, separators=(",", ":"))
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"the state of one of {names} is not what JSON can express: {error}; "
-                "register something else, or keep it yourself"
-            ) from error
-        if len(content) > _MOST_BYTES:
-            raise InvalidArgumentError(
-                f"the states of {names} are {len(content)} bytes as JSON, but travel "
-                f"with each request, and are {_MOST_BYTES} at most; register less"
-            )
-        contributed = self._store.step_tracker.contributed()
-        return WorkerState(content=content, contributed=contributed)
-
-    def _report(self, states: Sequence[WorkerState]) -> None:
-        self._states = states
-        # Without synchronous steps, the variables have all that is over.
-        needed = states if states[-1].contributed else states[-1:]
-        report = WorkerReport(states=needed)
-        self._store.servers.steps.keep(report.SerializeToString())
+def _extra_of(run: TrainingRun) -> Mapping[str, Any]:
+    """Return what was saved with the checkpoint that a run began with."""
+    if not run.restoration:
+        return {}
+    if run.extra:
+        extra: Mapping[str, Any] = json.loads(run.extra)
+        return extra
+    return open_checkpoint(shared_place(run.path), policy_of_environment()).index.extra

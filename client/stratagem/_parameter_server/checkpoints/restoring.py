@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -44,16 +45,27 @@ from stratagem_proto.errors import (
     NotFoundError,
     StratagemError,
 )
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.stores.kinds import store_of
 from stratagem_proto.stores.places import absolute_place, shared_place
+from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
 
 
 class Restoration:
-    """One checkpoint that servers restore in two phases: all read it, then all take it."""
+    """One checkpoint that servers restore in two phases: all read it, then all take it.
 
-    def __init__(self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]) -> None:
+    With positions of tasks, even if there are none, a run begins with it.
+    """
+
+    def __init__(
+        self,
+        servers: ServerGroup,
+        path: str,
+        wanted: Mapping[int, Wanted],
+        positions: Sequence[TaskPosition] | None = None,
+    ) -> None:
         self._servers = servers
+        self._positions = positions
         self._path = path
         self._wanted = wanted
         self._name = secrets.token_bytes(SESSION_ID_BYTES)
@@ -86,7 +98,9 @@ class Restoration:
             AbortedError: A server went away after it had read its part.
         """
         try:
-            self._servers.together({server: restore_staged(self._name) for server in self._wanted})
+            self._servers.together(
+                {server: restore_staged(self._name, self._positions) for server in self._wanted}
+            )
         except StratagemError as error:
             raise AbortedError(
                 f"some servers may have restored {self._path!r}, but not all have: "
@@ -209,11 +223,15 @@ class ClusterRestorer:
                 variable=name,
             )
 
-    def restore(self, variables: Iterable[RemoteVariable], accounts: bool = False) -> None:
+    def restore(
+        self,
+        variables: Iterable[RemoteVariable],
+        positions: Sequence[TaskPosition] | None = None,
+    ) -> None:
         """Have servers read the values of variables, and their optimizers' state.
 
-        No server replaces any before all have read theirs. With `accounts`, servers go back to the
-        account of data, too.
+        No server replaces any before all have read theirs. With positions a run begins, in which
+        tasks are so far in their counted steps; servers go back to the account of data, too.
 
         Raises:
             AbortedError: A server went away after that, when others had replaced them.
@@ -225,15 +243,24 @@ class ClusterRestorer:
                 server: Wanted([variable.name for variable in group])
                 for server, group in by_server(known).items()
             }
-            if accounts and self._checkpoint.index.servers:
-                wanted |= self._with_accounts(wanted)
-            restoration = Restoration(self._store.servers, str(self._path), wanted)
+            if positions is not None:
+                wanted = {one: wanted.get(one, Wanted()) for one in self._store.servers.called}
+                if self._checkpoint.index.servers:
+                    wanted |= self._with_accounts(wanted)
+            restoration = Restoration(self._store.servers, str(self._path), wanted, positions)
             with self._store.filling(known):
                 restoration.stage(self._store.peer_seconds)
                 restoration.replace()
         for variable in known:
             variable.outdate()
-            self._use(self._wholes[whole_name(variable.spec)])
+        self.take(known)
+
+    def take(self, variables: Iterable[RemoteVariable]) -> None:
+        """Note that variables need nothing of the checkpoint any more."""
+        for variable in variables:
+            whole = self._wholes.get(whole_name(variable.spec))
+            if whole is not None:
+                self._use(whole)
 
     def _with_accounts(self, wanted: Mapping[int, Wanted]) -> dict[int, Wanted]:
         servers, parts = self._store.servers, self._checkpoint.index.servers
@@ -267,24 +294,39 @@ class ClusterRestorer:
                 buffer.write(value)
                 self._unused.discard(buffer.name)
 
-    def meet(self) -> None:
-        """Tell the other tasks that all is restored, or wait until the chief has."""
+    def announce(self) -> None:
+        """Tell the other tasks that all is restored, and that a run has begun with it."""
+        extra = json.dumps(dict(self._checkpoint.index.extra))
+        run = TrainingRun(
+            restoration=secrets.token_bytes(SESSION_ID_BYTES),
+            path=str(self._path),
+            extra=extra if len(extra) <= MAX_EXTRA_BYTES else "",
+        )
+        self._store.servers.on_all(lambda: announce_restored(self._identity, run))
+
+    def await_chief(self, of_any: bool) -> None:
+        """Wait until the chief has restored the checkpoint.
+
+        Args:
+            of_any: Whether a run that has begun with another one, or with none, will do as well,
+                since this task joins it.
+
+        Raises:
+            DeadlineExceededError: The chief has not in `peer_seconds`.
+        """
         servers = self._store.servers
-        if self._membership.creates:
-            servers.on_all(lambda: announce_restored(self._identity))
-            return
         seconds, path = self._store.peer_seconds, repr(str(self._path))
         chief, _, _ = self._membership.creator_place.partition(" at ")
         awaited = Awaited.of(chief, f"the restoration of {path}", "program")
         with Wait(servers.identity.name, f"the chief to restore {path}", seconds, awaited):
-            self._await_chief()
+            self._await_chief(of_any)
 
-    def _await_chief(self) -> None:
-        servers = self._store.servers
+    def _await_chief(self, of_any: bool) -> None:
         give_up_at = time.monotonic() + self._store.peer_seconds
-        # A task that sees no server at all is told what hides them.
-        visible = next(iter(servers.called), servers.used[0])
-        while self._identity not in servers.call(visible, list_restored()):
+        while True:
+            known = known_run(self._store.servers)
+            if self._identity in known.identities or (of_any and known.HasField("run")):
+                return
             if time.monotonic() >= give_up_at:
                 raise DeadlineExceededError(
                     f"the chief has not restored {str(self._path)!r} in "
@@ -296,6 +338,13 @@ class ClusterRestorer:
     def _identity(self) -> str:
         files: Mapping[str, object] = self._checkpoint.index.files
         return self._checkpoint.index.identity or f"{self._path}: {files}"
+
+
+def known_run(servers: ServerGroup) -> ListRestoredResponse:
+    """Ask a server which run has begun, what was restored, and how far this task is."""
+    # A task that sees no server at all is told what hides them.
+    visible = next(iter(servers.called), servers.used[0])
+    return servers.call(visible, list_restored())
 
 
 def _has_unended(state: Mapping[str, Any]) -> bool:

@@ -114,7 +114,7 @@ class Agreement:
         servers = self._store.servers
         found: Counter[str] = Counter()
         visible = next(iter(servers.called), servers.used[0])
-        for identity in servers.call(visible, list_restored()):
+        for identity in servers.call(visible, list_restored()).identities:
             header, *marks = identity.split("\n")
             if not header.startswith(_SET):
                 continue

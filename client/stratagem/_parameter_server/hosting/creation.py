@@ -105,10 +105,13 @@ class RemoteCreation:
             )
         return server
 
-    def establish(self, variables: Sequence[RemoteVariable]) -> None:
+    def establish(self, variables: Sequence[RemoteVariable]) -> Sequence[RemoteVariable]:
         """Make placed variables exist; afterwards their copies have their values.
 
         What an earlier run of the same program has left on the servers keeps its values.
+
+        Returns:
+            Those that existed before.
 
         Raises:
             AlreadyExistsError: This task creates, and a server has one of that name.
@@ -116,11 +119,13 @@ class RemoteCreation:
                 time; or it creates, and the servers hold variables of another program.
         """
         if self._creates:
-            self._create(variables)
+            kept = self._create(variables)
         else:
             self._attach(variables)
+            kept = variables
         self._mine |= origins_of(variable.spec for variable in variables)
         self._uses = 0
+        return kept
 
     def before_use(self) -> None:
         """Check that this program has made all of the variables that only their order tells apart.
@@ -140,7 +145,7 @@ class RemoteCreation:
             # Who trains runs the chief's program, which may have made more since.
             self._attachment.require_all(self._mine, self._names.phase if self._trains else None)
 
-    def _create(self, variables: Sequence[RemoteVariable]) -> None:
+    def _create(self, variables: Sequence[RemoteVariable]) -> Sequence[RemoteVariable]:
         kept = self._earlier.kept(variables)
         names = {variable.name for variable in kept}
         others = [one for one in variables if one.name not in names]
@@ -150,6 +155,7 @@ class RemoteCreation:
         self._store.create(created)
         self._earlier.take(variables)
         self._store.refresh(kept)
+        return kept
 
     def _attach(self, variables: Sequence[RemoteVariable]) -> None:
         found = self._attachment.attach([variable.spec for variable in variables], self._mine)

@@ -54,6 +54,7 @@ class RemoteStore:
 
     Attributes:
         pulls: How values come into copies.
+        pull_mode: Whether the answer to a push brings what the next step starts with.
         pushing: How gradients go, where they do not wait for those of others.
         contributions: What it contributes to synchronous steps.
         programs: How servers are told of steps.
@@ -75,6 +76,7 @@ class RemoteStore:
         self.peer_seconds = peer_seconds
         self.step_tracker = step_tracker
         self.pulls: Pulls = Pulls(servers, pull_dtype)
+        self.pull_mode = pull_mode
         exchange = Exchange(servers, step_tracker)
         self.pushing: Pushing = pushing_of(pull_mode, exchange, self.pulls)
         self.contributions: Contributions = Contributions(servers, step_tracker, peer_seconds)

@@ -165,7 +165,7 @@ class Connection:
         permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
-            pending = self._sent(request, self._next_key(session), style, permit.release)
+            pending = self._sent(request, self._next_key(session, request), style, permit.release)
         except BaseException:
             permit.revoke()
             raise
@@ -181,7 +181,7 @@ class Connection:
         permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
-            key = self._next_key(session)
+            key = self._next_key(session, request)
             on_outcome = partial(session.note_outcome, key.sequence)
             pending = self._sent(request, key, Style.PIPELINED, on_outcome)
             session.pipelined()
@@ -191,8 +191,9 @@ class Connection:
         permit.release()
         return pending
 
-    def _next_key(self, session: ServerSession) -> RequestKey:
-        return session.next_key(self._steps, next_closure_key(self.peer))
+    def _next_key(self, session: ServerSession, request: Request[Any]) -> RequestKey:
+        counted = self._steps.counted(self.peer, request.is_applied_once)
+        return session.next_key(self._steps, next_closure_key(self.peer), counted)
 
     def _sent(
         self,

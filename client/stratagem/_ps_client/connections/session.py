@@ -29,6 +29,7 @@ from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
     ClosureKey,
+    CountedStep,
     FilteredTasks,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -115,7 +116,12 @@ class ServerSession:
         shown = self.shown + self.show()
         return RequestKey(session_id=shown, finished=finished, report=report)
 
-    def next_key(self, steps: StepCount, closure: ClosureKey | None = None) -> RequestKey:
+    def next_key(
+        self,
+        steps: StepCount,
+        closure: ClosureKey | None = None,
+        counted: CountedStep | None = None,
+    ) -> RequestKey:
         """Number the next mutation; the caller holds the lock of mutations.
 
         The outcome of the one before is known by then, unless it was `pipelined`; the keys after it
@@ -135,6 +141,7 @@ class ServerSession:
             finished=finished,
             report=report,
             closure=closure,
+            counted=counted,
         )
 
     def pipelined(self) -> None:

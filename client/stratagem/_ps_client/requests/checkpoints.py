@@ -114,22 +114,30 @@ def stage_variables(
     return Request("StageVariables", message, sole(pb.StageVariablesResponse), wait=wait)
 
 
-def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:
-    """Return the request that replaces values and optimizer state by what was read."""
-    message = pb.RestoreVariablesRequest(restoration=restoration)
+def restore_staged(
+    restoration: bytes, positions: Sequence[pb.TaskPosition] | None = None
+) -> Request[pb.RestoreVariablesResponse]:
+    """Return the request that replaces values and optimizer state by what was read.
+
+    With positions, even if there are none, a run begins, in which tasks are so far.
+    """
+    message = pb.RestoreVariablesRequest(
+        restoration=restoration, positions=positions, begins_run=positions is not None
+    )
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
-def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:
-    """Return the request that says that a checkpoint is restored, or values are set."""
-    message = pb.RestoreVariablesRequest(identity=identity)
+def announce_restored(
+    identity: str, run: pb.TrainingRun | None = None
+) -> Request[pb.RestoreVariablesResponse]:
+    """Return the request that says that a checkpoint is restored, or values are set.
+
+    Or, without an identity, only which run has begun.
+    """
+    message = pb.RestoreVariablesRequest(identity=identity, run=run)
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
-def list_restored() -> Request[list[str]]:
-    """Return the request for what was announced, in its order."""
-    return Request("ListRestored", pb.ListRestoredRequest(), _identities)
-
-
-def _identities(responses: Responses) -> list[str]:
-    return list(sole(pb.ListRestoredResponse)(responses).identities)
+def list_restored() -> Request[pb.ListRestoredResponse]:
+    """Return the request for what was announced, and for how far this task is in the run."""
+    return Request("ListRestored", pb.ListRestoredRequest(), sole(pb.ListRestoredResponse))

@@ -21,7 +21,9 @@ from stratagem_proto.v1 import (
     parameter_server_service_pb2,
     succession_pb2,
 )
+from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Reached, RequestKey
+from stratagem_proto.v1.variable_requests_pb2 import AssignHeader
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
@@ -156,6 +158,15 @@ class Request(Generic[Result]):
         Several messages need a thread that feeds them, and so twice the processor time.
         """
         return self.request_nbytes > MAX_CHUNK_BYTES
+
+    @property
+    def is_applied_once(self) -> bool:
+        """Whether a counted step that is repeated does not apply it again."""
+        message = self.message
+        if isinstance(message, UpdateHeader):
+            # Contributions and kept gradients belong to the process that sends them.
+            return not (message.HasField("contribution") or message.backward.keep)
+        return isinstance(message, AssignHeader)
 
     def stamp(self, key: RequestKey) -> None:
         """Write into the message which session sends it, and under which number."""

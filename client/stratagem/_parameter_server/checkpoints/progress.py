@@ -1,0 +1,343 @@
+"""How far this worker is: in the steps that its program counts, and in what else it has registered.
+
+Each request tells it, so that checkpoints have it as of their moment, and a process that is started
+again learns how far the one before had come.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from stratagem._cluster.membership import Membership
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.pushing.push import PullMode
+from stratagem._ps_client.requests.checkpoints import list_restored
+from stratagem._ps_client.requests.coordination import describe
+from stratagem._ps_client.step_count import ProgramStep
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition
+from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
+
+_LOG = logging.getLogger("stratagem")
+
+# Each request has it.
+_MOST_BYTES = 1 << 16
+
+# The name in states under which the number of counted steps is.
+STEPS = "stratagem/steps"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What goes on from a state, as iterators over distributed datasets do."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Go on from a state."""
+
+
+class WorkerStates:
+    """The states that this worker reports, after each of its steps and runs."""
+
+    def __init__(self, membership: Membership, store: RemoteStore) -> None:
+        self._membership = membership
+        self._store = store
+        self._registered: dict[str, Stateful] = {}
+        self._deferred: dict[str, Any] = {}
+        # Why nobody knows them, if this process has taken the place of one that counted no steps.
+        self.lost = ""
+        # As of the last two synchronous steps, or the last two runs.
+        self._states: Sequence[WorkerState] = ()
+
+    def register(self, name: str, stateful: Any) -> None:
+        """Report the state of something from now on, in place of another.
+
+        It goes on from what a checkpoint that was restored has by that name.
+
+        Raises:
+            InvalidTypeError: It has no state.
+            InvalidArgumentError: JSON cannot express its state, or it is too large.
+            FailedPreconditionError: This process goes on for another one, and nobody knows what the
+                state was.
+        """
+        if self.lost:
+            raise FailedPreconditionError(f"{name!r} cannot go on: {self.lost}")
+        if name == STEPS:
+            raise InvalidArgumentError(
+                f"the name {name!r} is taken by strategy.steps(); register {name!r} under another"
+            )
+        self._register(name, stateful)
+
+    def _register(self, name: str, stateful: Stateful) -> None:
+        if not isinstance(stateful, Stateful):
+            raise InvalidTypeError(
+                f"{type(stateful).__name__} lacks state_dict() or load_state_dict(); "
+                "register what has both, such as an iterator over a distributed dataset"
+            )
+        if name in self._deferred:
+            stateful.load_state_dict(self._deferred.pop(name))
+        wanted = {**self._registered, name: stateful}
+        self._report([*self._states[:-1], self._now(wanted)])
+        self._registered = wanted
+
+    def register_steps(self, counter: StepCounter) -> None:
+        """Report how many steps the program has counted."""
+        if self._registered.get(STEPS) is not counter:
+            self._register(STEPS, counter)
+
+    def restore(self, workers: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint has; warn if it is of other workers."""
+        states = workers.get("states", {})
+        count = self._membership.num_training_tasks
+        if states and workers["count"] != count:
+            _LOG.warning(
+                "the checkpoint has the states of %d workers, such as how far they had "
+                "read their data, but there are %d now; what was registered stays "
+                "where it is",
+                workers["count"],
+                count,
+            )
+            return
+        self.load(states.get(self._membership.name, {}))
+
+    def load(self, states: Mapping[str, Any]) -> None:
+        """Go on from states by name; what is registered later does so, too."""
+        self._deferred = dict(states)
+        for name in self._registered.keys() & self._deferred.keys():
+            self._registered[name].load_state_dict(self._deferred.pop(name))
+        if self._registered:
+            self._report([self._now(self._registered)])
+
+    @property
+    def are_registered(self) -> bool:
+        """Whether the program wants to keep anything besides the number of its steps."""
+        return bool(self._registered.keys() - {STEPS})
+
+    def ran(self) -> None:
+        """Report the states after a step or a run, which is still a part of it."""
+        if not self._registered:
+            return
+        now, before = self._now(self._registered), self._states
+        is_same_step = bool(before) and before[-1].contributed == now.contributed
+        # One of an earlier step is needed while that of the last is not complete.
+        self._report([*(before[:-1] if is_same_step else before[-1:]), now])
+
+    def at_beginning(self, counted: Mapping[str, int]) -> bytes:
+        """Return a report as of the beginning of a counted step.
+
+        Args:
+            counted: By group: the last synchronous step that the counted steps before are a part
+                of, where this process has not contributed to it.
+        """
+        state = self._now(self._registered)
+        for group, step in counted.items():
+            state.contributed[group] = max(state.contributed[group], step)
+        return WorkerReport(states=[state]).SerializeToString()
+
+    def begun(self) -> None:
+        """Note that a counted step has begun, which may have no run and no optimizer's step.
+
+        Whatever it changes first is then in checkpoints together with its number. Where steps are
+        synchronous, a report has to wait until it is known to which of them it belongs.
+        """
+        now = self._now(self._registered)
+        if not now.contributed:
+            self._states = [now]
+            self._store.servers.steps.prepare(WorkerReport(states=[now]).SerializeToString())
+
+    def _now(self, wanted: Mapping[str, Stateful]) -> WorkerState:
+        states = {name: one.state_dict() for name, one in wanted.items()}
+        names = ", ".join(map(repr, states))
+        try:
+            content = json.dumps(states, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"the state of one of {names} is not what JSON can express: {error}; "
+                "register something else, or keep it yourself"
+            ) from error
+        if len(content) > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"the states of {names} are {len(content)} bytes as JSON, but travel "
+                f"with each request, and are {_MOST_BYTES} at most; register less"
+            )
+        contributed = self._store.step_tracker.contributed()
+        return WorkerState(content=content, contributed=contributed)
+
+    def _report(self, states: Sequence[WorkerState]) -> None:
+        self._states = states
+        # Without synchronous steps, the variables have all that is over.
+        needed = states if states[-1].contributed else states[-1:]
+        report = WorkerReport(states=needed)
+        self._store.servers.steps.keep(report.SerializeToString())
+
+
+class StepCounter:
+    """Counts the steps of a program, in all processes that run it one after the other.
+
+    Servers know of each task which step it has begun last, and what of it they have applied. A
+    process that takes the place of another one repeats that step: what was applied counts once, the
+    rest is applied now.
+
+    Attributes:
+        position: How many steps this task has taken; during a step, that one included.
+    """
+
+    def __init__(self, membership: Membership, store: RemoteStore, states: WorkerStates) -> None:
+        self._membership, self._store, self._states = membership, store, states
+        self.position = 0
+        # Whether the position is that of the run, and not of this process alone.
+        self._is_known = False
+        # The steps of all loops before the present one, or the next one.
+        self._base = 0
+        self._is_inside = False
+        # By group: to how many synchronous steps the repeated step has contributed before, and the
+        # last one that contains what this task has counted.
+        self._contributed_before: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+
+    # What checkpoints have of it.
+
+    def state_dict(self) -> int:
+        """Return the position."""
+        return self.position
+
+    def load_state_dict(self, position: int) -> None:
+        """Go on from the position of a checkpoint."""
+        if self._is_inside and position < self._base:
+            raise FailedPreconditionError(
+                f"the checkpoint has {position} steps of {self._membership.name}, and the loop "
+                f"over strategy.steps() that runs now begins after {self._base}; start the program "
+                "again to go back before it"
+            )
+        self.position, self._is_known = position, True
+
+    # Where a process goes on.
+
+    def ask(self) -> list[ListRestoredResponse]:
+        """Ask all servers how far this task is."""
+        return list(self._store.servers.on_all(list_restored).values())
+
+    def resume(self, answers: Iterable[ListRestoredResponse]) -> bool:
+        """Go on where this task was, as servers know it; return whether they know it."""
+        known = {one.number: one for answer in answers for one in answer.positions}
+        numbers = sorted(known)
+        if not numbers:
+            return False
+        # The push of the step before may not have been sent when the last one began.
+        behind = 2 if self._store.pull_mode is PullMode.IN_FLIGHT else 1
+        latest = known[numbers[-behind:][0]]
+        state = _last_state(latest)
+        content = json.loads(state.content) if state.content else {}
+        content.pop(STEPS, None)
+        self._states.load(content)
+        if not latest.number:
+            return False  # it counted none when the checkpoint was saved
+        self.position, self._is_known = latest.number - 1, True
+        self._counted = dict(state.contributed)
+        self._contributed_before = {
+            group: completed - self._counted.get(group, 0)
+            for group, completed in self.completed().items()
+            if completed > self._counted.get(group, 0)
+        }
+        return True
+
+    def completed(self) -> dict[str, int]:
+        """Return the last complete synchronous step of each group."""
+        if not self._store.step_tracker.is_synchronous():
+            return {}
+        groups = self._store.ask_first(describe())
+        return {one.group: one.completed for one in groups if one.completed}
+
+    def restored(self) -> None:
+        """Note that this process has begun a run, with what checkpoints say of its position."""
+        self._contributed_before.clear()
+        self._counted = self.completed()
+
+    # The loop.
+
+    def steps(self, stop: int, start: int | None) -> Iterator[int]:
+        """Yield the numbers of the steps that are left; see `ParameterServerStrategy.steps`."""
+        self._membership.require_trainer()
+        if self._is_inside:
+            raise FailedPreconditionError(
+                "a loop over strategy.steps() is within another one, whose steps would be counted "
+                "twice; count the inner steps alone, or take a range() for one of the loops"
+            )
+        self._find(start)
+        base, self._is_inside = self._base, True
+        try:
+            while self.position < base + stop:
+                number = max(self.position, base) + 1
+                self._begin(number)
+                yield number - base - 1
+                self._end()
+        finally:
+            self._end()
+            self._base, self._is_inside = base + stop, False
+
+    def _find(self, start: int | None) -> None:
+        self._states.register_steps(self)
+        if self._is_known:
+            return
+        answers = self.ask()
+        if self.resume(answers):
+            _LOG.warning(
+                "%s goes on with step %d, which it had begun when its process ended: what servers "
+                "have applied of it counts once",
+                self._membership.name,
+                self.position,
+            )
+            return
+        if start is None and any(one.run.restoration for one in answers):
+            raise FailedPreconditionError(
+                f"the run began with a checkpoint that does not say how many steps "
+                f"{self._membership.name} had taken: it was saved by a program that did not count "
+                "them by strategy.steps(), or by another number of workers. Say where to begin: "
+                "strategy.steps(stop, start=...)"
+            )
+        self.position, self._is_known = start or 0, True
+        self._counted = self.completed()
+
+    def _begin(self, number: int) -> None:
+        steps = self._store.servers.steps
+        report = self._states.at_beginning(self._counted)
+        self.position = number
+        steps.program_step = ProgramStep(number, report)
+        self._states.begun()
+
+    def _end(self) -> None:
+        self._store.servers.steps.program_step = None
+        for group, contributions in self._contributed_before.items():
+            self._counted[group] = self._counted.get(group, 0) + contributions
+        self._contributed_before = {}
+
+    def leave(self) -> None:
+        """Let what follows belong to no counted step."""
+        self._store.servers.steps.program_step = None
+
+    def has_contributed(self, optimizer: str) -> bool:
+        """Return whether an optimizer's next step is complete already, and note that it is taken.
+
+        A step that is repeated may have contributed to synchronous steps before, for which nobody
+        waits any more.
+        """
+        left = self._contributed_before.get(optimizer, 0)
+        if not left or self._store.servers.steps.program_step is None:
+            return False
+        self._contributed_before[optimizer] = left - 1
+        self._counted[optimizer] = self._counted.get(optimizer, 0) + 1
+        return True
+
+
+def _last_state(position: TaskPosition) -> WorkerState:
+    states = WorkerReport.FromString(position.report).states
+    return states[-1] if states else WorkerState()
