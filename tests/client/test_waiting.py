@@ -184,8 +184,9 @@ def test_of_a_chief_that_has_not_restored(
 ) -> None:
     alone = OneDeviceStrategy("CPU:0")
     with alone.scope():
-        Variable(1.0, name="first")
+        first = Variable(1.0, name="first")
     alone.save(tmp_path / "saved")
+    assert first.numpy() == 1.0
     with cluster.strategy(0) as chief, cluster.strategy(1) as worker:
         for strategy in (chief, worker):
             with strategy.scope():
