@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from stratagem import ClusterSpec
-from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.cluster_resolver import SimpleClusterResolver, TFConfigClusterResolver
 from stratagem_deploy.certificates.local_authority import LocalAuthority
 from stratagem_deploy.certificates.subjects import Subject
 from stratagem_deploy.clusters.cluster import Cluster
@@ -101,8 +101,10 @@ class LocalCluster(Cluster):
                 well as worker servers, a folder, a policy or replicas are given without parameter
                 servers, durability, its folder, replicas and movable do not go together, or the
                 policy is not valid.
-            FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`.
+            FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`; or
+                this process is a worker of a cluster already, as under `stratagem run`.
         """
+        _require_no_task()
         folders = storage(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
         check_servers(ps, folders, replicas, movable)
@@ -290,3 +292,22 @@ class LocalCluster(Cluster):
         self._require_running()
         assert self._tasks
         return self._tasks
+
+
+def _require_no_task() -> None:
+    """Refuse to start a cluster in each worker of another one.
+
+    Raises:
+        FailedPreconditionError: TF_CONFIG says that this process is one of several workers, or has
+            servers.
+    """
+    task = TFConfigClusterResolver()
+    jobs = task.cluster_spec().as_dict()
+    if task.task_type == "worker" and (len(jobs.get("worker", [])) > 1 or "ps" in jobs):
+        name = f"/job:worker/task:{task.task_id}"
+        raise FailedPreconditionError(
+            f"LocalCluster would start a cluster of its own in this process, which TF_CONFIG says "
+            f"is {name} of another one. Start a program with a LocalCluster by `python`; under "
+            "`stratagem run` leave it out, and train by stratagem.ParameterServerStrategy()",
+            task=name,
+        )

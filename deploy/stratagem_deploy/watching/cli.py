@@ -143,13 +143,19 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
     from stratagem_deploy.watching.diagnosis.doctor import findings
     from stratagem_deploy.watching.tables import findings_table
 
-    found = findings(look_at(found_cluster(servers, cluster, run), token_file, timeout)(), patience)
+    answers = look_at(found_cluster(servers, cluster, run), token_file, timeout)()
+    found = findings(answers, patience)
     if as_json:
         typer.echo(json.dumps({"findings": [finding.facts() for finding in found]}))
     elif found:
         table_console().print(findings_table(found))
-    else:
+    elif any(answer.status is not None and answer.status.sessions for answer in answers):
         typer.echo("nothing is wrong, as far as servers can tell")
+    else:
+        typer.echo(
+            "servers are well, but no client is connected to them, so that nothing can be told of "
+            "programs: start one by `stratagem run`, or with the servers' addresses in TF_CONFIG"
+        )
     raise typer.Exit(_MISSED if found else 0)
 
 

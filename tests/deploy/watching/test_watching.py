@@ -86,6 +86,17 @@ def test_the_status_of_a_server_is_told_in_words(trained: ParameterServer, token
     assert "worker:0" in output
 
 
+def test_the_doctor_tells_servers_without_clients_from_a_healthy_cluster(
+    trained: ParameterServer, server: ParameterServer, token_file: str
+) -> None:
+    code, output = told(token_file, "doctor", trained.address)
+    assert (code, output) == (0, "nothing is wrong, as far as servers can tell\n")
+    code, output = told(token_file, "doctor", server.address)
+    assert code == 0
+    assert "no client is connected" in output
+    assert "nothing is wrong" not in output
+
+
 def test_servers_that_other_machines_reach_unencrypted_are_named(token_file: str) -> None:
     settings = ServerSettings(token=TOKEN, metrics_bind="0.0.0.0:0", insecure=True)
     with ParameterServer(settings) as exposed:
