@@ -90,6 +90,7 @@ def test_workers_whose_program_is_killed_end_as_they_were_told(tmp_path: Path) -
     with started(tmp_path, "die") as program:
         assert program.stdout
         workers = json.loads(program.stdout.readline())
-        os.kill(workers[0], signal.SIGTERM)
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
         program.kill()
         eventually(lambda: not any(map(is_alive, workers)))
