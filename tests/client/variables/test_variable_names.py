@@ -153,7 +153,12 @@ def test_an_interrupt_that_comes_during_a_collection_is_raised() -> None:
     subprocess.run([sys.executable, "-c", _INTERRUPTED], env=environment, check=True, timeout=100)
 
 
-@pytest.mark.parametrize("name", ["user id", "größe", "名前", "a\nb", "a\ud800", "x" * 513])
+# Ids of their own, since processes of the tests cannot send half of a surrogate pair to each other.
+@pytest.mark.parametrize(
+    "name",
+    ["user id", "größe", "名前", "a\nb", "a\ud800", "x" * 513],
+    ids=["space", "umlaut", "kanji", "line break", "surrogate", "long"],
+)
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
 def test_names_that_servers_refuse_are_refused_everywhere(
     kind: Callable[[list[str]], Strategy], name: str
