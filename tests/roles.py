@@ -22,7 +22,7 @@ from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Role, Task
-from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, open_channel
+from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.proving import CHALLENGE
 from stratagem_proto.wire.transport import GRPC, TCP, UNIX
 from stratagem_psserver.exactly_once.session import session_of
@@ -92,7 +92,7 @@ def request_of(
 def _prove(address: str, method: str, asking: OpenSessionRequest, token: str) -> None:
     nonce = drawn_nonce()
     request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=nonce)
-    with open_channel(address, ASKING_CHANNEL_OPTIONS) as channel:
+    with open_channel(address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
         challenge = ChallengeResponse.FromString(call(request.SerializeToString(), timeout=SECONDS))
     asking.proof.nonce, asking.proof.challenge = nonce, challenge.challenge
@@ -123,7 +123,7 @@ def answer(
 
 
 def _by_grpc(address: str, path: str, data: bytes) -> grpc.StatusCode:
-    with open_channel(address, ASKING_CHANNEL_OPTIONS) as channel:
+    with open_channel(address) as channel:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
         try:
             list(call(iter([data]), timeout=SECONDS))

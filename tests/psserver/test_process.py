@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
@@ -21,7 +23,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.tensors import spec_of
-from tests.probes import NOT_SERVING, SERVING, health
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.probes import NOT_SERVING, SERVING, health, health_at
 from tests.psserver.process import PATIENCE, launch, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded
 from tests.waiting import eventually
@@ -136,3 +140,31 @@ def test_a_killed_server_is_unavailable(tmp_path: Path) -> None:
         assert server.exit_code() == -signal.SIGKILL
         with pytest.raises(UnavailableError):
             client.listing()
+
+
+def serve_beside_a_fork(test: Connection) -> None:
+    with ParameterServer(ServerSettings()) as server:
+        addresses = server.address, server.health_address
+        fork = multiprocessing.get_context("fork").Process(target=outlive, args=(test, addresses))
+        fork.start()
+        fork.join()
+
+
+def outlive(test: Connection, addresses: tuple[str, str]) -> None:
+    """Lives on until the test hangs up, as a loader's worker lives on with a long batch."""
+    test.send(addresses)
+    test.poll(None)
+
+
+def test_a_server_that_is_killed_leaves_its_ports_to_the_next_whatever_it_had_forked() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    killed = spawn.Process(target=serve_beside_a_fork, args=(theirs,))
+    killed.start()
+    theirs.close()
+    with ours:
+        address, health_address = ours.recv()
+        killed.kill()
+        killed.join()
+        with ParameterServer(ServerSettings(bind=address, health_bind=health_address)) as server:
+            assert health_at(server.health_address) == SERVING

@@ -39,7 +39,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesResponse,
 )
 from stratagem_proto.wire.asking import asking
-from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, open_channel
+from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.codec import Assembler, split
 from stratagem_proto.wire.frames import Header, decode_frame, encode_frame
 from stratagem_proto.wire.proving import prove_now
@@ -65,7 +65,7 @@ class RawClient:
         role: session_pb2.Role.ValueType = session_pb2.ROLE_CHIEF,
     ) -> None:
         self.address = address
-        self.channel = open_channel(address, ASKING_CHANNEL_OPTIONS)
+        self.channel = open_channel(address)
         identifier = os.urandom(16)
         # As requests show it.
         self.session_id = identifier + credential_of(identifier, token)

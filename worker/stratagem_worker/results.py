@@ -16,7 +16,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
-from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.payloads import Pieces
 from stratagem_proto.wire.proving import prove
 from stratagem_worker.settings import WorkerSettings
@@ -148,7 +148,7 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     token, asking = settings.token, request.asking
     try:
         async with open_aio_channel(
-            place.address, PATIENT_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
+            place.address, ASKING_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
         ) as channel:
             await prove(channel, token, "Copy", asking, _SILENCE_SECONDS)
             stub = cast("WorkerServiceAsyncStub", WorkerServiceStub(channel))

@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.asking import Answer
-from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, open_channel
+from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
 
@@ -117,7 +117,7 @@ def _asked(
     with ExitStack() as channels:
         calls = []
         for place in places:
-            channel = channels.enter_context(open_channel(place.address, ASKING_CHANNEL_OPTIONS))
+            channel = channels.enter_context(open_channel(place.address))
             calls.append(begin_status(channel, token, timeout, with_variables))
         return [_answer(*each) for each in zip(places, calls, strict=True)]
 

@@ -24,6 +24,7 @@ from stratagem_proto.serving.pages import ShownServer, offered
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.serving.unbegun_calls import Limits
+from stratagem_proto.sockets.closing import kept_from_forks
 from stratagem_proto.sockets.server.frame_memory import FrameMemory
 from stratagem_proto.sockets.server.listener import SocketListener
 from stratagem_proto.sockets.server.listening import OfferedSockets, listen
@@ -153,11 +154,17 @@ class RpcServer(ABC):
             opened.callback(self._loop.release)
             endpoint = self._answer_scrapes(opened)
             self._loop.run(self._serve(handlers))
+            opened.enter_context(kept_from_forks(self._places()))
             self._show_page(endpoint, opened)
             self._opened = opened.pop_all()
         self._health.start(self._loop, self._lease_seconds)
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
+
+    def _places(self) -> list[int | bytes]:
+        addresses = self.address, self._health.address, self.metrics_address
+        ports = [int(each.rpartition(":")[2]) for each in addresses if each]
+        return [*ports, *(self._sockets.places if self._sockets else ())]
 
     def _answer_scrapes(self, opened: ExitStack) -> MetricsEndpoint | None:
         if not self._metrics_bind:

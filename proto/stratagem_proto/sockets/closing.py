@@ -1,12 +1,18 @@
-"""Closing sockets, and detecting that the host at the other end is gone."""
+"""Closing sockets, also those that forks inherit, and noticing that the other host is gone."""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Iterator
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 _PROBE_SECONDS = 5
+
+# How often each port of TCP, or name of a Unix socket, is served by this process.
+_served: Counter[int | bytes] = Counter()
 
 
 @contextmanager
@@ -27,6 +33,55 @@ def hang_up(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
+
+
+def served_at(sock: socket.socket) -> int | bytes | None:
+    """Return the port, or the abstract name, at which a socket of a server is; None if at none."""
+    name = sock.getsockname()
+    return name[1] if isinstance(name, tuple) else name or None
+
+
+@contextmanager
+def kept_from_forks(places: Collection[int | bytes]) -> Iterator[None]:
+    """Have processes that are forked meanwhile leave alone the sockets of servers at these places.
+
+    Otherwise a fork that outlives its parent listens there: the kernel goes on to accept
+    connections that nobody greets, and no other server gets the port.
+
+    Args:
+        places: As `served_at` returns them.
+    """
+    _served.update(places)
+    try:
+        yield
+    finally:
+        _served.subtract(places)
+
+
+def _let_go() -> None:
+    served = {place for place, times in _served.items() if times > 0}
+    _served.clear()
+    if not served:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and _place_of(int(name)) in served:
+                # gRPC still knows the number, which must not become that of another file.
+                os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
+def _place_of(descriptor: int) -> int | bytes | None:
+    sock = socket.socket(fileno=descriptor)
+    try:
+        return served_at(sock)
+    finally:
+        sock.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def tune(sock: socket.socket, stall_seconds: float) -> None:

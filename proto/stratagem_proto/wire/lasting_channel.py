@@ -8,7 +8,7 @@ import time
 import grpc
 
 from stratagem_proto.certificates.presented import presented
-from stratagem_proto.wire.channel import ANY_SERVER, Expected, open_channel
+from stratagem_proto.wire.channel import ANY_SERVER, CHANNEL_OPTIONS, Expected, open_channel
 
 # Calls on the channel of former certificates have ended by then.
 _RETIREMENT_SECONDS = 600.0
@@ -53,7 +53,7 @@ class LastingChannel:
             if self._channel is None or self._shown is not certificates:
                 self._retire(time.monotonic())
                 self._shown = certificates
-                self._channel = open_channel(self._address, expected=self._expected)
+                self._channel = open_channel(self._address, CHANNEL_OPTIONS, self._expected)
             return self._channel
 
     def _retire(self, now: float) -> None:

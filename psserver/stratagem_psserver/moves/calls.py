@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.asking import Question
-from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replication.calls import asked, handshake_of
 from stratagem_psserver.settings import ServerSettings
@@ -54,7 +54,9 @@ class OtherServers:
         return (await self._call(address, question, seconds + _ASK_SECONDS)).view
 
     async def _call(self, address: str, question: Question[_Response], seconds: float) -> _Response:
-        channel = open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
+        channel = open_aio_channel(
+            address, ASKING_CHANNEL_OPTIONS, self._expected, self._certificates
+        )
         try:
             return await asked(channel, self._token, question, seconds)
         except grpc.RpcError as error:

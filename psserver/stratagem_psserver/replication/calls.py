@@ -19,7 +19,13 @@ from stratagem_proto.v1.replication_pb2 import (
 from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.wire.asking import Question
-from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_proto.wire.channel import (
+    ASKING_CHANNEL_OPTIONS,
+    CHANNEL_OPTIONS,
+    Expected,
+    Options,
+    open_aio_channel,
+)
 from stratagem_proto.wire.proving import prove
 from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
@@ -129,17 +135,18 @@ class GrpcPeers:
 
     def call(self, address: str) -> OutgoingCall:
         """Call the primary at an address."""
-        return OutgoingCall(address, self._channel(address), self._token)
+        return OutgoingCall(address, self._channel(address, CHANNEL_OPTIONS), self._token)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        return open_aio_channel(address, CHANNEL_OPTIONS, self._expected, self._certificates)
+    def _channel(self, address: str, options: Options) -> grpc.aio.Channel:
+        return open_aio_channel(address, options, self._expected, self._certificates)
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
         request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
         question = Question(path, request, GetStatusResponse)
         try:
-            status = await asked(self._channel(address), self._token, question, _ASK_SECONDS)
+            channel = self._channel(address, ASKING_CHANNEL_OPTIONS)
+            status = await asked(channel, self._token, question, _ASK_SECONDS)
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance

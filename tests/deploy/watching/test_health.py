@@ -14,6 +14,7 @@ from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.relays import Relay
 from tests.waiting import eventually
 
 
@@ -66,6 +67,14 @@ def test_an_address_without_a_server_is_exit_code_2() -> None:
         code, output = ask(str(nowhere), "--timeout", "2")
     assert code == 2
     assert f"{nowhere} cannot be reached" in output
+
+
+def test_a_server_that_greets_connections_late_is_waited_for(server: ParameterServer) -> None:
+    with Relay(int(server.health_address.rpartition(":")[2])) as relay:
+        relay.hold()
+        threading.Timer(1.5, relay.release).start()
+        code, output = ask(f"127.0.0.1:{relay.port}", "--timeout", "60")
+    assert code == 0, output
 
 
 def test_the_main_port_is_told_apart(server: ParameterServer) -> None:

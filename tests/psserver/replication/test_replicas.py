@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.psserver.replication.pairs import (
     state_of_primary,
 )
 from tests.psserver.wire import LARGE, RawClient, encoded, optimizer_program, update_header
+from tests.relays import Relay
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
@@ -231,6 +233,17 @@ def test_a_second_process_with_the_number_of_a_replica_does_not_replace_it(tmp_p
             with ParameterServer(replace(server.settings, bind="127.0.0.1:0")) as second:
                 eventually(lambda: "stop one of the two" in report_of(second).trouble)
         assert report_of(primary).view == view
+
+
+def test_a_process_that_greets_connections_late_is_there_all_the_same(tmp_path: Path) -> None:
+    with pair(tmp_path) as both:
+        primary, _ = both.await_backup()
+        peers = GrpcPeers(primary.settings)
+        with Relay(int(primary.address.rpartition(":")[2])) as relay:
+            relay.hold()
+            threading.Timer(0.4, relay.release).start()
+            found = primary._loop.run(peers.instance_at(f"127.0.0.1:{relay.port}"))
+        assert found == report_of(primary).replica.instance
 
 
 def test_replicas_do_not_go_on_with_an_arbiter_that_knows_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stratagem_proto.v1.arbitration_pb2 import (
     ArbitrateResponse,
     ChiefIntroduction,
 )
-from stratagem_proto.wire.channel import Expected, open_channel
+from stratagem_proto.wire.channel import CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.proving import prove_now
 from stratagem_proto.wire.status import from_rpc_error, is_transient
 
@@ -66,7 +66,7 @@ class ReplicaCaller:
         server = introduction.server
         self._peer = f"/job:{server.job}/task:{server.index} at {address}"
         self._introduction = introduction
-        self._channel = open_channel(address, expected=Expected(server.job, server.index))
+        self._channel = open_channel(address, CHANNEL_OPTIONS, Expected(server.job, server.index))
         self._messages: SimpleQueue[ArbitrateRequest | None] = SimpleQueue()
         self._stopped = threading.Event()
         self._trouble = ""

@@ -41,7 +41,7 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.waits_pb2 import Waiter
-from stratagem_proto.wire.channel import ANY_SERVER, Expected, open_channel
+from stratagem_proto.wire.channel import ANY_SERVER, CHANNEL_OPTIONS, Expected, open_channel
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class SessionAttendance:
     def _renew(self, address: str, expected: Expected, session_id: bytes) -> None:
         if self._channel is not None:
             self._channel.close()
-        self._channel = open_channel(address, expected=expected)
+        self._channel = open_channel(address, CHANNEL_OPTIONS, expected)
         method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         method = self._channel.unary_unary(_PATH)
         request = AttendSessionRequest(session_id=session_id)

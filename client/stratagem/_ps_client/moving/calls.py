@@ -15,11 +15,7 @@ from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.asking import Answer, Question
-from stratagem_proto.wire.channel import (
-    ANY_PARAMETER_SERVER,
-    ASKING_CHANNEL_OPTIONS,
-    open_channel,
-)
+from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_proto.wire.status import from_rpc_error
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
@@ -101,7 +97,7 @@ class ServerCalls:
         with ExitStack() as channels:
             answers = {}
             for address in addresses:
-                opened = open_channel(address, ASKING_CHANNEL_OPTIONS, ANY_PARAMETER_SERVER)
+                opened = open_channel(address, expected=ANY_PARAMETER_SERVER)
                 channel = channels.enter_context(opened)
                 answers[address] = Answer(channel, question, self._token, seconds)
             return {

@@ -13,7 +13,7 @@ import grpc
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.server_log import LOG
-from stratagem_proto.sockets.closing import hang_up, tune
+from stratagem_proto.sockets.closing import hang_up, served_at, tune
 from stratagem_proto.sockets.frames import SCRATCH_BYTES
 from stratagem_proto.sockets.server.call import Handler, find_handler
 from stratagem_proto.sockets.server.encryption import Encryption
@@ -50,6 +50,7 @@ class SocketListener:
 
     Attributes:
         offered: What it offers to the sessions of its server.
+        places: Where it listens: a port, and the abstract name of a Unix socket.
         scratch: The buffer into which all peers read small frames.
         reserve: Takes bytes of the budget for shared memory.
         memory: Counts the memory of frames.
@@ -93,6 +94,7 @@ class SocketListener:
         # Those of sessions that were not open when this was looked at before.
         self._ended: set[Peer] = set()
         self._sockets = listening.sockets
+        self.places = [*filter(None, map(served_at, self._sockets))]
         self._stopped = False
         self._loop = asyncio.get_running_loop()
         for each in self._sockets:
