@@ -281,9 +281,9 @@ def ordinary(strategy: Strategy) -> list[object]:
     return [model, critic, encoder, decoder, steps, best, towers, held, together, optimizer]
 
 
-def test_ordinary_programs_do_not_warn(cluster: Cluster, tmp_path: Path) -> None:
+def test_ordinary_programs_do_not_warn(tmp_path: Path) -> None:
     strategy = MirroredStrategy(["CPU:0"])
-    with warnings.catch_warnings(), cluster.strategy() as chief:
+    with running() as cluster, warnings.catch_warnings(), cluster.strategy() as chief:
         warnings.simplefilter("error")
         kept = ordinary(chief) + ordinary(strategy)
         chief.save(tmp_path / "cluster")

@@ -21,6 +21,7 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.transports.call import Attempt, Call, Style
 from stratagem_proto.certificates.folder import CertificateFolder
 from stratagem_proto.certificates.presented import presenting
+from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.sockets.client.endpoints import TcpEndpoint
@@ -84,12 +85,13 @@ def endpoint(
     expected: Expected = THE_SERVER,
     session_id: bytes = bytes(16),
 ) -> TcpEndpoint:
-    """Where somebody connects who knows the secret of a session, and shows certificates."""
-    assert server._state.frame_sockets is not None
-    told = server._state.frame_sockets.to(session_id)
+    """Where somebody connects who knows a session's secret for his certificate, and shows it."""
+    sockets = server._state.frame_sockets
+    assert sockets is not None
+    certificate = shown_certificate((shown / "tls.crt").read_bytes()) if shown else None
+    known = session_id, sockets.secret(session_id, certificate)
     certificates = CertificateFolder(shown, print) if shown else None
-    known = session_id, told.secret
-    return TcpEndpoint("127.0.0.1", told.data_port, *known, 15, certificates, expected)
+    return TcpEndpoint("127.0.0.1", sockets.described.data_port, *known, 15, certificates, expected)
 
 
 class Listening(Relay):

@@ -272,7 +272,7 @@ def _structures(adoptions: Iterable[Adoption]) -> dict[int, str]:
     found: dict[int, Any] = {}
     for adoption in adoptions:
         digest = found.setdefault(id(adoption.root), blake2b(digest_size=_STRUCTURE_BYTES))
-        digest.update(f"{adoption.module_path} {adoption.name} ".encode())
+        digest.update(f"{adoption.module_path} {adoption.name} ".encode(errors="backslashreplace"))
         digest.update(f"{_form(adoption.parameter)}\n".encode())
     return {key: digest.hexdigest() for key, digest in found.items()}
 
