@@ -110,6 +110,16 @@ class UniqueNames:
         self._taken.add(name)
         self._owners[name] = ref(owner, partial(self._gone, name))
 
+    def owner(self, name: str) -> object | None:
+        """Return the living object that has a name; None if there is none."""
+        found = self._owners.get(name)
+        return None if found is None else found()
+
+    def forget(self, name: str) -> None:
+        """Let a name be chosen again, though its owner may live."""
+        self._owners.pop(name, None)
+        self._free(name)
+
     def release(self) -> None:
         """Let names of objects that are gone be chosen again if need be."""
         self._may_release = True

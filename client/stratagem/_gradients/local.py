@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch.optim import Optimizer
@@ -25,8 +26,20 @@ class LocalOptimizers:
     """
 
     def __init__(self) -> None:
-        # By optimizer, variable and number of the copy.
-        self._state: dict[tuple[str, str, int], Slots] = {}
+        # By id of the variable, which it goes with; then by optimizer and number of the copy.
+        self._state: dict[int, dict[tuple[str, int], Slots]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalOptimizers:
+        """Return one without state: optimizers stay with the strategy they were made for."""
+        return LocalOptimizers()
+
+    def _of(self, variable: Variable) -> dict[tuple[str, int], Slots]:
+        """Return the state for a variable, by optimizer and number of the copy."""
+        state = self._state.get(id(variable))
+        if state is None:
+            state = self._state[id(variable)] = {}
+            finalize(variable, self._state.pop, id(variable), None).atexit = False
+        return state
 
     def step(self, step: OptimizerStep, gradients: Sequence[Any]) -> None:
         """Apply the reduced gradient of each of `step.updates()`.
@@ -48,32 +61,34 @@ class LocalOptimizers:
         copies: Sequence[Variable],
         gradients: Sequence[Any],
     ) -> None:
-        keys = [(step.optimizer, update.variable.name, index) for update in group.updates]
+        key = step.optimizer, index
+        states = [self._of(update.variable) for update in group.updates]
         # Not the leaves themselves: their `grad` is the replica's own.
         tensors = [copy.value().detach() for copy in copies]
         engine = _engine(step.class_name, group.hyperparameters, tensors)
-        for key, tensor, gradient in zip(keys, tensors, gradients, strict=True):
+        for state, tensor, gradient in zip(states, tensors, gradients, strict=True):
             tensor.grad = _gradient_for(tensor, index, gradient)
-            engine.state[tensor].update(self._state.get(key, {}))
+            engine.state[tensor].update(state.get(key, {}))
         engine.step()
-        for key, tensor in zip(keys, tensors, strict=True):
-            self._state[key] = engine.state[tensor]
+        for state, tensor in zip(states, tensors, strict=True):
+            state[key] = engine.state[tensor]
 
     def names(self) -> list[str]:
         """Return the names of the optimizers that have state."""
-        return sorted({optimizer for optimizer, _, _ in self._state})
+        return sorted({name for state in list(self._state.values()) for name, _ in state})
 
     def slots(self, optimizer: str, variable: Variable) -> Slots:
         """Return copies of an optimizer's state for a variable; {} without any."""
-        state = self._state.get((optimizer, variable.name, 0), {})
+        state = self._state.get(id(variable), {}).get((optimizer, 0), {})
         return {key: value.clone() for key, value in state.items()}
 
     def replace_slots(
         self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
     ) -> None:
         """Replace an optimizer's state for every copy of a variable."""
+        state = self._of(variable)
         for index, copy in enumerate(variable.values):
-            self._state[optimizer, variable.name, index] = {
+            state[optimizer, index] = {
                 key: _slot_for(copy, key, value) for key, value in slots.items()
             }
 

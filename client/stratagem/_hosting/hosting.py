@@ -21,7 +21,7 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.other_steps import OpenScope, refuse_other_steps
-from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
+from stratagem._hosting.modules.plain_optimizers import DistributedSteps, watch_plain_optimizers
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._hosting.modules.replica_buffers import BufferRegistry
 from stratagem._hosting.modules.synchronised_norms import refuse_synchronised_norms
@@ -127,6 +127,7 @@ class Hosting(ABC):
         parameters: The hosted parameters.
         buffers: The buffers of hosted modules.
         adopter: Finds the modules.
+        optimizers_in_use: The optimizers that may step the parameters.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Hosting(ABC):
         )
         self.elsewhere = elsewhere
         self._extended = extended
+        self.optimizers_in_use: WeakSet[DistributedSteps] = WeakSet()
         self._optimizers: Counter[str] = Counter()
 
     @property

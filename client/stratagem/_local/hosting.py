@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -159,6 +160,8 @@ class LocalCheckpoints:
         return with_origins(state, self._own())
 
     def _entries(self) -> list[CheckpointEntry]:
+        # What the program has dropped does not count, whether or not it was collected by itself.
+        gc.collect()
         return [
             *map(CheckpointEntry.of_variable, self._hosting.variables()),
             *(CheckpointEntry.of_tensor(*named) for named in self._hosting.adopter.buffers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -187,6 +188,9 @@ class WorkersHosting(CopiesHosting):
         return self._group.size > 1
 
     def before_replicas(self) -> None:
+        if not all(hosted.owners() for hosted in self.parameters.written_locally()):
+            # Workers collect what they have dropped at different times.
+            gc.collect()
         for hosted in self.parameters.written_locally():
             self._group.note_write(hosted.name, hosted.parameter)
         super().before_replicas()

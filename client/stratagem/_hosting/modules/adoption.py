@@ -163,6 +163,13 @@ class ModuleAdopter:
         """Return whether a module was built in a scope, by itself or in another."""
         return self._adopted.get(id(module)) is module
 
+    def leave(self, modules: Sequence[nn.Module]) -> list[str]:
+        """Leave modules to the program; return the names that their buffers had."""
+        for module in modules:
+            if self.has_adopted(module):
+                del self._adopted[id(module)]
+        return self.buffers.remove(modules)
+
     def _host_all(self, adoptions: Sequence[Adoption]) -> None:
         if adoptions:
             self._host(adoptions)
@@ -312,7 +319,14 @@ class NamedBuffers:
         if known is None or known[0]() is not module:
             name = self._names.choose(wanted)
             self._names.record(name, module)
+            self._found = {at: one for at, one in self._found.items() if one[0]() is not None}
             self._found[id(module), key] = ref(module), name
+
+    def remove(self, modules: Iterable[nn.Module]) -> list[str]:
+        """Have no names for the buffers of modules any more; return those that they had."""
+        gone = {id(module) for module in modules}
+        left = [at for at, (owner, _) in self._found.items() if at[0] in gone and owner()]
+        return [self._found.pop(at)[1] for at in left]
 
     def modules(self) -> list[nn.Module]:
         """Return the living modules that have some, in the order of their naming."""

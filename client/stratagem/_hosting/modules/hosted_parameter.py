@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -88,6 +89,21 @@ def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
     return _hosted.get(id(tensor))
 
 
+class _Host(OrderedDict[str, object]):
+    """What a parameter has of the `HostedParameter` of it, which so lives as long as it does.
+
+    What PyTorch saves of a parameter has its attributes. A strategy is no part of that, and an
+    empty dictionary is what `torch.load` takes with `weights_only`.
+    """
+
+    def __init__(self, hosted: HostedParameter) -> None:
+        super().__init__()
+        self.hosted = hosted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()
+
+
 class _Mark(NamedTuple):
     """What shows that a parameter was touched since it was last accepted."""
 
@@ -126,6 +142,9 @@ class HostedParameter:
     leaf of its own, so that gradients stay apart. Leaves that are made here share the storage of
     the parameter if they are on its device.
 
+    The parameter owns it: both are garbage once nobody refers to the parameter any more, unless
+    something keeps the variable.
+
     Args:
         variable: The variable that has the value.
         parameter: The user's parameter, equal to the variable.
@@ -156,11 +175,26 @@ class HostedParameter:
         # Each parameter is looked at three times in a step; few give out their data.
         self._lent: DataViews | None = None
         for leaf in self.leaves:
-            _hosted[id(leaf)] = self
+            self._belong_to(leaf)
         watch_data(_lend)
         self.accept()
         # Of the variable's tensor, when the parameter last took over its value.
         self._followed = (0, 0)
+
+    def _belong_to(self, leaf: Parameter) -> None:
+        _hosted[id(leaf)] = self
+        leaf._stratagem_host = _Host(self)  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """Leave the parameter and all leaves to the program, as tensors of no strategy."""
+        for leaf in (*self.leaves, *self._replaced):
+            _hosted.pop(id(leaf), None)
+            leaf.__dict__.pop("_stratagem_host", None)
+        for owner, key in self._owners:
+            module = owner()
+            if module is not None and key in module._parameters:
+                # Where replicas saw leaves of their own, all see the parameter now.
+                module._parameters[key] = module._parameters[key]
 
     @property
     def name(self) -> str:
@@ -186,6 +220,11 @@ class HostedParameter:
     def add_owner(self, module: nn.Module, key: str) -> None:
         """Note that `module` has the parameter as `key`."""
         self._owners.append((ref(module), key))
+
+    def owners(self) -> list[nn.Module]:
+        """Return the living modules that have the parameter."""
+        found = [(module(), key) for module, key in self._owners]
+        return [one for one, key in found if one is not None and key in one._parameters]
 
     def write(self, value: torch.Tensor) -> None:
         """Put a newer value of the variable into the parameter, in place.
@@ -289,7 +328,7 @@ class HostedParameter:
         # Optimizers may still hold the old one, and have to find this entry by it.
         self._replaced.append(self.parameter)
         self.leaves = (parameter, *self.leaves[1:])
-        _hosted[id(parameter)] = self
+        self._belong_to(parameter)
         for owner, key in self._owners:
             module = owner()
             if module is not None and key in module._parameters:

@@ -135,7 +135,7 @@ Owner = tuple[nn.Module, str]
 class ParameterRegistry:
     """The parameters that one strategy hosts, in the order of their adoption.
 
-    They are hosted for as long as the strategy lives.
+    It keeps none of them alive: a parameter owns what hosts it.
 
     Args:
         devices: The device of each replica of this process.
@@ -146,7 +146,11 @@ class ParameterRegistry:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices: tuple[torch.device, ...] = tuple(devices)
-        self._entries: list[HostedParameter] = []
+        self._references: list[ref[HostedParameter]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParameterRegistry:
+        """Return an empty one: modules stay with the strategy they were built in."""
+        return ParameterRegistry(self.devices)
 
     def add(
         self,
@@ -175,7 +179,8 @@ class ParameterRegistry:
     def host(self, hosted: HostedParameter, owners: Sequence[Owner]) -> HostedParameter:
         """Take in a parameter that follows a variable; `owners` as for `add`."""
         watch_plain_optimizers()
-        self._entries.append(hosted)
+        living = [one for one in self._references if one() is not None]
+        self._references = [*living, ref(hosted)]
         self.tie(hosted, owners)
         return hosted
 
@@ -201,6 +206,16 @@ class ParameterRegistry:
     def _in_several_replicas(self) -> Sequence[HostedParameter]:
         """All of them where replicas have leaves of their own; nothing has to follow a lone one."""
         return self._entries if len(self.devices) > 1 else ()
+
+    @property
+    def _entries(self) -> list[HostedParameter]:
+        found = [reference() for reference in self._references]
+        return [hosted for hosted in found if hosted is not None]
+
+    def remove(self, hosted: HostedParameter) -> None:
+        """Leave a parameter to the program from now on."""
+        self._references = [one for one in self._references if one() is not hosted]
+        hosted.end()
 
     def carry_outside_changes(self) -> None:
         """Carry what was done to gradients and hooks since replicas ran to those of all of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Sequence, ValuesView
 from copy import deepcopy
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class BufferRegistry:
 
     They are no variables: each replica changes its own as it likes. What lasts are those of the
     first replica, the module's own; the others start each run as copies of them, as in
-    `torch.nn.parallel.DistributedDataParallel`.
+    `torch.nn.parallel.DistributedDataParallel`. They belong to their modules, and go with these.
 
     Args:
         devices: The device of each replica of this process.
@@ -57,7 +58,7 @@ class BufferRegistry:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._others = tuple(devices[1:])
-        self._shown: list[ReplicaBuffers] = []
+        self._shown: list[ref[ReplicaBuffers]] = []
 
     def add(self, modules: Iterable[nn.Module]) -> None:
         """Let modules have buffers for each replica; their parts are left alone."""
@@ -67,12 +68,14 @@ class BufferRegistry:
             if module._buffers and not isinstance(module._buffers, ReplicaBuffers):
                 buffers = ReplicaBuffers(module._buffers, self._others)
                 module._buffers = buffers
-                self._shown.append(buffers)
+                living = [one for one in self._shown if one() is not None]
+                self._shown = [*living, ref(buffers)]
 
     def follow_first(self) -> None:
         """Let the buffers of all replicas be equal to those of the first one."""
-        for buffers in self._shown:
-            buffers.follow_first()
+        for shown in self._shown:
+            if (buffers := shown()) is not None:
+                buffers.follow_first()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BufferRegistry:
         """Return an empty one: modules stay with the strategy they were built in."""

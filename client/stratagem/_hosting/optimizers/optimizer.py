@@ -138,6 +138,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
             self._name = self._hosting.name_optimizer(self._name, own)
+            self._hosting.optimizers_in_use.add(self)
             self._keep_state_elsewhere()
             if self._strategy.num_replicas_in_sync > 1:
                 watch_scalers(self)
@@ -150,6 +151,10 @@ class DistributedOptimizer(OptimizerWithSlots):
     def name(self) -> str:
         """The name that slot variables and reports bear, as in "Adam_1"."""
         return self._name
+
+    def _forget(self) -> None:
+        """Refuse further steps, since the state is gone."""
+        self._tensors.forget(self._name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as `torch.optim.Optimizer` does.

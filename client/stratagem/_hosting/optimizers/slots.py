@@ -39,6 +39,7 @@ class OptimizerWithSlots(OptimizerWrapper):
 
     @property
     def _hosting(self) -> Hosting:
+        self._tensors.require_remembered()
         return cast("Hosting", self._strategy.extended._hosting)
 
     @property

@@ -16,7 +16,7 @@ from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.other_steps import leave_to_optimizer
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._strategies.strategy import default_strategy, get_strategy
-from stratagem_proto.errors import ContextError, InvalidArgumentError
+from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -56,6 +56,7 @@ class TrainedTensors:
 
     def __init__(self) -> None:
         self.plain = False
+        self._forgotten: str | None = None
         self._hosting: Hosting | None = None
         # By id; the param groups keep the tensors alive.
         self._variables: dict[int, _TrainedVariable] = {}
@@ -69,6 +70,7 @@ class TrainedTensors:
         """
         if self.plain:
             return default_strategy()
+        self.require_remembered()
         if self._hosting is None:
             raise InvalidArgumentError(
                 "the optimizer has no parameters; give it those of a module that was "
@@ -76,6 +78,20 @@ class TrainedTensors:
             )
         strategy: Strategy = self._hosting.extended._container_strategy()
         return strategy
+
+    def forget(self, optimizer: str) -> None:
+        """Know nothing of the tensors any more, which the optimizer of that name had."""
+        self._forgotten = optimizer
+        self._hosting = None
+        self._variables.clear()
+
+    def require_remembered(self) -> None:
+        """Raise FailedPreconditionError if the optimizer was forgotten."""
+        if self._forgotten is not None:
+            raise FailedPreconditionError(
+                f"the optimizer {self._forgotten!r} was given to strategy.forget(), and its state "
+                "is gone; make another one"
+            )
 
     def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
         """Take tensors in.
@@ -89,6 +105,7 @@ class TrainedTensors:
                 default one is in charge or has the tensors before it.
             ContextError: Several strategies.
         """
+        self.require_remembered()
         current = hosting_of(get_strategy().extended)
         if current is not None:
             current.adopter.adopt()
