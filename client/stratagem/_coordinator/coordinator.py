@@ -148,7 +148,8 @@ class ClusterCoordinator:
         self._dispatch = Dispatch(connect, settings, ended, self._batchers)
         self._parameters = OwnParameters(strategy, self._dispatch.ended_in_all)
         make = partial(PerWorkerVariable, self._worker_values, self._dispatch.ask_all)
-        take_over(strategy, make, partial(_end, self._reporter, self._dispatch))
+        end = partial(_end, self._reporter, self._dispatch)
+        take_over(strategy, make, end, self._dispatch.done)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -122,6 +123,10 @@ class AttachedObjects(Attached):
         self._extended._names.record(parts.name, parameter)
         self._has_new_parameters = True
         return parameter
+
+    def forget(self, ordinals: Iterable[int]) -> None:
+        """Know nothing any more of what the coordinator has forgotten, by places of creation."""
+        self._extended.forgetting.drop_ordinals(ordinals)
 
     def refresh_new(self) -> None:
         """Give parameters their values if some have none yet."""

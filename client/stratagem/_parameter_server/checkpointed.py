@@ -1,4 +1,4 @@
-"""Saving, restoring and reading what servers hold, as of one moment."""
+"""Saving, restoring, reading and deleting what servers hold, as of one moment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.stores.places import shared_place
@@ -249,6 +254,40 @@ class CheckpointedStrategy(Strategy):
         """
         require_cross_replica_or_default(self.extended, "snapshot")
         return self.extended._cluster.snapshot()
+
+    def forget(self, *objects: nn.Module | Variable | ShardedVariable | Optimizer) -> list[str]:
+        """Delete what the program needs no more, as the models of a search, on the servers.
+
+        Variables stay on the servers until then, whether or not a program still refers to them,
+        since other workers, an evaluator or a checkpoint may. All workers make the call, with the
+        same objects; the chief deletes once all have come, the state of optimizers too. Names are
+        free again. Modules stay as they are, with their last values, as plain ones; what was
+        dropped with no call stays. Without a cluster, too, where nothing stays that the program
+        does not refer to.
+
+        Args:
+            objects: Modules with all of their parts, variables, and `DistributedOptimizer`s, of
+                which the state of what is left is deleted.
+
+        Returns:
+            The names of the variables, sorted.
+
+        Raises:
+            InvalidTypeError: Something else was given.
+            InvalidArgumentError: Something is not of this strategy, a part of a variable, or was
+                forgotten before; nothing is deleted.
+            FailedPreconditionError: An optimizer that is not given steps one of the parameters, or
+                another module has it; or functions of a coordinator have not ended, or this task
+                reads from a snapshot. Nothing is deleted.
+            DeadlineExceededError: Other workers have not made the call within `peer_seconds`.
+            UnavailableError: A server cannot be reached. The call can be repeated.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(self.extended, "forget")
+        if not objects:
+            raise InvalidArgumentError("forget() was given nothing; give it what to delete")
+        with entered(self):
+            return self.extended.forget(objects)
 
 
 def _require_no_folder(keep: int, extra: Mapping[str, Any] | None, incremental: bool) -> None:

@@ -102,7 +102,7 @@ class TrainingCluster:
         # After all have met, nobody has to wait for what the chief has set before.
         self._loaded.carry()
         with self._averaging_buffers():
-            self._wait_for_others(name, passed, timeout)
+            self.meet(name, passed, timeout)
         self._loaded.agree(0.0)
 
     @contextmanager
@@ -115,7 +115,8 @@ class TrainingCluster:
             yield
             self._buffer_means.accept()
 
-    def _wait_for_others(self, name: str, passed: int, timeout: float | None) -> None:
+    def meet(self, name: str, passed: int, timeout: float | None) -> None:
+        """Wait for all workers; as `barrier`, which leaves nothing to agree on, too."""
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         self._store.report_inputs()

@@ -76,18 +76,39 @@ class Coordination:
         self._container_strategy = container_strategy
         self._make_per_worker: Callable[..., Variable] | None = None
         self._end: Callable[[], None] = _nothing
+        self._is_done: Callable[[], bool] = _is_done
 
-    def begin(self, make_per_worker: Callable[..., Variable], end: Callable[[], None]) -> None:
+    def begin(
+        self,
+        make_per_worker: Callable[..., Variable],
+        end: Callable[[], None],
+        is_done: Callable[[], bool],
+    ) -> None:
         """Note that there is a coordinator from now on.
 
         Args:
             make_per_worker: Makes a variable of which each worker has its own; takes the arguments
                 of `Variable`.
             end: Called when the strategy is closed.
+            is_done: Says whether all functions have ended, or raises the error of one.
         """
         self.active = True
         self._make_per_worker = make_per_worker
         self._end = end
+        self._is_done = is_done
+
+    def require_done(self, method: str) -> None:
+        """Check that no function is scheduled, which may use what a method deletes.
+
+        Raises:
+            FailedPreconditionError: One is.
+            Exception: As `ClusterCoordinator.done`.
+        """
+        if not self._is_done():
+            raise FailedPreconditionError(
+                f"{method} was called while functions are scheduled, which may use what it "
+                "deletes; call coordinator.join() before"
+            )
 
     def close(self) -> None:
         """Let the coordinator end."""
@@ -139,6 +160,11 @@ class Coordination:
                 "the work while workers wait; call it in a function that is scheduled",
                 method,
             )
+
+
+def _is_done() -> bool:
+    """Nothing is scheduled."""
+    return True
 
 
 def _nothing() -> None:

@@ -23,6 +23,7 @@ from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import BufferMeans, OneProcess, TrainingCluster
+from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.remote_variables import RemoteVariables, run_update
@@ -93,10 +94,30 @@ class ParameterServerExtended(WorkerExtended):
             else None,
         )
 
-    def coordinate(self, make_per_worker: Callable[..., Variable], end: Callable[[], None]) -> None:
+        keepers: list[list[Any]] = [
+            self._variables.established,
+            self._shared,
+            self._sharding.created,
+        ]
+        self.forgetting = Forgetting(hosting, store, self._cluster, keepers)
+
+    def forget(self, objects: Sequence[object]) -> list[str]:
+        """Forget objects; see `ParameterServerStrategy.forget`."""
+        if self._hosting.elsewhere is not None:
+            raise self._hosting.elsewhere.refusal("a call of forget()")
+        self._coordination.require_done("forget()")
+        strategy = self._container_strategy()
+        return self.forgetting.forget(strategy, objects, alone=self._coordination.active)
+
+    def coordinate(
+        self,
+        make_per_worker: Callable[..., Variable],
+        end: Callable[[], None],
+        is_done: Callable[[], bool],
+    ) -> None:
         """Note that there is a coordinator from now on; see `Coordination.begin`."""
         self._hosting.checkpoints.coordinate()
-        self._coordination.begin(make_per_worker, end)
+        self._coordination.begin(make_per_worker, end, is_done)
 
     def _close(self) -> None:
         try:
@@ -286,6 +307,13 @@ class LocalExtended(CentralStorageExtended):
 
     _hosting_class = _AloneHosting
     _cluster = OneProcess()
+
+    def forget(self, objects: Sequence[object]) -> list[str]:
+        """Forget objects; see `ParameterServerStrategy.forget`."""
+        forgotten = chosen(self._container_strategy(), objects)
+        self._before_replicas()
+        drop(self._hosting, forgotten)
+        return forgotten.names
 
     def variable_placements(self) -> list[VariablePlacement]:
         """Return where each variable lives: in this process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from types import TracebackType
@@ -19,6 +19,7 @@ from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
+from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.loaded_values import (
@@ -101,6 +102,8 @@ class RemoteHosting(Hosting):
         seen: How often the program of a coordinator has looked at what functions have made of the
             parameters, or written them. Functions that it schedules later have to see that, too.
         outdated: On a worker server, whether they have not seen that yet.
+        forgotten: The places, in the order of creation, of what was forgotten. Worker servers
+            forget that, too.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class RemoteHosting(Hosting):
         self._untouched: list[RemoteVariable] = []
         self.seen = 0
         self.outdated = False
+        self.forgotten: list[int] = []
 
     # Modules.
 
@@ -174,6 +178,29 @@ class RemoteHosting(Hosting):
         give_memory(part for root in roots for part in root.modules())
         self.checkpoints.buffers_hosted()
         super().host_buffers(roots)
+
+    @property
+    def membership(self) -> Membership:
+        """Which task of the cluster this process is."""
+        return self._membership
+
+    @property
+    def established(self) -> Sequence[RemoteVariable]:
+        """The variables that exist."""
+        return self._variables.established
+
+    def forget(self, parts: Sequence[RemoteVariable], names: Collection[str]) -> None:
+        """Know nothing of variables any more, nor of optimizers that the program has dropped."""
+        self._variables.creation.forget(parts)
+        self._tables.remove(names)
+        self.checkpoints.forget(names)
+        self._untouched = []
+        self.forgotten += [part.place.ordinal for part in parts]
+
+    def forget_optimizers(self) -> None:
+        """Know nothing of optimizers any more that nobody can step."""
+        living = self.optimizers_in_use
+        self._steps.keep({one.name for one in living if isinstance(one, DistributedOptimizer)})
 
     # Runs.
 

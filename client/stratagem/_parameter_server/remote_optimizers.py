@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -59,6 +59,12 @@ class RemoteOptimizers:
         if consistency is not None:
             self._store.servers.require_visible(self._store.first)
         self._store.step_tracker.add(name, consistency)
+
+    def keep(self, optimizers: Collection[str]) -> None:
+        """Forget all optimizers but these."""
+        self._overlaps = {name: one for name, one in self._overlaps.items() if name in optimizers}
+        for known in (self._store.step_tracker, self._store.routes, self._store.programs):
+            known.keep(optimizers)
 
     def begin_run(self) -> None:
         """Note that none has taken a step in the run that begins."""

@@ -48,8 +48,8 @@ class RemoteVariables:
     Attributes:
         partitioning: Says which are divided into shards.
         creation: Makes them exist.
-        established: Those that exist. They are kept alive, since what was created on a server keeps
-            its name there.
+        established: Those that exist. They are kept alive until they are forgotten, since what was
+            created on a server keeps its name there.
     """
 
     def __init__(
@@ -154,6 +154,8 @@ class RemoteVariables:
                 "that was created in its scope, of a ShardedVariable one of its "
                 "variables"
             )
+        for part in parts:
+            part.require_remembered()
         return parts
 
 
@@ -178,6 +180,8 @@ def run_update(
 
     def is_hosted(variable: Variable) -> bool:
         remote = remote_of(variable)
+        if remote is not None:
+            remote.require_remembered()
         return remote is not None and remote.place.server == server
 
     update = trace(fn, variables, args, kwargs, is_hosted)

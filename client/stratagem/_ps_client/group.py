@@ -257,14 +257,14 @@ class ServerGroup:
         # Servers take one of them at a time.
         self._ahead.wait()
         self._prepare(requests)
-        self._require_present()
+        self.require_present()
         with self.steps.taking():
             return self._together(requests)
 
     def send(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
         """Send as `push` does, and return what waits for the results; to be called, once."""
         self._prepare(requests)
-        self._require_present()
+        self.require_present()
         with self.steps.taking():
             return self._sent(requests)
 
@@ -293,7 +293,7 @@ class ServerGroup:
             self.together(requests)
             return
         self._begin(requests)
-        self._require_present()
+        self.require_present()
         self._ahead.finish()
         self.changes += 1
         for task, request in requests.items():
@@ -301,7 +301,8 @@ class ServerGroup:
             send = partial(self._connections[task].pipeline, request.behind())
             self._backlog.add(writes, send)
 
-    def _require_present(self) -> None:
+    def require_present(self) -> None:
+        """Raise FailedPreconditionError while this task reads from a snapshot."""
         if self.snapshot:
             raise FailedPreconditionError(
                 "this strategy reads from a snapshot, in which nothing changes; leave "

@@ -57,12 +57,18 @@ class StrategyKind(SessionKind, ChangingKind):
         return made
 
     def stamp(self, subject: ParameterServerStrategy) -> object:
-        return _servers(subject).topology, _hosting(subject).seen
+        hosting = _hosting(subject)
+        return _servers(subject).topology, hosting.seen, len(hosting.forgotten)
 
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
         servers = _servers(subject)
         seen = _hosting(subject).seen
-        return {"runs": servers.runs, "addresses": servers.addresses, "seen": seen}
+        return {
+            "runs": servers.runs,
+            "addresses": servers.addresses,
+            "seen": seen,
+            "forgotten": tuple(_hosting(subject).forgotten),
+        }
 
     def update(self, made: AttachedStrategy, change: Change) -> None:
         if "seen" in change.state:
@@ -70,6 +76,7 @@ class StrategyKind(SessionKind, ChangingKind):
         servers = _servers(made)
         servers.move(change.state.get("addresses", servers.addresses))
         servers.expect(change.state.get("runs", {}))
+        made.attached.forget(change.state.get("forgotten", ()))
 
     def refresh(self, made: AttachedStrategy) -> None:
         made.attached.refresh_new()

@@ -112,11 +112,12 @@ def take_over(
     strategy: ParameterServerStrategy,
     make_per_worker: Callable[..., Variable],
     end: Callable[[], None],
+    is_done: Callable[[], bool],
 ) -> None:
     """Let a strategy know that its functions run on workers from now on."""
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    extended.coordinate(make_per_worker, end)
+    extended.coordinate(make_per_worker, end, is_done)
 
 
 class Connector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -226,6 +226,11 @@ class ClusterCheckpoints:
         self._restorer.take([one for one in variables if one.name in names])
         self._restorer.restore([one for one in variables if one.name not in names])
         self._store.refresh(variables)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Have what is made later under these names start with values of its own."""
+        if self._restorer is not None:
+            self._restorer.forget(names)
 
     def before_use(self) -> None:
         """Check that what was made since a checkpoint was restored are all of their names."""

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -144,6 +144,14 @@ class ClusterRestorer:
     def names(self) -> list[str]:
         """Return the names of what nothing has taken yet."""
         return sorted(self._unused)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Leave out values, by the names of their variables; who took them is gone."""
+        for name in names:
+            self._wholes.pop(name, None)
+            self._unused.discard(name)
+        self._origins = {name: one for name, one in self._origins.items() if name not in names}
+        self._checked = 0
 
     def require_fit(
         self, variables: Sequence[RemoteVariable], buffers: Sequence[CheckpointEntry], strict: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -76,6 +76,12 @@ class Attachment:
         self._require_told_apart(origins_of(wanted), mine)
         return [found for spec in wanted if (found := self._found(spec)) is not None]
 
+    def forget(self, ordinals: Collection[int]) -> None:
+        """Note that the chief has deleted variables, by their places in its order."""
+        for ordinal in ordinals:
+            self._created.pop(ordinal, None)
+        self._by_name = {found.spec.name: found for found in self._created.values()}
+
     def _require_told_apart(self, wanted: Origins, mine: Origins) -> None:
         theirs = self._origins()
         batches = batches_of(wanted, theirs)
@@ -135,7 +141,7 @@ class Attachment:
         return missing
 
     def _look(self) -> None:
-        self._created |= find(self._listing())
+        self._created = find(self._listing())
         self._by_name = {found.spec.name: found for found in self._created.values()}
 
     def _difference(self, theirs: VariableSpec, ours: VariableSpec) -> AttachmentError:
@@ -252,6 +258,12 @@ class EarlierRun:
             there = "an earlier run, whose variables the servers still hold,"
             message = confusion.sentence(f"{self._task}'s program", there)
             raise AttachmentError(message, variable=confusion.name, task=self._task)
+
+    def forget(self, ordinals: Collection[int]) -> None:
+        """Note that variables of this run are deleted, by their places in the order."""
+        if self._found is not None:
+            for ordinal in ordinals:
+                self._found.pop(ordinal, None)
 
     def require_unused(self, variables: Sequence[RemoteVariable]) -> None:
         """Check that no other strategy of this process has variables of their names.

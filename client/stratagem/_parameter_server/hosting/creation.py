@@ -127,6 +127,15 @@ class RemoteCreation:
         self._uses = 0
         return kept
 
+    def forget(self, variables: Sequence[RemoteVariable]) -> None:
+        """Note that the servers have deleted variables. Their places are not given again."""
+        for variable in variables:
+            self._mine.pop(variable.name, None)
+            self._mine.pop(name_of_whole(variable.name), None)
+        ordinals = {variable.place.ordinal for variable in variables}
+        self._attachment.forget(ordinals)
+        self._earlier.forget(ordinals)
+
     def before_use(self) -> None:
         """Check that this program has made all of the variables that only their order tells apart.
 

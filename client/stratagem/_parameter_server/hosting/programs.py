@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -41,6 +41,10 @@ class Programs:
     def __init__(self) -> None:
         # By optimizer and class.
         self._last: dict[tuple[str, str], _Encoded] = {}
+
+    def keep(self, optimizers: Collection[str]) -> None:
+        """Forget the programs of all optimizers but these."""
+        self._last = {name: one for name, one in self._last.items() if name[0] in optimizers}
 
     def encoded(self, step: OptimizerStep) -> bytes:
         """Return the part of an `UpdateHeader` that has the program of a step."""

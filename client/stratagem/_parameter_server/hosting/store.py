@@ -147,8 +147,16 @@ class RemoteStore:
         self.servers.together({server: delete(group) for server, group in names.items()})
 
     def require(self, variables: Iterable[RemoteVariable]) -> None:
-        """Check that variables exist; raise FailedPreconditionError if a server has lost one."""
-        self.training.require(variables)
+        """Check that variables exist.
+
+        Raises:
+            FailedPreconditionError: A server has lost one, or the program has had it deleted.
+        """
+        each = list(variables)
+        if any([variable.is_forgotten for variable in each]):
+            for variable in each:
+                variable.require_remembered()
+        self.training.require(each)
 
     def refresh(self, variables: Iterable[RemoteVariable], training: bool = False) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 
 import torch
@@ -26,6 +26,10 @@ class GradientRouter:
 
     def __init__(self) -> None:
         self._last: dict[str, Route] = {}
+
+    def keep(self, optimizers: Collection[str]) -> None:
+        """Forget the routes of all optimizers but these."""
+        self._last = {name: one for name, one in self._last.items() if name in optimizers}
 
     def of(self, step: OptimizerStep) -> Route:
         """Return the route of a step; that of the last one, if it has the same."""

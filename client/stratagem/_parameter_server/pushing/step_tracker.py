@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,6 +94,10 @@ class StepTracker:
     def add(self, optimizer: str, declared: Consistency | None = None) -> None:
         """Take in an optimizer."""
         self._steps[optimizer] = _Steps(declared or self._declared)
+
+    def keep(self, optimizers: Collection[str]) -> None:
+        """Forget all optimizers but these, once what is read comes after all of their steps."""
+        self._steps = {name: one for name, one in self._steps.items() if name in optimizers}
 
     @property
     def optimizers(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -153,6 +153,10 @@ class Tables:
         hosted = HostedTable(table, adoption.parameter, self._parameters.devices)
         self._tables.append(table)
         return self._parameters.host(hosted, adoption.owners)
+
+    def remove(self, names: Collection[str]) -> None:
+        """Know nothing of tables of these names any more."""
+        self._tables = [table for table in self._tables if table.name not in names]
 
     # Steps.
 

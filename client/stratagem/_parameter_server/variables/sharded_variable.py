@@ -243,13 +243,16 @@ class ShardedCreation:
     Args:
         partitioning: Says into how many.
         names: The names of the strategy's variables.
+
+    Attributes:
+        created: Those that exist. They are kept alive until they are forgotten, since their shards
+            keep their names on the servers.
     """
 
     def __init__(self, partitioning: Partitioning, names: UniqueNames) -> None:
         self._partitioning = partitioning
         self._names = names
-        # Kept alive, since their shards keep their names on the servers.
-        self._sharded: list[ShardedVariable] = []
+        self.created: list[ShardedVariable] = []
 
     def create(self, create_one: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """Create a variable, or a `ShardedVariable` of several.
@@ -281,5 +284,5 @@ class ShardedCreation:
             shards.append(create_one(**{**kwargs, **given, **own}))
         sharded = ShardedVariable.divided(name, shards)
         self._names.record(name, sharded)
-        self._sharded.append(sharded)
+        self.created.append(sharded)
         return sharded

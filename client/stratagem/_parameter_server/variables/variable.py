@@ -22,6 +22,7 @@ from stratagem._parameter_server.variables.shards import Rows
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     Aggregation,
@@ -129,6 +130,7 @@ class RemoteVariable(Variable):
     Attributes:
         place: Where it is.
         origin: What tells it from its namesakes; None if that is unknown.
+        is_forgotten: Whether the program has had it deleted.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class RemoteVariable(Variable):
         self._version: int | None = None
         self._is_rounded = False
         self._outdated = False
+        self.is_forgotten = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -223,6 +226,7 @@ class RemoteVariable(Variable):
 
     def writing(self, write: Write, value: Any) -> Writing:
         """Return what to send so that a tensor of its shape, or rows of it, is written."""
+        self.require_remembered()
         if isinstance(value, IndexedSlices):
             rows = value.indices.to(torch.int64)
             return Writing(self.name, MODES[write], value.values, rows)
@@ -238,13 +242,32 @@ class RemoteVariable(Variable):
         """
         self._store.require([self])
 
+    def require_remembered(self) -> None:
+        """Check that it was not forgotten, after which another one may have its name.
+
+        Raises:
+            FailedPreconditionError: It was.
+        """
+        if self.is_forgotten:
+            raise FailedPreconditionError(
+                f"{self.name!r} was given to strategy.forget(), and the servers have deleted it; "
+                "make another one",
+                variable=self.name,
+            )
+
+    def end(self) -> None:
+        """Note that the servers have deleted it; a module keeps what it has."""
+        self.is_forgotten = True
+        self._hosted = None
+
     def is_in_use(self, run: bytes | None) -> bool:
         """Return whether its strategy is open, and uses this run of its server.
 
         Another server may have got the address since.
         """
         servers = self._store.servers
-        return not servers.closed and servers.runs.get(self.place.server) == run
+        is_open = not servers.closed and not self.is_forgotten
+        return is_open and servers.runs.get(self.place.server) == run
 
     # For those who keep the copy fresh.
 
