@@ -26,7 +26,7 @@ def test_threads_that_call_at_once_open_one_channel(
     transport, opened = GrpcTransport("127.0.0.1:1"), list[grpc.Channel]()
     other = threading.Thread(target=transport._open)
 
-    def opening(address: str, expected: Expected) -> grpc.Channel:
+    def opening(address: str, options: object, expected: Expected) -> grpc.Channel:
         opened.append(open_channel(address, expected=expected))
         if len(opened) == 1:
             other.start()
