@@ -306,3 +306,17 @@ def test_a_server_with_a_log_has_forgotten_it_when_it_is_started_again(tmp_path:
             server.start()
             assert contents(strategy) == ["kept"]
             assert kept.numpy() == 2.0
+
+
+def test_a_program_that_begins_anew_beside_what_another_trial_made_is_refused(
+    cluster: Cluster,
+) -> None:
+    with cluster.strategy() as first:
+        first.forget(*built(first))
+        kept, optimizer = built(first)
+        trained(first, kept, optimizer)
+    with cluster.strategy() as again:
+        before = contents(again)
+        with pytest.raises(stratagem.AttachmentError, match="had forgotten what it had made"):
+            built(again)
+        assert contents(again) == before

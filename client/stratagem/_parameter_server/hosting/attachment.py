@@ -234,10 +234,27 @@ class EarlierRun:
             self._found = self._look()
         found = self._found
         kept = [one for one in wanted if one.place.ordinal in found]
+        self._require_free(found, wanted)
         for variable in kept:
             self._require_equal(found[variable.place.ordinal], variable)
         self._refuse(exchanged(origins_of(one.spec for one in kept), self._origins()))
         return kept
+
+    def _require_free(self, found: Mapping[int, Found], wanted: Sequence[RemoteVariable]) -> None:
+        """Check that no other variable has the name of one, on another server perhaps."""
+        places = {one.spec.name: one for one in found.values()}
+        for variable in wanted:
+            other = places.get(variable.name)
+            if other is not None and other.spec.ordinal != variable.place.ordinal:
+                raise AttachmentError(
+                    f"the servers still hold {variable.name!r} of an earlier run, in which it was "
+                    f"variable {other.spec.ordinal} in the order of creation; in {self._task}'s "
+                    f"program it is variable {variable.place.ordinal}. That run had forgotten what "
+                    "it had made before, or made other things first. Restart the servers to begin "
+                    "anew",
+                    variable=variable.name,
+                    task=self._task,
+                )
 
     def require_all(self, mine: Origins, phase: int) -> None:
         """Check that the earlier run had no namesakes of variables that this one has not made.
