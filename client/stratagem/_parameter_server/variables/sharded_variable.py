@@ -187,6 +187,15 @@ class ShardedVariable(Assignable, Operators):
         self._hooks()._write_each(write, dict(self._with(values)))
         return self
 
+    def _scatter(self, write: Write, delta: IndexedSlices) -> Any:
+        if isinstance(delta, IndexedSlices) and delta.indices.dim() != 1:
+            raise InvalidArgumentError(
+                f"ShardedVariable {self.name!r} has one row of values for each index of a vector, "
+                f"but the indices have the shape {tuple(delta.indices.shape)}; flatten() them",
+                variable=self.name,
+            )
+        return super()._scatter(write, delta)
+
     def _scattered(self, write: Write, delta: IndexedSlices) -> ShardedVariable:
         if not self._layout.is_div:
             raise UnimplementedError(
