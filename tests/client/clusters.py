@@ -55,11 +55,11 @@ class Cluster:
 
 
 @contextmanager
-def running(num_servers: int = 2, num_workers: int = 1) -> Iterator[Cluster]:
-    """A cluster whose servers serve while the scope is open."""
+def running(num_servers: int = 2, num_workers: int = 1, **settings: Any) -> Iterator[Cluster]:
+    """A cluster whose servers serve while the scope is open, with further settings of them."""
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN)))
+            stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN, **settings)))
             for task in range(num_servers)
         ]
         yield Cluster([server.address for server in servers], num_workers)

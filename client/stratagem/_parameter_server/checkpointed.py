@@ -189,7 +189,9 @@ class CheckpointedStrategy(Strategy):
         Raises:
             DeadlineExceededError: Naming the workers that did come within `peer_seconds`; nothing
                 is changed.
-            FailedPreconditionError: The loop over `steps` began after the checkpoint.
+            FailedPreconditionError: The loop over `steps` began after the checkpoint, or the
+                checkpoint does not say of all workers how many steps they had taken; nothing is
+                changed.
 
         Otherwise as `restore`.
         """
@@ -215,7 +217,8 @@ class CheckpointedStrategy(Strategy):
 
         A program may have several such loops, one after the other; each counts from 0. Checkpoints
         have the position of each worker as of the last of its runs, or its optimizers' steps, that
-        they contain: count what has one of these.
+        they contain: count what has one of these. Of a step with several, what comes after the
+        checkpoint is left out by `restore`.
 
         Args:
             stop: The number after the last one.
@@ -223,10 +226,14 @@ class CheckpointedStrategy(Strategy):
 
         Raises:
             FailedPreconditionError: A loop over `steps` runs already. Or the run began with a
-                checkpoint that does not say how far this task was, and there is no `start`.
+                checkpoint that does not say how far this task was, and there is no `start`; or the
+                chief has ended when some servers had restored. Or there is a `ClusterCoordinator`,
+                whose functions would run again with a step.
 
         Without a cluster, nobody else keeps the place of this program: it begins with `start`.
         """
+        if isinstance(self.extended, ParameterServerExtended):
+            self.extended._coordination.require_no_functions()
         return self.extended._cluster.steps(stop, start)
 
     def snapshot(self) -> AbstractContextManager[None]:

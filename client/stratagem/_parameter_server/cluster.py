@@ -175,11 +175,10 @@ class TrainingCluster:
 
     def roll_back(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
         """Restore all servers while all workers wait; see `ParameterServerStrategy.roll_back`."""
-        self._checkpoints.counter.leave()
-        self.barrier("stratagem/roll_back", self._roll_backs, None)
-        self._refresh()
-        status = self._checkpoints.roll_back(path, strict)
-        self.barrier("stratagem/rolled_back", self._roll_backs, None)
+        passed = self._roll_backs
+        status = self._checkpoints.roll_back(
+            path, strict, lambda name: self.barrier(name, passed, None)
+        )
         self._roll_backs += 1
         self._refresh()
         return status

@@ -62,6 +62,13 @@ class UnbuiltDataset(DistributedDataset):
 _LOG = logging.getLogger("stratagem")
 
 
+COUNTS_OR_COORDINATES = (
+    "strategy.steps() counts what its program does itself, so that a step is applied once when the "
+    "program is started again, but functions that a ClusterCoordinator has scheduled in it would "
+    "run again; loop over a range(), and begin it with what strategy.restore() has as `extra`"
+)
+
+
 class Coordination:
     """What a strategy knows of its program's `ClusterCoordinator`, if there is one.
 
@@ -136,6 +143,15 @@ class Coordination:
     def unbuilt(self, build: Callable[[Any], Any], dataset: Any) -> Any:
         """Return a dataset that each worker builds for itself, of a dataset or a function."""
         return UnbuiltDataset(self._container_strategy(), build, dataset)
+
+    def require_no_functions(self) -> None:
+        """Refuse to count steps, of which scheduled functions would be a part.
+
+        Raises:
+            FailedPreconditionError: There is a coordinator.
+        """
+        if self.active:
+            raise FailedPreconditionError(COUNTS_OR_COORDINATES)
 
     def require_programs_of_workers(self, method: str) -> None:
         """Refuse a method by which the programs of workers wait for each other.

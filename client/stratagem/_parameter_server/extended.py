@@ -109,6 +109,11 @@ class ParameterServerExtended(WorkerExtended):
         strategy = self._container_strategy()
         return self.forgetting.forget(strategy, objects, alone=self._coordination.active)
 
+    def require_may_coordinate(self) -> None:
+        """Refuse a first coordinator for what the program has done before it."""
+        if not self._coordination.active:
+            self._hosting.checkpoints.require_no_run()
+
     def coordinate(
         self,
         make_per_worker: Callable[..., Variable],
@@ -116,7 +121,7 @@ class ParameterServerExtended(WorkerExtended):
         is_done: Callable[[], bool],
     ) -> None:
         """Note that there is a coordinator from now on; see `Coordination.begin`."""
-        self._hosting.checkpoints.coordinate()
+        self._hosting.checkpoints.is_coordinated = True
         self._coordination.begin(make_per_worker, end, is_done)
 
     def _close(self) -> None:

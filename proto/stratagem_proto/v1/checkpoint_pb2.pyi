@@ -577,7 +577,8 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     @property
     def run(self) -> global___TrainingRun:
         """The run that has begun, for ListRestored. One without a restoration is ignored where a run is
-        known. Absent if the request says nothing of it.
+        known. Absent if the request says nothing of it. With `begins_run`, the one that begins: where
+        servers know of different ones, not all have restored.
         """
 
     @property

@@ -144,11 +144,12 @@ class CheckpointRpcs:
                 accounts.replace(state.data, state.closures)
                 if request.begins_run:
                     state.ledger.counted.restart(request.positions)
+                    state.restored.begin(request.run)
                 state.changes.leapt()
+        elif request.HasField("run"):
+            state.restored.begin(request.run)
         if request.identity:
             state.restored.add(request.identity, session.id)
-        if request.HasField("run"):
-            state.restored.begin(request.run)
         return pb.RestoreVariablesResponse()
 
     async def list_restored(self, request: pb.ListRestoredRequest) -> pb.ListRestoredResponse:

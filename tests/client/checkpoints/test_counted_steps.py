@@ -19,7 +19,9 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
+from stratagem.coordinator import ClusterCoordinator
 from tests.client.clusters import Cluster, running
+from tests.client.coordinator.coordination import coordinating
 
 
 class Counter:
@@ -166,28 +168,17 @@ def count_together(strategy: ParameterServerStrategy, stop: int) -> list[float]:
     return [float(variable.numpy()) for variable in variables]
 
 
-def test_workers_roll_back_together_and_go_on_from_their_positions(tmp_path: Path) -> None:
-    def program(strategy: ParameterServerStrategy, worker: int) -> tuple[list[int], float]:
-        (count, _) = build(strategy)
-        taken, is_back = [], False
-        for number in strategy.steps(6):
-            taken.append(number)
-            strategy.run(lambda: count.assign_add(1.0))
-            if number == 1:
-                strategy.barrier()
-                strategy.save(tmp_path)
-                strategy.barrier()
-            if number == 4 and not is_back:
-                is_back = True
-                assert strategy.roll_back(tmp_path).position == 2
-                assert float(count.numpy()) == 4.0
-                strategy.barrier()
-        strategy.barrier()
-        return taken, float(count.numpy())
-
-    with running(2, num_workers=2) as cluster:
-        results = cluster.run(program)
-    assert results == 2 * [([0, 1, 2, 3, 4, 2, 3, 4, 5], 12.0)]
+def test_a_program_counts_its_steps_or_coordinates_workers() -> None:
+    with coordinating() as coordination:
+        with pytest.raises(FailedPreconditionError, match="functions that a ClusterCoordinator"):
+            coordination.strategy.steps(3)
+        taken: list[int] = []
+        with coordination.new_strategy() as strategy:
+            for number in strategy.steps(3):
+                taken.append(number)
+                with pytest.raises(FailedPreconditionError, match="functions that a Cluster"):
+                    ClusterCoordinator(strategy)
+        assert taken == [0, 1, 2]
 
 
 def test_a_checkpoint_has_the_position_of_each_worker(tmp_path: Path) -> None:

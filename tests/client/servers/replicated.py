@@ -23,14 +23,15 @@ class ReplicatedServer:
         running: Its replicas by number.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
+    def __init__(self, folder: Path, stack: ExitStack, task: int = 0) -> None:
+        self._folder, self._stack, self._task = folder, stack, task
         self.where = stack.enter_context(ReservedAddresses(2))
         self.running = [self._started(number) for number in range(2)]
         self.await_backup()
 
     def _started(self, number: int) -> ParameterServer:
         settings = ServerSettings(
+            task=self._task,
             bind=self.where.replicas[number],
             token=TOKEN,
             replicas=2,

@@ -89,6 +89,7 @@ def require_suited(strategy: object) -> None:
             f"cannot take steps together, but the strategy's consistency is "
             f'{consistency}; make it with consistency="async"'
         )
+    extended.require_may_coordinate()
 
 
 def _require_coordinating(extended: ParameterServerExtended) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +18,14 @@ from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.progress import STEPS, StepCounter, WorkerStates
-from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer, known_run
+from stratagem._parameter_server.checkpoints.restoring import (
+    ClusterRestorer,
+    ask_all,
+    half_restored,
+    known_run,
+)
 from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
+from stratagem._parameter_server.coordination import COUNTS_OR_COORDINATES
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.checkpoints import announce_restored
@@ -27,6 +35,8 @@ from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1.checkpoint_pb2 import TaskPosition, TrainingRun
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
+
+_LOG = logging.getLogger("stratagem")
 
 Buffers = Iterable[tuple[str, torch.Tensor]]
 
@@ -89,11 +99,12 @@ class ClusterCheckpoints:
     def _has_others(self) -> bool:
         return self._membership.num_training_tasks > 1 and not self.is_coordinated
 
-    def coordinate(self) -> None:
-        """Note that the program coordinates workers.
+    def require_no_run(self) -> None:
+        """Check that the program may coordinate workers.
 
         Raises:
-            FailedPreconditionError: It has joined a run, as a program whose workers are others.
+            FailedPreconditionError: It has joined a run, as a program whose workers are others, or
+                counts its steps.
         """
         if self._joined:
             raise FailedPreconditionError(
@@ -101,7 +112,8 @@ class ClusterCheckpoints:
                 "variables as they are, as for a worker that is started again; make the "
                 "coordinator first"
             )
-        self.is_coordinated = True
+        if self.counter.is_known:
+            raise FailedPreconditionError(COUNTS_OR_COORDINATES)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
         """Give variables, optimizers and buffers what they have in a checkpoint.
@@ -111,7 +123,6 @@ class ClusterCheckpoints:
         Raises:
             FailedPreconditionError: This process takes part in a run of several tasks already.
         """
-        self.counter.leave()
         try:
             restorer = ClusterRestorer(self._store, path, self._membership)
         except NotFoundError:
@@ -121,23 +132,44 @@ class ClusterCheckpoints:
             return self._join(None, ())
         missing = self._require_fit(restorer, strict)
         if not self._has_others:
+            self.counter.require_positions(restorer.checkpoint.index.workers)
             return self._restored(restorer, missing)
         if self._is_in_run:
             raise FailedPreconditionError(
                 f"{self._membership.name} takes part in a run already, and others train in it; to "
                 f"go back to {str(path)!r}, have all of them call strategy.roll_back()"
             )
-        is_under_way = known_run(self._store.servers).HasField("run")
-        if self._membership.creates and not is_under_way:
-            return self._restored(restorer, missing)
+        if self._membership.creates:
+            answers = ask_all(self._store.servers)
+            half = half_restored(answers)
+            if half:
+                _LOG.warning("%s; all begin anew with %r", half, str(path))
+            if half or not any(one.HasField("run") for one in answers.values()):
+                return self._restored(restorer, missing)
         restorer.await_chief(of_any=True)
         return self._join(restorer, missing)
 
-    def roll_back(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
-        """Have the run begin anew with a checkpoint, where all tasks wait for it."""
-        self.counter.leave()
+    def roll_back(
+        self, path: str | os.PathLike[str], strict: bool, meet: Callable[[str], None]
+    ) -> RestoreStatus:
+        """Have the run begin anew with a checkpoint; `meet` waits for all tasks at a barrier.
+
+        What the checkpoint does not allow is found before the first change, and each task goes back
+        when all servers have.
+        """
+        self._saver.wait()
+        self._ready_to_roll_back(path, strict)
+        meet("stratagem/roll_back")
+        restorer, missing = self._ready_to_roll_back(path, strict)
+        return self._restored(restorer, missing, partial(meet, "stratagem/rolled_back"))
+
+    def _ready_to_roll_back(
+        self, path: str | os.PathLike[str], strict: bool
+    ) -> tuple[ClusterRestorer, Sequence[str]]:
         restorer = ClusterRestorer(self._store, path, self._membership)
-        return self._restored(restorer, self._require_fit(restorer, strict))
+        missing = self._require_fit(restorer, strict)
+        self.counter.require_positions(restorer.checkpoint.index.workers)
+        return restorer, missing
 
     def _require_fit(self, restorer: ClusterRestorer, strict: bool) -> Sequence[str]:
         missing = restorer.require_fit(self._variables, self._entries(), strict)
@@ -145,14 +177,21 @@ class ClusterCheckpoints:
         self._names.warn_of(restorer.doubtful(self._variables))
         return missing
 
-    def _restored(self, restorer: ClusterRestorer, missing: Sequence[str]) -> RestoreStatus:
+    def _restored(
+        self,
+        restorer: ClusterRestorer,
+        missing: Sequence[str],
+        meet: Callable[[], None] = lambda: None,
+    ) -> RestoreStatus:
         workers = restorer.checkpoint.index.workers
-        restorer.restore(self._variables, self._positions(workers))
-        restorer.restore_buffers(self._entries())
+        with self.counter.left():
+            restorer.restore(self._variables, self._positions(workers))
         if self._membership.creates:
             restorer.announce()
         else:
             restorer.await_chief(of_any=False)
+        meet()
+        restorer.restore_buffers(self._entries())
         self._restorer, self._is_in_run, self._joined = restorer, True, False
         self.states.restore(workers)
         self.counter.restored()
@@ -184,7 +223,8 @@ class ClusterCheckpoints:
         run = next(one.run for one in answers if one.HasField("run"))
         if self._membership.creates:
             # The one before may have ended when it had told some servers only.
-            self._store.servers.on_all(lambda: announce_restored("", run))
+            with self.counter.left():
+                self._store.servers.on_all(lambda: announce_restored("", run))
         for variable in self._variables:
             variable.outdate()
         extra: Mapping[str, Any] = {}

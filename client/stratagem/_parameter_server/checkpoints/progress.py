@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from stratagem._cluster.membership import Membership
+from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode
-from stratagem._ps_client.requests.checkpoints import list_restored
 from stratagem._ps_client.requests.coordination import describe
 from stratagem._ps_client.step_count import ProgramStep
 from stratagem_proto.errors import (
@@ -189,13 +190,13 @@ class StepCounter:
 
     Attributes:
         position: How many steps this task has taken; during a step, that one included.
+        is_known: Whether that is its place in the run: the program counts, or can go on with it.
     """
 
     def __init__(self, membership: Membership, store: RemoteStore, states: WorkerStates) -> None:
         self._membership, self._store, self._states = membership, store, states
         self.position = 0
-        # Whether the position is that of the run, and not of this process alone.
-        self._is_known = False
+        self.is_known = False
         # The steps of all loops before the present one, or the next one.
         self._base = 0
         self._is_inside = False
@@ -212,19 +213,49 @@ class StepCounter:
 
     def load_state_dict(self, position: int) -> None:
         """Go on from the position of a checkpoint."""
-        if self._is_inside and position < self._base:
+        self.position, self.is_known = position, True
+
+    def require_positions(self, workers: Mapping[str, Any]) -> None:
+        """Check that the program can go back to the positions of a checkpoint.
+
+        Raises:
+            FailedPreconditionError: It does not have them, or the present loop began later.
+        """
+        if not self.is_known:
+            return
+        count, states = self._membership.num_training_tasks, workers.get("states", {})
+        known = {task: one[STEPS] for task, one in states.items() if STEPS in one}
+        own = known.get(self._membership.name)
+        if own is None or workers["count"] != count or len(known) < count:
+            told = ", ".join(sorted(known)) or "nobody"
             raise FailedPreconditionError(
-                f"the checkpoint has {position} steps of {self._membership.name}, and the loop "
+                f"the program counts its steps, and the checkpoint says of {told} how many they "
+                f"had taken, but {count} workers would go back to it; go back to one that was "
+                "saved by as many when all were in their loops over strategy.steps(), or start the "
+                "program again"
+            )
+        if self._is_inside and own < self._base:
+            raise FailedPreconditionError(
+                f"the checkpoint has {own} steps of {self._membership.name}, and the loop "
                 f"over strategy.steps() that runs now begins after {self._base}; start the program "
                 "again to go back before it"
             )
-        self.position, self._is_known = position, True
 
     # Where a process goes on.
 
     def ask(self) -> list[ListRestoredResponse]:
-        """Ask all servers how far this task is."""
-        return list(self._store.servers.on_all(list_restored).values())
+        """Ask all servers how far this task is.
+
+        Raises:
+            FailedPreconditionError: Not all of them are in the same run.
+        """
+        answers = ask_all(self._store.servers)
+        if half := half_restored(answers):
+            raise FailedPreconditionError(
+                f"{half}. Have the chief restore the checkpoint first, by strategy.restore() at "
+                "the beginning of its program"
+            )
+        return list(answers.values())
 
     def resume(self, answers: Iterable[ListRestoredResponse]) -> bool:
         """Go on where this task was, as servers know it; return whether they know it."""
@@ -241,7 +272,7 @@ class StepCounter:
         self._states.load(content)
         if not latest.number:
             return False  # it counted none when the checkpoint was saved
-        self.position, self._is_known = latest.number - 1, True
+        self.position, self.is_known = latest.number - 1, True
         self._counted = dict(state.contributed)
         self._contributed_before = {
             group: completed - self._counted.get(group, 0)
@@ -286,7 +317,7 @@ class StepCounter:
 
     def _find(self, start: int | None) -> None:
         self._states.register_steps(self)
-        if self._is_known:
+        if self.is_known:
             return
         answers = self.ask()
         if self.resume(answers):
@@ -304,7 +335,7 @@ class StepCounter:
                 "them by strategy.steps(), or by another number of workers. Say where to begin: "
                 "strategy.steps(stop, start=...)"
             )
-        self.position, self._is_known = start or 0, True
+        self.position, self.is_known = start or 0, True
         self._counted = self.completed()
 
     def _begin(self, number: int) -> None:
@@ -320,9 +351,16 @@ class StepCounter:
             self._counted[group] = self._counted.get(group, 0) + contributions
         self._contributed_before = {}
 
-    def leave(self) -> None:
-        """Let what follows belong to no counted step."""
-        self._store.servers.steps.program_step = None
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Let what follows belong to no counted step, unless it fails: then the step goes on."""
+        steps = self._store.servers.steps
+        present, steps.program_step = steps.program_step, None
+        try:
+            yield
+        except BaseException:
+            steps.program_step = present
+            raise
 
     def has_contributed(self, optimizer: str) -> bool:
         """Return whether an optimizer's next step is complete already, and note that it is taken.

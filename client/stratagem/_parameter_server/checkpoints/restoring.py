@@ -54,7 +54,7 @@ from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition
 class Restoration:
     """One checkpoint that servers restore in two phases: all read it, then all take it.
 
-    With positions of tasks, even if there are none, a run begins with it.
+    With a run, it begins with the values, and tasks are so far in it.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class Restoration:
         servers: ServerGroup,
         path: str,
         wanted: Mapping[int, Wanted],
-        positions: Sequence[TaskPosition] | None = None,
+        run: TrainingRun | None = None,
+        positions: Sequence[TaskPosition] = (),
     ) -> None:
         self._servers = servers
-        self._positions = positions
+        self._run, self._positions = run, positions
         self._path = path
         self._wanted = wanted
         self._name = secrets.token_bytes(SESSION_ID_BYTES)
@@ -99,7 +100,10 @@ class Restoration:
         """
         try:
             self._servers.together(
-                {server: restore_staged(self._name, self._positions) for server in self._wanted}
+                {
+                    server: restore_staged(self._name, self._run, self._positions)
+                    for server in self._wanted
+                }
             )
         except StratagemError as error:
             raise AbortedError(
@@ -135,6 +139,8 @@ class ClusterRestorer:
         self._origins = origins_in_checkpoint(self._checkpoint, self._wholes)
         self._strict = True
         self._checked = 0
+        # The run that has begun with it.
+        self._run: TrainingRun | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -255,7 +261,10 @@ class ClusterRestorer:
                 wanted = {one: wanted.get(one, Wanted()) for one in self._store.servers.called}
                 if self._checkpoint.index.servers:
                     wanted |= self._with_accounts(wanted)
-            restoration = Restoration(self._store.servers, str(self._path), wanted, positions)
+            self._run = None if positions is None else self._new_run()
+            restoration = Restoration(
+                self._store.servers, str(self._path), wanted, self._run, positions or ()
+            )
             with self._store.filling(known):
                 restoration.stage(self._store.peer_seconds)
                 restoration.replace()
@@ -302,15 +311,17 @@ class ClusterRestorer:
                 buffer.write(value)
                 self._unused.discard(buffer.name)
 
-    def announce(self) -> None:
-        """Tell the other tasks that all is restored, and that a run has begun with it."""
+    def _new_run(self) -> TrainingRun:
         extra = json.dumps(dict(self._checkpoint.index.extra))
-        run = TrainingRun(
+        return TrainingRun(
             restoration=secrets.token_bytes(SESSION_ID_BYTES),
             path=str(self._path),
             extra=extra if len(extra) <= MAX_EXTRA_BYTES else "",
         )
-        self._store.servers.on_all(lambda: announce_restored(self._identity, run))
+
+    def announce(self) -> None:
+        """Tell the other tasks that all is restored, and that a run has begun with it."""
+        self._store.servers.on_all(lambda: announce_restored(self._identity, self._run))
 
     def await_chief(self, of_any: bool) -> None:
         """Wait until the chief has restored the checkpoint.
@@ -333,7 +344,8 @@ class ClusterRestorer:
         give_up_at = time.monotonic() + self._store.peer_seconds
         while True:
             known = known_run(self._store.servers)
-            if self._identity in known.identities or (of_any and known.HasField("run")):
+            is_known = self._identity in known.identities or (of_any and known.HasField("run"))
+            if is_known and not half_restored(ask_all(self._store.servers)):
                 return
             if time.monotonic() >= give_up_at:
                 raise DeadlineExceededError(
@@ -353,6 +365,27 @@ def known_run(servers: ServerGroup) -> ListRestoredResponse:
     # A task that sees no server at all is told what hides them.
     visible = next(iter(servers.called), servers.used[0])
     return servers.call(visible, list_restored())
+
+
+def ask_all(servers: ServerGroup) -> dict[int, ListRestoredResponse]:
+    """Ask all servers the same, by task."""
+    return servers.on_all(list_restored)
+
+
+def half_restored(answers: Mapping[int, ListRestoredResponse]) -> str:
+    """Return which servers have begun the run and which have not, as a clause; "" if all agree.
+
+    Whoever restores may end when some servers have replaced their values, and others have not.
+    """
+    if len({one.run.restoration for one in answers.values()}) <= 1:
+        return ""
+    told = (
+        f"/job:ps/task:{server} has {one.run.path!r}"
+        if one.run.restoration
+        else f"/job:ps/task:{server} has restored nothing"
+        for server, one in answers.items()
+    )
+    return f"a restoration has ended in its midst: {', '.join(told)}"
 
 
 def _has_unended(state: Mapping[str, Any]) -> bool:

@@ -115,14 +115,16 @@ def stage_variables(
 
 
 def restore_staged(
-    restoration: bytes, positions: Sequence[pb.TaskPosition] | None = None
+    restoration: bytes,
+    run: pb.TrainingRun | None = None,
+    positions: Sequence[pb.TaskPosition] = (),
 ) -> Request[pb.RestoreVariablesResponse]:
     """Return the request that replaces values and optimizer state by what was read.
 
-    With positions, even if there are none, a run begins, in which tasks are so far.
+    With a run, it begins, and tasks are so far in it.
     """
     message = pb.RestoreVariablesRequest(
-        restoration=restoration, positions=positions, begins_run=positions is not None
+        restoration=restoration, run=run, positions=positions, begins_run=run is not None
     )
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
