@@ -144,7 +144,8 @@ class ClusterCheckpoints:
             half = half_restored(answers)
             if half:
                 _LOG.warning("%s; all begin anew with %r", half, str(path))
-            if half or not any(one.HasField("run") for one in answers.values()):
+            is_under_way = any(one.HasField("run") for one in answers.values())
+            if half or not is_under_way or not self._store.training.is_whole:
                 return self._restored(restorer, missing)
         restorer.await_chief(of_any=True)
         return self._join(restorer, missing)

@@ -343,9 +343,14 @@ class ClusterRestorer:
     def _await_chief(self, of_any: bool) -> None:
         give_up_at = time.monotonic() + self._store.peer_seconds
         while True:
-            known = known_run(self._store.servers)
-            is_known = self._identity in known.identities or (of_any and known.HasField("run"))
-            if is_known and not half_restored(ask_all(self._store.servers)):
+            # A server that was started again without what it had is in no run, and knows of no
+            # restoration, before the chief has restored it.
+            answers = ask_all(self._store.servers)
+            is_known = all(
+                self._identity in one.identities or (of_any and one.HasField("run"))
+                for one in answers.values()
+            )
+            if is_known and not half_restored(answers):
                 return
             if time.monotonic() >= give_up_at:
                 raise DeadlineExceededError(
