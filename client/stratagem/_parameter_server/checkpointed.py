@@ -160,7 +160,8 @@ class CheckpointedStrategy(Strategy):
             AbortedError: A server went away when others had replaced their values already; restore
                 again.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.
-            FailedPreconditionError: This process takes part in a run of several workers already.
+            FailedPreconditionError: This process takes part in a run of several workers already, or
+                another run than that of the checkpoint is under way.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: CKP-2, CKP-3, CKP-5, SHV-30.

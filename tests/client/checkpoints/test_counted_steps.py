@@ -283,6 +283,25 @@ def test_a_worker_that_comes_late_begins_where_the_checkpoint_says(tmp_path: Pat
             assert (status.position, [*late.steps(6)]) == (4, [4, 5])
 
 
+def test_a_checkpoint_of_another_run_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    def trained(strategy: ParameterServerStrategy, worker: int) -> None:
+        count_together(strategy, 4)
+        strategy.save(tmp_path / "own")
+        strategy.barrier()
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(trained)
+        (tmp_path / "own").rename(tmp_path / "other")
+    with running(2, num_workers=2) as cluster:
+        cluster.run(trained)
+        # The chief decides with which checkpoint all of them begin.
+        with cluster.strategy(0) as chief:
+            build(chief)
+            with pytest.raises(FailedPreconditionError, match=r"not saved in it.*roll_back"):
+                chief.restore(tmp_path / "other")
+            chief.restore(tmp_path / "own")
+
+
 def test_the_name_of_the_position_is_taken() -> None:
     with (
         running(1) as cluster,

@@ -121,7 +121,8 @@ class ClusterCheckpoints:
         Where a run of several tasks is under way, join it and leave the variables as they are.
 
         Raises:
-            FailedPreconditionError: This process takes part in a run of several tasks already.
+            FailedPreconditionError: This process takes part in a run of several tasks already, or
+                the run under way has nothing to do with the checkpoint.
         """
         try:
             restorer = ClusterRestorer(self._store, path, self._membership)
@@ -148,6 +149,7 @@ class ClusterCheckpoints:
             if half or not is_under_way or not self._store.training.is_whole:
                 return self._restored(restorer, missing)
         restorer.await_chief(of_any=True)
+        restorer.require_of_run()
         return self._join(restorer, missing)
 
     def roll_back(

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     StratagemError,
@@ -146,6 +148,31 @@ class ClusterRestorer:
     def checkpoint(self) -> Checkpoint:
         """What it is."""
         return self._checkpoint
+
+    def require_of_run(self) -> None:
+        """Check that the run under way has begun with this series of checkpoints, or has saved it.
+
+        Whoever joins the run gets its values, and not those of the checkpoint.
+
+        Raises:
+            FailedPreconditionError: The run has nothing to do with the checkpoint.
+        """
+        run, training = known_run(self._store.servers).run, self._store.training.identifier
+        if _series_of(run.path) == _series_of(str(self._path)):
+            return
+        for facts in self._checkpoint.index.servers.values():
+            saved = TrainingRun.FromString(b64decode(facts.get("run") or ""))
+            # Only the task that creates variables knows the training.
+            is_same = not training or facts.get("training") == training.hex()
+            if facts.get("run") is not None and is_same and saved.restoration == run.restoration:
+                return
+        began = f"with {run.path!r}" if run.path else "with no checkpoint"
+        raise FailedPreconditionError(
+            f"{self._membership.name} would join a run that is under way on the servers. It began "
+            f"{began}, and {str(self._path)!r} was not saved in it, so that its values would be "
+            "ignored. To begin anew with it, have all workers call strategy.roll_back(), or "
+            "restart the servers"
+        )
 
     def names(self) -> list[str]:
         """Return the names of what nothing has taken yet."""
@@ -363,6 +390,11 @@ class ClusterRestorer:
     def _identity(self) -> str:
         files: Mapping[str, object] = self._checkpoint.index.files
         return self._checkpoint.index.identity or f"{self._path}: {files}"
+
+
+def _series_of(path: str) -> str:
+    """Return the folder of the checkpoints that follow one another, of one of them."""
+    return path.rstrip("/").rpartition("/")[0]
 
 
 def known_run(servers: ServerGroup) -> ListRestoredResponse:
