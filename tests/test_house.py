@@ -36,7 +36,7 @@ SOURCES = [
 ]
 
 LONGEST_FUNCTION = 50  # lines, without its docstring
-LONGEST_FILE = 400  # lines
+LONGEST_FILE = 600  # lines
 LONGEST_PICTURE = 1200  # words of docs/architecture.md
 
 # A name says what a file is about; these say that nobody knew.

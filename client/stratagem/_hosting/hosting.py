@@ -99,6 +99,12 @@ class LivingHostings:
             return iter(list(self._found))
 
 
+class _OptimizersInUse(WeakSet[DistributedSteps]):
+    def __deepcopy__(self, memo: dict[int, object]) -> _OptimizersInUse:
+        # Optimizers stay with the strategy that they were made for.
+        return _OptimizersInUse()
+
+
 class Hosting(ABC):
     """Makes variables of the parameters of modules, and steps optimizers.
 
@@ -148,7 +154,7 @@ class Hosting(ABC):
         )
         self.elsewhere = elsewhere
         self._extended = extended
-        self.optimizers_in_use: WeakSet[DistributedSteps] = WeakSet()
+        self.optimizers_in_use: WeakSet[DistributedSteps] = _OptimizersInUse()
         self._optimizers: Counter[str] = Counter()
 
     @property

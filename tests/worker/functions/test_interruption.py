@@ -268,6 +268,29 @@ def test_it_does_not_come_where_python_drops_it() -> None:
         assert struck_when(entered, leave_garbage) == "given up"
 
 
+@pytest.fixture
+def slow_collections() -> Iterator[None]:
+    def called(phase: str, info: dict[str, int]) -> None:
+        sum(number for number in range(4))
+
+    gc.callbacks.append(called)
+    yield
+    gc.callbacks.remove(called)
+
+
+@pytest.mark.usefixtures("slow_collections")
+def test_it_does_not_come_where_the_collector_calls_back() -> None:
+    for _ in range(20):
+        entered = threading.Event()
+
+        def collect(entered: threading.Event = entered) -> None:
+            entered.set()
+            while True:
+                gc.collect(0)
+
+        assert struck_when(entered, collect) == "given up"
+
+
 def test_a_function_that_starts_threads_waits_for_none_that_never_begins() -> None:
     for _ in range(200):
         entered = threading.Event()

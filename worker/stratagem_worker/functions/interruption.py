@@ -5,6 +5,7 @@ from __future__ import annotations
 import _imp
 import _weakrefset
 import ctypes
+import gc
 import sys
 import threading
 import time
@@ -43,8 +44,8 @@ class Interruptible(Generic[Name]):
     CPython raises the exception in the thread before one of the next instructions of its Python
     code. That must not be one of our own, so there is no lock here: one that is just being taken
     would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`),
-    nor one of a module that is being imported, nor one of a `__del__` or of a callback of a weak
-    reference, where Python drops exceptions.
+    nor one of a module that is being imported, nor one of a `__del__`, or of a callback of a weak
+    reference or of the collector, where Python drops exceptions.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,9 @@ def _is_in_the_midst(thread: int) -> bool:
 
 
 def _is_delicate(code: CodeType) -> bool:
-    is_callback = code.co_filename in _WEAK_REFERENCES
+    is_callback = code.co_filename in _WEAK_REFERENCES or any(
+        getattr(callback, "__code__", None) is code for callback in gc.callbacks
+    )
     return code is _IMPORT or code.co_name == "__del__" or is_callback
 
 
