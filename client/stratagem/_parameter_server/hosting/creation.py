@@ -139,14 +139,16 @@ class RemoteCreation:
     def before_use(self) -> None:
         """Check that this program has made all of the variables that only their order tells apart.
 
-        Called before replicas run, and for other uses. What the chief makes may turn up at any
-        time, so it looks at the first, second, fourth, eighth use, and so on.
+        Called before replicas run, and for other uses. Who trains has what the chief has by the
+        first use; later a look would wait for its pushes in flight. For others the chief may make
+        more at any time, so they look at the first, second, fourth, eighth use, and so on.
 
         Raises:
             AttachmentError: The chief, or an earlier run of his, has more of them.
         """
         self._uses += 1
-        if not self._mine or self._uses & (self._uses - 1):
+        looks = self._uses == 1 if self._trains else not self._uses & (self._uses - 1)
+        if not self._mine or not looks:
             return
         if self._creates:
             self._earlier.require_all(self._mine, self._names.phase)
