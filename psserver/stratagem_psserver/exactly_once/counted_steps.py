@@ -95,7 +95,9 @@ class CountedSteps:
         counted = request.key.counted
         step = self._step(session, counted)
         if step is None:
-            return await apply()
+            response = await apply()
+            self.applied(session, request, b"")
+            return response
         known = step.records.get(counted.ordinal)
         if known is not None:
             _require_same(session, counted, known.intent, _intent(request))
@@ -120,8 +122,6 @@ class CountedSteps:
             return
         counted = request.key.counted
         if not counted.number:
-            if _is_training(request):
-                self._task(session.label).uncounted = True
             return
         steps = self._task(session.label).steps
         if not steps or counted.number > steps[-1].number:
@@ -133,6 +133,8 @@ class CountedSteps:
     def applied(self, session: Session, request: Mutation, response: bytes) -> None:
         """Note that a request was applied, after `begin`; `response` is its encoded answer."""
         counted = request.key.counted
+        if not counted.number and _is_training_task(session) and _is_training(request):
+            self._task(session.label).uncounted = True
         step = self._step(session, counted)
         if step is not None:
             record = step.records[counted.ordinal] = _Record(_intent(request), response)
