@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# The counts of numbers that numpy sorts much faster than torch, whose calls cost less for fewer
-# numbers, and which has a faster algorithm for more.
-_SORTED_BY_NUMPY = range(128, 1 << 15)
+# For fewer numbers, a call of torch costs less. From here on numpy takes a fifth of the time, up to
+# millions of numbers.
+_LEAST_SORTED_BY_NUMPY = 128
 
 # For fewer bytes, torch is as fast.
 _LEAST_BYTES = 8 << 10
@@ -33,25 +33,72 @@ _STORED_AS = {
 _Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
-class _Sorted(NamedTuple):
-    """Indices in ascending order; equal ones keep their order.
+class Sorted(NamedTuple):
+    """Integers in ascending order; equal ones keep their order.
 
     Attributes:
-        indices: The sorted indices, of their own dtype.
-        order: The position that each index had before.
-        is_first: Whether each index differs from the one before it.
+        distinct: The distinct integers.
+        order: The position that each sorted integer had before.
+        firsts: Where each distinct one begins among the sorted ones.
     """
 
-    indices: _Integers
+    distinct: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64]
-    is_first: npt.NDArray[np.bool_]
+    firsts: npt.NDArray[np.int64]
 
-    @property
     def places(self) -> npt.NDArray[np.int64]:
-        """For each sorted index, the number of smaller distinct indices."""
-        places: npt.NDArray[np.int64] = self.is_first.cumsum(dtype=np.int64)
-        places -= 1
-        return places
+        """Return where each integer, in the order of before, is among the distinct ones."""
+        counts = np.diff(self.firsts, append=len(self.order))
+        found = np.empty_like(self.order)
+        found[self.order] = np.repeat(np.arange(len(self.firsts)), counts)
+        return found
+
+    def part(self, span: slice) -> Sorted:
+        """Return those of a span, if they stand there before and after sorting."""
+        first, stop = np.searchsorted(self.firsts, (span.start, span.stop))
+        return Sorted(
+            self.distinct[first:stop],
+            self.order[span] - span.start,
+            self.firsts[first:stop] - span.start,
+        )
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each distinct integer the sum of its values, in their order.
+
+        Args:
+            values: One row for each integer, in the order of before, on the CPU.
+        """
+        if not _fit_bags(values):
+            sums = values.new_zeros(len(self.firsts), *values.shape[1:])
+            return sums.index_add_(0, torch.from_numpy(self.places()), values)
+        # `embedding_bag` is faster than `index_add_`.
+        order, begins = map(torch.from_numpy, (self.order, self.firsts))
+        bags = torch.embedding_bag(values.flatten(1), order, begins, False, _ADDED, False)[0]
+        return bags.view(len(self.firsts), *values.shape[1:])
+
+
+def sorted_integers(each: _Integers) -> Sorted:
+    """Sort a vector of integers.
+
+    Each integer and its position are packed into one number where both fit, because numpy sorts
+    numbers much faster than it sorts positions by their integers.
+    """
+    bits, keys = len(each).bit_length(), each.astype(np.int64)
+    # Negative integers are larger than all others as unsigned numbers.
+    largest = int(np.maximum.reduce(keys.view(np.uint64), initial=0))
+    if largest.bit_length() + bits > 63:
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+    else:
+        keys <<= bits
+        keys |= np.arange(len(each))
+        keys.sort()
+        order = keys & ((1 << bits) - 1)
+        keys >>= bits
+    is_first = np.ones(len(each), np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    (firsts,) = is_first.nonzero()
+    return Sorted(keys[firsts], order, firsts)
 
 
 def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,20 +111,19 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         An ascending vector of distinct indices, and int64 positions in it of the shape of
         `indices`; both on its device.
     """
-    if (ascending := _sorted(indices)) is None:
+    if not _is_for_numpy(indices):
         found, places = torch.unique(indices, return_inverse=True)
         return found, places
-    at = np.empty_like(ascending.order)
-    at[ascending.order] = ascending.places
-    unique = ascending.indices[ascending.is_first]
-    return torch.from_numpy(unique), torch.from_numpy(at).view(indices.shape)
+    ascending = sorted_integers(indices.flatten().numpy())
+    places = torch.from_numpy(ascending.places()).view(indices.shape)
+    return torch.from_numpy(ascending.distinct).to(indices.dtype), places
 
 
 def ascending_order(indices: torch.Tensor) -> torch.Tensor:
     """Return `torch.argsort(indices, stable=True)` of a vector of integers."""
-    if (ascending := _sorted(indices)) is None:
+    if not _is_for_numpy(indices):
         return torch.argsort(indices, stable=True)
-    return torch.from_numpy(ascending.order)
+    return torch.from_numpy(sorted_integers(indices.numpy()).order)
 
 
 def summed(indices: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,49 +136,23 @@ def summed(indices: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, t
     Returns:
         An ascending vector of distinct indices, and one row for each of its elements.
     """
-    if not _fit_bags(values) or (ascending := _sorted(indices)) is None:
+    if not (_fit_bags(values) and _is_for_numpy(indices)):
         found, places = distinct(indices)
         sums = values.new_zeros(len(found), *values.shape[1:])
         return found, sums.index_add_(0, places, values)
-    # `embedding_bag` is faster than `index_add_`.
-    (firsts,) = ascending.is_first.nonzero()
-    order, begins = map(torch.from_numpy, (ascending.order, firsts))
-    elements = values.flatten(1)
-    bags = torch.embedding_bag(elements, order, begins, False, _ADDED, False)[0]
-    sums = bags.view(len(firsts), *values.shape[1:])
-    return torch.from_numpy(ascending.indices[firsts]), sums
+    ascending = sorted_integers(indices.numpy())
+    return torch.from_numpy(ascending.distinct).to(indices.dtype), ascending.summed(values)
+
+
+def _is_for_numpy(indices: torch.Tensor) -> bool:
+    is_integer = not (indices.is_floating_point() or indices.is_complex())
+    return indices.is_cpu and is_integer and indices.numel() >= _LEAST_SORTED_BY_NUMPY
 
 
 def _fit_bags(values: torch.Tensor) -> bool:
     """Return whether `embedding_bag` gives the same bytes as `index_add_` in less time."""
     is_fast = values.is_cpu and values.dtype == torch.float32
     return is_fast and values.dim() > 1 and values.numel() > 0
-
-
-def _sorted(indices: torch.Tensor) -> _Sorted | None:
-    """Return sorted indices; None if torch is to sort them.
-
-    Each index and its position are packed into one number, because numpy sorts numbers much faster
-    than it sorts positions by their indices.
-    """
-    is_integer = not (indices.is_floating_point() or indices.is_complex())
-    if not (indices.is_cpu and is_integer and indices.numel() in _SORTED_BY_NUMPY):
-        return None
-    each = indices.flatten().numpy()
-    bits, keys = len(each).bit_length(), each.astype(np.int64)
-    # Negative indices are larger than all others as unsigned numbers.
-    largest = int(np.maximum.reduce(keys.view(np.uint64)))
-    if largest.bit_length() + bits > 63:
-        return None
-    keys <<= bits
-    keys |= np.arange(len(each))
-    keys.sort()
-    order = keys & ((1 << bits) - 1)
-    keys >>= bits
-    is_first = np.empty(len(each), np.bool_)
-    is_first[0] = True
-    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
-    return _Sorted(keys.astype(each.dtype, copy=False), order, is_first)
 
 
 def are_ascending(rows: torch.Tensor, count: int) -> bool:

@@ -222,7 +222,7 @@ class ParameterServerExtended(WorkerExtended):
         differentiable = torch.is_grad_enabled() and remotes[0].leaf.requires_grad
         if differentiable or current_replica_id() is not None:
             return super()._rows_of(variables, rows)
-        return self._store.rows(remotes, rows)
+        return [*self._store.rows(remotes, rows)]
 
     def _write_each(self, write: Write, values: Mapping[Variable, Any]) -> None:
         if current_replica_id() is None:

@@ -375,6 +375,7 @@ class UpdateHeader(google.protobuf.message.Message):
     NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
     BACKWARD_FIELD_NUMBER: builtins.int
     THEN_FIELD_NUMBER: builtins.int
+    SPLITS_FIELD_NUMBER: builtins.int
     nonfinite_variable: builtins.str
     """Name of a variable, on any server, whose gradient is not finite at the sender, so
     that it sends no gradients and the step is dropped or fails as `limits` says; empty
@@ -420,6 +421,12 @@ class UpdateHeader(google.protobuf.message.Message):
     def then(self) -> global___FollowingRead:
         """What to do once the program has run. Only with UpdateAndRead; no contribution."""
 
+    @property
+    def splits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TensorSplit]:
+        """Tensors of the stream that are several ones, in ascending order. Indices into `tensors`
+        elsewhere count the pieces of these, each in place of the one that it is a piece of.
+        """
+
     def __init__(
         self,
         *,
@@ -433,9 +440,10 @@ class UpdateHeader(google.protobuf.message.Message):
         nonfinite_variable: builtins.str = ...,
         backward: stratagem_proto.v1.update_program_pb2.BackwardPass | None = ...,
         then: global___FollowingRead | None = ...,
+        splits: collections.abc.Iterable[global___TensorSplit] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "_then", b"_then", "backward", b"backward", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program", "then", b"then"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "_then", b"_then", "backward", b"backward", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors", "then", b"then"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "_then", b"_then", "backward", b"backward", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "splits", b"splits", "tensors", b"tensors", "then", b"then"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_backward", b"_backward"]) -> typing.Literal["backward"] | None: ...
     @typing.overload
@@ -444,6 +452,32 @@ class UpdateHeader(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_then", b"_then"]) -> typing.Literal["then"] | None: ...
 
 global___UpdateHeader = UpdateHeader
+
+@typing.final
+class TensorSplit(google.protobuf.message.Message):
+    """Several tensors that come as one, so that each costs little: the gradients of rows of
+    many tables, for example.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: builtins.int
+    SIZES_FIELD_NUMBER: builtins.int
+    tensor: builtins.int
+    """Which of `tensors`, as they are listed."""
+    @property
+    def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The sizes of the pieces in the first dimension, which are those of the tensor together."""
+
+    def __init__(
+        self,
+        *,
+        tensor: builtins.int = ...,
+        sizes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sizes", b"sizes", "tensor", b"tensor"]) -> None: ...
+
+global___TensorSplit = TensorSplit
 
 @typing.final
 class FollowingRead(google.protobuf.message.Message):

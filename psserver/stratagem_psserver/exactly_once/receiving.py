@@ -48,7 +48,8 @@ class StagedTensors:
         if self.segment is None:
             return self
         segment = self.segment.copy(manifest.layout.room)
-        return replace(self, tensors=segment.tensors(manifest.layout.kinds), segment=segment)
+        tensors = manifest.pieces(segment.tensors(manifest.layout.kinds))
+        return replace(self, tensors=tensors, segment=segment)
 
 
 Chunks: TypeAlias = RequestStream[Any]
@@ -97,7 +98,7 @@ class Receiver:
         if manifest.nbytes:
             self._figures.calls(type(request).__name__).received.observe(manifest.nbytes)
             session.received += manifest.nbytes
-        return StagedTensors(session, tensors, reservation, segment), upload
+        return StagedTensors(session, manifest.pieces(tensors), reservation, segment), upload
 
 
 async def _tensors(

@@ -66,7 +66,7 @@ class StepPlan:
 
     def manifest(self, header: pb.UpdateHeader) -> Manifest:
         """Return the description of the tensors of one of these updates."""
-        return self._manifest or Manifest(header.tensors, borrows=True)
+        return self._manifest or Manifest(header.tensors, borrows=True, splits=header.splits)
 
     def holds(self, store: VariableStore) -> bool:
         """Return whether no variable was added, removed or replaced since the plan was made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -17,7 +17,8 @@ from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgra
 _PERMITTED: Mapping[str, frozenset[str]] = {
     message.DESCRIPTOR.full_name: frozenset(names)
     for message, names in (
-        (pb.UpdateHeader, {"key", "program", "gradients", "tensors", "then"}),
+        (pb.UpdateHeader, {"key", "program", "gradients", "tensors", "then", "splits"}),
+        (pb.TensorSplit, {"tensor", "sizes"}),
         (UpdateProgram, {"optimizer"}),
         (OptimizerProgram, {"name", "class_name", "groups"}),
         (pb.GradientRef, {"variable", "tensor", "group", "rows"}),
@@ -40,7 +41,7 @@ def is_step(header: pb.UpdateHeader) -> bool:
     """
     is_optimizer = header.program.WhichOneof("kind") == "optimizer"
     of_rows = sum([each.HasField("rows") for each in header.gradients])
-    fits = len(header.tensors) == len(header.gradients) + of_rows
+    fits = _count(header) == len(header.gradients) + of_rows
     permitted = all([field.name in _IN_HEADER for field, _ in header.ListFields()])
     return is_optimizer and fits and permitted
 
@@ -51,7 +52,7 @@ def is_repeatable(header: pb.UpdateHeader) -> bool:
     rows = [place for place in map(rows_of, gradients) if place is not None]
     # A plan knows the size of every tensor except those of row-sparse gradients.
     places = sorted([*rows, *(each.tensor for each in gradients)])
-    each_has_one_use = not rows or places == list(range(len(header.tensors)))
+    each_has_one_use = not rows or places == list(range(_count(header)))
     return each_has_one_use and _is_permitted(header)
 
 
@@ -69,11 +70,28 @@ def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
     common.then.ClearField("begins")
     for selection in common.then.selections:
         selection.ClearField("newer_than")
+    listed = _listed(common)
     for gradient in common.gradients:
         if (rows := rows_of(gradient)) is not None:
-            _forget_count(common, gradient.tensor)
-            _forget_count(common, rows)
+            _forget_count(common, listed, gradient.tensor)
+            _forget_count(common, listed, rows)
+    for split in common.splits:
+        # How many pieces there are says which tensor is whose.
+        split.sizes[:] = [0] * len(split.sizes)
     return common
+
+
+def _listed(header: pb.UpdateHeader) -> list[int]:
+    """Return the tensor of the stream that each tensor is, or is a piece of."""
+    pieces = {split.tensor: len(split.sizes) for split in header.splits}
+    each = range(len(header.tensors))
+    return [place for place in each for _ in range(pieces.get(place, 1))]
+
+
+def _count(header: pb.UpdateHeader) -> int:
+    """Return how many tensors there are, with the pieces of those that are several ones."""
+    pieces = sum([len(split.sizes) for split in header.splits])
+    return len(header.tensors) - len(header.splits) + pieces
 
 
 def unchanging_bytes(text: bytes) -> bytes:
@@ -119,10 +137,10 @@ def _planned_parts(field: FieldDescriptor, value: object) -> Iterable[Message]:
     return (value,) if isinstance(value, Message) else value  # type: ignore[return-value]
 
 
-def _forget_count(header: pb.UpdateHeader, place: int) -> None:
+def _forget_count(header: pb.UpdateHeader, listed: Sequence[int], place: int) -> None:
     """Clear the number of rows in the description of a tensor."""
-    if place < len(header.tensors) and header.tensors[place].shape:
-        header.tensors[place].shape[0] = 0
+    if place < len(listed) and header.tensors[listed[place]].shape:
+        header.tensors[listed[place]].shape[0] = 0
 
 
 def _tag(number: int) -> bytes:

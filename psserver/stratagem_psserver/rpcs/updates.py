@@ -162,7 +162,7 @@ class UpdateRpcs:
     ) -> pb.UpdateNonSlotResponse:
         return await self._state.mutations.apply_once(
             header,
-            Manifest(header.tensors),
+            Manifest(header.tensors, splits=header.splits),
             chunks,
             partial(self._update_non_slot, header),
             pb.UpdateNonSlotResponse,
@@ -197,7 +197,7 @@ def _use(staged: StagedTensors) -> LockUse:
 
 def _manifest(header: pb.UpdateHeader) -> Manifest:
     derived = decoded_specs(header.gradients)
-    return Manifest(header.tensors, derived, borrows=_is_applied_at_once(header))
+    return Manifest(header.tensors, derived, _is_applied_at_once(header), header.splits)
 
 
 def _is_applied_at_once(header: pb.UpdateHeader) -> bool:

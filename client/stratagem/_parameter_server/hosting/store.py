@@ -193,13 +193,15 @@ class RemoteStore:
         variables: Sequence[RemoteVariable],
         rows: Sequence[torch.Tensor],
         training: bool = False,
-    ) -> list[torch.Tensor]:
+        found: Sequence[torch.Tensor] | None = None,
+    ) -> Sequence[torch.Tensor]:
         """Return some rows of each variable as they are now, without the rest of them.
 
-        As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
+        As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors; what is
+        `found` comes into tensors of the caller, if there are any.
         """
         self.require(variables)
-        found = [
+        found = found or [
             variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
             for variable, wanted in zip(variables, rows, strict=True)
         ]

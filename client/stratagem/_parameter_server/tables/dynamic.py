@@ -52,6 +52,10 @@ class KeyLimits:
 class KeyLayout(Layout):
     """Which part has which keys."""
 
+    @property
+    def coding(self) -> None:
+        """There may be any keys."""
+
     def route(self, rows: torch.Tensor) -> list[Routed]:
         """Return for each part which of some keys it has."""
         parts = part_of_keys(rows, len(self.sizes))
@@ -122,6 +126,6 @@ class DynamicTable(TableVariable):
     def require_rows(self, rows: torch.Tensor) -> None:
         """Any key will do."""
 
-    def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
+    def _routed(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         values, numbers = added_up(gradient)
         return self._divided(values, self._vocabulary.keys(numbers))

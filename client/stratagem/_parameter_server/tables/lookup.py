@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
-from stratagem._core.tensors.indexed_slices import require_integers
 from stratagem._parameter_server.tables.row_values import RowValues
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.rows import distinct
+
+
+class FoundRows(Protocol):
+    """What a lookup finds."""
+
+    def output(self) -> torch.Tensor | None:
+        """Return the values of the ids, (*ids.shape, *row), differentiable; call it once.
+
+        None if they are to be looked up in the rows.
+        """
+        ...
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The distinct rows or keys, int64."""
+        ...
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Their values, on the CPU."""
+        ...
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Where among them each id is; of the shape and on the device of the ids."""
+        ...
 
 
 class RowSource(Protocol):
@@ -22,11 +45,12 @@ class RowSource(Protocol):
         """What messages call it."""
         ...
 
-    def pull(self, rows: torch.Tensor, training: bool) -> torch.Tensor:
-        """Return rows of the table, on the CPU.
+    def look_up(self, leaf: torch.Tensor, ids: torch.Tensor, training: bool) -> FoundRows:
+        """Return what a lookup finds.
 
         Args:
-            rows: int64 vector, ascending and without repetitions, on the CPU.
+            leaf: The parameter that stands for the table.
+            ids: Integers of any shape.
             training: Whether their gradient is wanted.
         """
         ...
@@ -36,13 +60,12 @@ class RowSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Pulled:
-    """The rows that a lookup needs, each once.
+class _Pulled(NamedTuple):
+    """The rows that a lookup needs, each once, as torch looks up in them.
 
     Attributes:
-        rows: Which; int64 vector, ascending.
-        values: Their values, on the device of the lookup.
+        rows: Which; int64 vector.
+        values: Their values, on the device of the lookup, differentiable.
         places: Where in `rows` each element of the input is; of its shape.
     """
 
@@ -74,16 +97,21 @@ def embedding(  # noqa: PLR0913 - the signature of torch.nn.functional.embedding
         InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """
-    pulled = _pull(input, weight, max_norm)
-    found = functional.embedding(
+    found = _look_up(input, weight, max_norm)
+    padding = _padding(weight, padding_idx)
+    is_plain = padding is None and not scale_grad_by_freq
+    if is_plain and (output := found.output()) is not None:
+        return output
+    pulled = _pulled(found, weight)
+    vectors = functional.embedding(
         # torch's sparse gradients know no scalar inputs.
         pulled.places.flatten(),
         pulled.values,
-        pulled.place_of(_padding(weight, padding_idx)),
+        pulled.place_of(padding),
         scale_grad_by_freq=scale_grad_by_freq,
         sparse=not scale_grad_by_freq,
     )
-    return found.unflatten(0, input.shape) if input.dim() else found.squeeze(0)
+    return vectors.unflatten(0, input.shape) if input.dim() else vectors.squeeze(0)
 
 
 def embedding_bag(  # noqa: PLR0913 - the signature of torch.nn.functional
@@ -106,7 +134,7 @@ def embedding_bag(  # noqa: PLR0913 - the signature of torch.nn.functional
         InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """
-    pulled = _pull(input, weight, max_norm)
+    pulled = _pulled(_look_up(input, weight, max_norm), weight)
     return functional.embedding_bag(
         pulled.places,
         pulled.values,
@@ -121,20 +149,25 @@ def embedding_bag(  # noqa: PLR0913 - the signature of torch.nn.functional
     )
 
 
-def _pull(input: torch.Tensor, weight: Any, max_norm: float | None) -> _Pulled:
+def _look_up(ids: torch.Tensor, weight: Any, max_norm: float | None) -> FoundRows:
     source = _source(weight)
     if max_norm is not None:
         raise InvalidArgumentError(
             f"max_norm would have to write to {source.name!r} while rows are looked "
             "up; leave it out, and clip what the lookup returns"
         )
-    require_integers(input, source.name)
-    unique, places = distinct(input)
-    rows = unique.to("cpu", torch.int64)
-    training = weight.requires_grad and torch.is_grad_enabled()
-    values = source.pull(rows, training).to(input.device)
-    if training:
-        values = RowValues.apply(weight, values, source.gradient_rows(rows))  # type: ignore[no-untyped-call] # of torch
+    return source.look_up(weight, ids, _is_training(weight))
+
+
+def _is_training(weight: torch.Tensor) -> bool:
+    return weight.requires_grad and torch.is_grad_enabled()
+
+
+def _pulled(found: FoundRows, weight: Any) -> _Pulled:
+    rows, places = found.rows, found.places
+    values = found.values.to(places.device)
+    if _is_training(weight):
+        values = RowValues.apply(weight, values, _source(weight).gradient_rows(rows))  # type: ignore[no-untyped-call] # of torch
     return _Pulled(rows, values, places)
 
 

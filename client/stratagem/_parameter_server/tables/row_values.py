@@ -78,23 +78,33 @@ class PulledRows:
     def __init__(self, row_shape: torch.Size, dtype: torch.dtype) -> None:
         self._rows = torch.empty(0, dtype=torch.int64)
         self._values = torch.empty(0, *row_shape, dtype=dtype)
+        # Most rows are looked up once, and need not be found again.
+        self._is_sorted = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none yet."""
+        return not len(self._rows)
 
     def missing(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return those rows that are not here; all ascending and without repetitions."""
-        if not len(self._rows):
+        """Return those rows that are not here; all without repetitions."""
+        if self.is_empty:
             return rows
         return rows[~torch.isin(rows, self._rows, assume_unique=True)]
 
     def add(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Keep rows that were missing."""
-        if not len(self._rows):
+        if self.is_empty:
             self._rows, self._values = rows, values
-            return
-        self._rows, order = torch.cat([self._rows, rows]).sort()
-        self._values = torch.cat([self._values, values]).index_select(0, order)
+        else:
+            self._rows = torch.cat([self._rows, rows])
+            self._values = torch.cat([self._values, values])
+        self._is_sorted = False
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the values of rows that are here."""
-        if len(rows) == len(self._rows):
-            return self._values
+        if not self._is_sorted:
+            self._rows, order = self._rows.sort()
+            self._values = self._values.index_select(0, order)
+            self._is_sorted = True
         return self._values.index_select(0, torch.searchsorted(self._rows, rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,21 +118,14 @@ def read_rows(wanted: Wanted, training: bool = False) -> list[torch.Tensor]:
 
 
 def pull_missing(wanted: Wanted, training: bool) -> None:
-    """Let tables have rows until the run ends; those that they have are not read."""
+    """Let tables have rows until the run ends; those that they have are not read.
+
+    Their `pulling` is held.
+    """
     new = {table: table.pulled.missing(rows) for table, rows in wanted.items()}
     missing = {table: rows for table, rows in new.items() if len(rows)}
     for table, values in zip(missing, read_rows(missing, training), strict=True):
         table.pulled.add(missing[table], values)
-
-
-def pull_together(wanted: Wanted, training: bool) -> None:
-    """As `pull_missing`, unless other threads have it under way; refuse rows that there are not."""
-    with ExitStack() as pulling:
-        # One order for all threads, which wait for each other.
-        for table in sorted(wanted, key=lambda table: table.name):
-            table.require_rows(wanted[table])
-            pulling.enter_context(table.pulling)
-        pull_missing(wanted, training)
 
 
 def _asked(table: TableVariable, shares: list[Routed]) -> Iterator[tuple[TableShard, torch.Tensor]]:

@@ -18,12 +18,17 @@ from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
+from stratagem._parameter_server.tables.joint_lookup import (
+    JointLookup,
+    Lookup,
+    SummedGradient,
+    Wanted,
+)
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.row_values import PulledRows, added_up
 from stratagem._parameter_server.tables.shard import (
     TableShard,
     pull_missing,
-    pull_together,
     read_rows,
 )
 from stratagem._parameter_server.variables.shards import Layout
@@ -73,10 +78,12 @@ class TableVariable(SplitVariable):
         reach: What this process may do with it as a whole.
         pulled: The rows that the run of the replicas has looked up so far.
         pulling: To be held while that is read or written.
+        summed: The gradient that was last handed to autograd, if it is added up already.
     """
 
     parts: tuple[TableShard, ...]
     pulled: PulledRows
+    summed: SummedGradient | None
 
     def __init__(
         self,
@@ -97,6 +104,11 @@ class TableVariable(SplitVariable):
     def is_dense(self) -> bool:
         """Whether the servers store all rows, written or not."""
         return self.parts[0].is_dense
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its rows have keys, in place of numbers from 0."""
+        return self.layout.coding is None
 
     @property
     def is_readable(self) -> bool:
@@ -134,12 +146,35 @@ class TableVariable(SplitVariable):
             self.reach.loading.agree_on(self)
             return read_rows({self: rows})[0]
         with self.pulling:
-            pull_missing({self: rows}, training)
-            return self.pulled.of(rows)
+            return self.pulled_or_missing(rows, training)
+
+    def pulled_or_missing(self, rows: torch.Tensor, training: bool) -> torch.Tensor:
+        """Return distinct rows as the run first looked them up; `pulling` is held."""
+        pull_missing({self: rows.sort().values}, training)
+        return self.pulled.of(rows)
+
+    def look_up(self, leaf: torch.Tensor, ids: torch.Tensor, training: bool) -> Lookup:
+        """Return what a lookup finds; what was prefetched for it, if it was."""
+        require_integers(ids, self.name)
+        replica = current_replica_id()
+        if replica is None:
+            self.reach.loading.agree_on(self)
+        waiting = self._prefetched.get(replica, [])
+        for place, one in enumerate(waiting):
+            if one.is_of(leaf, ids, training):
+                return waiting.pop(place)
+        (found,) = JointLookup([Wanted(self, leaf, ids)], training).pulled(replica is not None)
+        return found
+
+    def prefetched(self, lookup: Lookup) -> None:
+        """Keep a lookup of this replica until the program does it, or its run ends."""
+        self._prefetched.setdefault(current_replica_id(), []).append(lookup)
 
     def forget(self) -> None:
         """Pull rows anew from now on."""
         self.pulled = PulledRows(self.shape[1:], self.dtype)
+        self.summed = None
+        self._prefetched: dict[int | None, list[Lookup]] = {}
 
     def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of the parameter by which their gradients go."""
@@ -184,6 +219,12 @@ class TableVariable(SplitVariable):
 
     def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         """Return the gradient of each part; repeated rows are added up before."""
+        summed = self.summed
+        if gradient.is_sparse and summed is not None and summed.is_memory_of(gradient):
+            return summed.shares()
+        return self._routed(gradient)
+
+    def _routed(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         if gradient.is_sparse:
             return self._divided(*added_up(gradient))
         if self.is_dense:
@@ -249,22 +290,18 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
     """
     if current_replica_id() is None:
         return
-    inputs: dict[TableVariable, list[torch.Tensor]] = defaultdict(list)
-    for embedding, input in lookups:
-        table = _table(embedding)
-        if table is not None:
-            require_integers(input, table.name)
-            inputs[table].append(input.flatten())
-    wanted = {table: _distinct(each) for table, each in inputs.items()}
-    pull_together(wanted, training=torch.is_grad_enabled())
-
-
-def _table(embedding: nn.Module | torch.Tensor) -> TableVariable | None:
-    weight = embedding.weight if isinstance(embedding, nn.Module) else embedding
-    table = weight.source if isinstance(weight, TableParameter) else None
-    return table if isinstance(table, TableVariable) else None
-
-
-def _distinct(inputs: list[torch.Tensor]) -> torch.Tensor:
-    rows: torch.Tensor = torch.cat(inputs).unique()
-    return rows.to("cpu", torch.int64)
+    # Each leaf of a table has its own gradient; those of a second one are looked up by themselves.
+    leaves: dict[TableVariable, torch.Tensor] = {}
+    wanted: dict[tuple[bool, int], list[Wanted]] = defaultdict(list)
+    for embedding, ids in lookups:
+        leaf: Any = embedding.weight if isinstance(embedding, nn.Module) else embedding
+        table = leaf.source if isinstance(leaf, TableParameter) else None
+        if not isinstance(table, TableVariable):
+            continue
+        require_integers(ids, table.name)
+        if leaves.setdefault(table, leaf) is leaf:
+            training = leaf.requires_grad and torch.is_grad_enabled()
+            wanted[training, id(table.store)].append(Wanted(table, leaf, ids))
+    for (training, _), each in wanted.items():
+        for lookup in JointLookup(each, training).pulled():
+            lookup.wanted.table.prefetched(lookup)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -56,6 +57,29 @@ class Routed(NamedTuple):
         return values.narrow(0, self.start, len(self.rows))
 
 
+class RowCoding(NamedTuple):
+    """How the rows of a variable are numbered by its parts.
+
+    The number of a row is `row // modulus + row % modulus * stride`; those of a part follow each
+    other.
+
+    Attributes:
+        total: How many rows there are.
+        end: More than all numbers.
+        modulus: As above.
+        stride: As above.
+        starts: The number of the first row of each part.
+        firsts: The first row of each part, whose others follow at a distance of `modulus`.
+    """
+
+    total: int
+    end: int
+    modulus: int
+    stride: int
+    starts: Sequence[int]
+    firsts: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Which shard has which rows: each has some that follow on those before it.
@@ -93,6 +117,12 @@ class Layout:
         """The rows of each shard."""
         offsets = accumulate(self.sizes[:-1], initial=0)
         return tuple(map(Rows, offsets, self.sizes))
+
+    @cached_property
+    def coding(self) -> RowCoding | None:
+        """How rows are numbered by shards; None if there may be any keys."""
+        offsets = [shard.offset for shard in self.shards]
+        return RowCoding(self.total, self.total, 1, 0, offsets, offsets)
 
     def route(self, rows: torch.Tensor) -> list[Routed]:
         """Return for each shard which of some rows it has; repeated ones stay so.

@@ -65,8 +65,12 @@ class AnyStore(Protocol):
     def write(self, writings: Mapping[Any, Writing]) -> dict[str, int]: ...
 
     def rows(
-        self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool = False
-    ) -> list[torch.Tensor]: ...
+        self,
+        variables: Sequence[Any],
+        rows: Sequence[torch.Tensor],
+        training: bool = False,
+        found: Sequence[torch.Tensor] | None = None,
+    ) -> Sequence[torch.Tensor]: ...
 
     def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...
 

@@ -106,14 +106,15 @@ class GradientHeaderCache:
 
     def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
         self.variables = frozenset([variable for variable, _ in gradients])
-        self._named = [(variable, group, True) for variable, group in gradients]
+        numbered = enumerate(gradients)
+        self._named = _named(tuple([(name, group, n, None) for n, (name, group) in numbered]))
         self._last = layout_of(()), b""
 
     def of(self, tensors: Sequence[torch.Tensor]) -> tuple[SegmentLayout, bytes]:
         """Return the layout of gradients, and their part of an `UpdateHeader`."""
         kinds = kinds_of(tensors)
         if kinds != self._last[0].kinds:
-            self._last = layout_of(kinds), _described(self._named, kinds)
+            self._last = layout_of(kinds), self._named + _specified(kinds)
         return self._last
 
 
@@ -138,33 +139,48 @@ def _with_gradients(
 ) -> Request[list[int]]:
     if any([isinstance(gradient.value, Encoded) for gradient in gradients]):
         return _with_encoded(header, gradients, rest)
-    tensors = []
-    for _, value, _, rows in gradients:
-        tensors.append(cast("torch.Tensor", value))
-        if rows is not None:
-            tensors.append(rows)
-    named = tuple([(variable, group, rows is None) for variable, _, group, rows in gradients])
-    rest += _kept_described(named, kinds_of(tensors))
+    kinds: dict[Kind, list[int]] = {}
+    tensors, places = list[torch.Tensor](), dict[int, tuple[int, int | None]]()
+    for number, gradient in enumerate(gradients):
+        value = cast("torch.Tensor", gradient.value)
+        if gradient.rows is None:
+            places[number] = len(tensors), None
+            tensors.append(value)
+        else:
+            kinds.setdefault((value.dtype, value.shape[1:]), []).append(number)
+    count = len(tensors)
+    for alike in kinds.values():
+        values = [cast("torch.Tensor", gradients[number].value) for number in alike]
+        rows_of_all = [cast("torch.Tensor", gradients[number].rows) for number in alike]
+        sizes = list(map(len, values))
+        for joined in (values, rows_of_all):
+            header.splits.add(tensor=len(tensors), sizes=sizes)
+            tensors.append(torch.cat(joined))
+        for place, number in enumerate(alike, count):
+            places[number] = place, place + len(alike)
+        count += 2 * len(alike)
+    named = [(one.variable, one.group, *places[n]) for n, one in enumerate(gradients)]
+    rest += _named(tuple(named)) + _specified(kinds_of(tensors))
     return Request("Update", header, _updated, tensors, rest)
 
 
-def _described(gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]) -> bytes:
+# Each step has gradients of the same variables.
+@lru_cache(maxsize=64)
+def _named(gradients: tuple[tuple[str, int, int, int | None], ...]) -> bytes:
     """Return the part of an `UpdateHeader` that says of which variables gradients are.
 
-    Of each gradient, the variable, the group and whether it is dense are given; then the kinds of
-    tensors, where the indices of rows follow the rows.
+    Of each are given the variable, the group, and the numbers of the tensors with its values and,
+    unless it is dense, its rows.
     """
-    header = UpdateHeader(tensors=[spec_of_kind(*kind) for kind in kinds])
-    tensor = 0
-    for variable, group, is_dense in gradients:
-        rows = None if is_dense else tensor + 1
+    header = UpdateHeader()
+    for variable, group, tensor, rows in gradients:
         header.gradients.add(variable=variable, tensor=tensor, group=group, rows=rows)
-        tensor += 1 if is_dense else 2
     return header.SerializeToString()
 
 
-# Each step describes the same variables, and often the same numbers of rows.
-_kept_described = lru_cache(maxsize=256)(_described)
+def _specified(kinds: Sequence[Kind]) -> bytes:
+    """Return the part of an `UpdateHeader` that describes tensors."""
+    return UpdateHeader(tensors=[spec_of_kind(*kind) for kind in kinds]).SerializeToString()
 
 
 def _with_encoded(
