@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         frameworks,
         nn,
         opentelemetry,
+        optim,
         partitioners,
         tensorboard,
     )
@@ -219,6 +220,7 @@ __all__ = [
     "in_cross_replica_context",
     "nn",
     "opentelemetry",
+    "optim",
     "partitioners",
     "tensorboard",
 ]
@@ -269,6 +271,7 @@ _LATE = {
     "frameworks": "stratagem.frameworks",
     "nn": "stratagem.nn",
     "opentelemetry": "stratagem.opentelemetry",
+    "optim": "stratagem.optim",
     "partitioners": "stratagem.partitioners",
     "tensorboard": "stratagem.tensorboard",
 }

@@ -175,7 +175,9 @@ def _shard(
     shape = (stop - start, *whole.shape[1:])
     for one in (whole, *slots):
         split = one is whole or one.is_split
-        tensor = TensorSpec(dtype=one.tensor.dtype, shape=shape if split else one.shape)
+        tensor = TensorSpec(
+            dtype=one.tensor.dtype, shape=shape[: len(one.shape)] if split else one.shape
+        )
         suffix = one.name.removeprefix(whole.name)
         spec = _spec(one, name + suffix, tensor, name)
         if one is whole:

@@ -76,7 +76,7 @@ def _whole(
     first = shards[0].spec
     owner = owners.get(first.name)
     slot_of = whole_name(owner) if owner else ""
-    is_split = owner is not None and owner.tensor.shape == first.tensor.shape
+    is_split = owner is not None and _is_by_rows(first.tensor, owner.tensor)
     if owner is not None and not is_split:
         # For instance the number of steps, which each shard has.
         return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)])
@@ -91,16 +91,26 @@ def _whole(
     ]
     # The size decides between shards that begin at the same row, since a shard may have no rows.
     pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
-    tensor = TensorSpec(dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape)
+    full = partitions[0][0].partition.full_shape[: len(first.tensor.shape)]
+    tensor = TensorSpec(dtype=first.tensor.dtype, shape=full)
     if has_all:
         _require_all_rows(name, tensor, pieces)
     return Whole(name, tensor, slot_of, pieces, is_split)
 
 
+def _is_by_rows(tensor: TensorSpec, owner: TensorSpec) -> bool:
+    """Return whether a tensor has the elements of its owner, or one for each of its rows."""
+    return tensor.shape in (owner.shape, owner.shape[:1])
+
+
 def _require_alike(name: str, shards: Sequence[tuple[VariableSpec, TensorEntry]]) -> None:
     """Check that shards are of one whole: the memory of all is taken by what the first says."""
-    kinds = {(tuple(spec.partition.full_shape), shard.tensor.dtype) for spec, shard in shards}
-    if len(kinds) > 1 or any(spec.tensor.shape != shard.tensor.shape for spec, shard in shards):
+    kinds = {
+        (tuple(spec.partition.full_shape), shard.tensor.dtype, len(shard.tensor.shape))
+        for spec, shard in shards
+    }
+    are_by_rows = all(_is_by_rows(shard.tensor, spec.tensor) for spec, shard in shards)
+    if len(kinds) > 1 or not are_by_rows:
         raise DataLossError(
             f"the checkpoint has parts of {name!r} that do not belong together; restore an "
             "earlier checkpoint",

@@ -78,7 +78,7 @@ class Whole:
         return decode_dtype(self.tensor.dtype)
 
     def is_state_of(self, other: Whole) -> bool:
-        """Return whether it is a slot of another variable with one element for each of its own."""
+        """Return whether it is a slot of another variable, with rows for each of its own."""
         return self.slot_of == other.name and self.is_split
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class OptimizerRule:
     """An optimizer class that servers may run.
 
     Attributes:
-        cls: The class of `torch.optim`.
+        cls: The class, of `torch.optim` or of a file beside this one.
         hyperparameters: Keys of its param groups that travel with each step.
     """
 
@@ -106,6 +107,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
     "Adadelta": _rule(torch.optim.Adadelta, "rho", "eps"),
     "Rprop": _rule(torch.optim.Rprop, "etas", "step_sizes"),
     "ASGD": _rule(torch.optim.ASGD, "lambd", "alpha", "t0"),
+    "RowWiseAdagrad": _rule(RowWiseAdagrad, "eps"),
 }
 
 

@@ -48,7 +48,8 @@ def _is_elementwise(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dty
 
     def apart(whole: torch.Tensor) -> list[torch.Tensor]:
         ends = zip(begins, _SIZES, strict=True)
-        return [whole[begin : begin + size].clone() for begin, size in ends]
+        # Each is one row, so that rules by rows differ.
+        return [whole[begin : begin + size].clone().unsqueeze(0) for begin, size in ends]
 
     value = drawn()
     parts, gradients = apart(value), [drawn() for _ in range(_STEPS)]

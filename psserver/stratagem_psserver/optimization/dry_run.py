@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ Hyperparameters = tuple[tuple[str, Value], ...]
 
 # These step each row by itself: a step of some rows of a variable is the same as a step of a
 # variable that has only these rows.
-ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"})
+ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad", "SparseAdam"})
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,22 @@ class StateTensor:
         dtype: The dtype of the tensor. The optimizer gets a scalar of int64 as a Python int.
         is_scalar: Whether it is one value, and not one for each element of the parameter.
         initial: The value of its elements before the first step.
+        is_per_row: Whether it is one value for each row of the parameter.
     """
 
     dtype: torch.dtype
     is_scalar: bool
     initial: float = 0.0
+    is_per_row: bool = False
 
     def shape(self, parameter: torch.Tensor) -> torch.Size:
-        return torch.Size(()) if self.is_scalar else parameter.shape
+        return self.shape_for(parameter.shape)
+
+    def shape_for(self, parameter: Sequence[int]) -> torch.Size:
+        """Return the shape of the state of a parameter of a shape."""
+        if self.is_scalar:
+            return torch.Size(())
+        return torch.Size(parameter[:1] if self.is_per_row else parameter)
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor | int:
         """Return the state as the optimizer takes it."""
@@ -61,6 +69,11 @@ class StepNeeds:
 
     layout: StateLayout
     takes_sparse: bool
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether some of the state is one number for each row."""
+        return any(state.is_per_row for state in self.layout.values())
 
 
 # torch gives an optimizer's scalars the default dtype of the process, which a program that runs a
@@ -110,11 +123,14 @@ def _dry_run(
     if not sparse:
         return StepNeeds(_layout(rule, rest, dtype, False), False)
     try:
-        return StepNeeds(_layout(rule, rest, dtype, True), True)
+        layout = _layout(rule, rest, dtype, True)
     except InvalidArgumentError:
         if rule.cls.__name__ not in ROW_WISE:
             raise
         return StepNeeds(_layout(rule, rest, dtype, False), False)
+    needs = StepNeeds(layout, True)
+    # Bindings may pass sparse rows as a single one, whose state would be one number.
+    return replace(needs, takes_sparse=not needs.has_rows)
 
 
 def _layout(
@@ -139,7 +155,7 @@ def _layout(
 def _kept(tensor: torch.Tensor, before: torch.Tensor | None) -> StateTensor:
     initial = 0.0 if before is None else float(before.flatten()[0])
     if tensor.dim():
-        return StateTensor(tensor.dtype, False, initial)
+        return StateTensor(tensor.dtype, False, initial, is_per_row=tensor.dim() == 1)
     is_number = tensor.dtype == torch.int64
     return StateTensor(torch.int64 if is_number else _SCALAR, True, initial)
 

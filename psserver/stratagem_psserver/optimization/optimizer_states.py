@@ -104,7 +104,7 @@ def _check_slot(slot: Variable, variable: Variable, expected: StateTensor) -> No
     fits = of_table == (slot.arena is not None)
     if not fits or (slot.value.dtype, slot.value.shape) != (expected.dtype, shape):
         kind = "table" if of_table else "tensor"
-        shown = [] if expected.is_scalar else list(variable.spec.tensor.shape)
+        shown = list(expected.shape_for(variable.spec.tensor.shape))
         raise FailedPreconditionError(
             f"slot variable {slot.name!r} is {slot.value.dtype} of shape "
             f"{list(slot.spec.tensor.shape)}; the optimizer needs a {kind}, "

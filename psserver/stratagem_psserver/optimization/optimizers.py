@@ -15,6 +15,7 @@ from stratagem_proto.programs.traced_rules import require_whole
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
+from stratagem_psserver.optimization.dry_run import StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
 from stratagem_psserver.optimization.group_settings import Settings, settings_of_groups
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
@@ -133,6 +134,7 @@ class Optimizers:
         if isinstance(settings, TracedSettings) and variable.spec.HasField("partition"):
             require_whole(settings.rule.message, variable.name, name)
         needs = settings.needs(variable.value.dtype, sparse)
+        _require_whole_rows(variable, name, needs)
         layout, names, slots = self._states.of(name, variable, needs.layout)
         if not sparse:
             return WholeBinding(variable, gradient.value, layout, names, slots)
@@ -141,3 +143,14 @@ class Optimizers:
         binding = TableRowBinding(variable, gradient, needs, names, slots)
         binding.check_fit()
         return binding
+
+
+def _require_whole_rows(variable: Variable, name: str, needs: StepNeeds) -> None:
+    partition = variable.spec.partition
+    is_of_columns = partition.full_shape[1:] != variable.spec.tensor.shape[1:]
+    if is_of_columns and partition.full_shape and needs.has_rows:
+        raise InvalidArgumentError(
+            f"{variable.name!r} is a part of columns, and optimizer {name!r} keeps one number for "
+            "each row, whose parts would need the same; partition along the first axis",
+            variable=variable.name,
+        )

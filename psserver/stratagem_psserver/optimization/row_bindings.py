@@ -83,7 +83,11 @@ class _RowBinding:
         layout = self.needs.layout
         made = as_tensors(state, layout)
         self._scalars = {key: made[key] for key in made if layout[key].is_scalar}
-        return {key: made[key].view(self._value.shape) for key in made if not layout[key].is_scalar}
+        return {
+            key: made[key].view(layout[key].shape(self._value))
+            for key in made
+            if not layout[key].is_scalar
+        }
 
     def _commit_scalars(self, store: VariableStore) -> None:
         for key, tensor in self._scalars.items():
@@ -112,7 +116,7 @@ class TensorRowBinding(_RowBinding):
         return self._bound(gradient, value, state)
 
     def _begun(self, state: StateTensor) -> torch.Tensor:
-        shape = self.variable.value.shape
+        shape = state.shape(self.variable.value)
         return torch.full(shape, state.initial, dtype=state.dtype)
 
     def _read(self, key: str) -> torch.Tensor:
@@ -164,9 +168,9 @@ class TableRowBinding(_RowBinding):
     @property
     def _more_row_bytes(self) -> int:
         """The bytes per row of the state that the step makes."""
-        elements = self.variable.value.shape[1:].numel()
-        return elements * sum(
-            state.dtype.itemsize
+        row = (1, *self.variable.value.shape[1:])
+        return sum(
+            state.shape_for(row).numel() * state.dtype.itemsize
             for key, state in self.needs.layout.items()
             if key not in self.slots and not state.is_scalar
         )
@@ -186,7 +190,7 @@ class TableRowBinding(_RowBinding):
     def _read(self, key: str, layout: StateTensor) -> torch.Tensor:
         if key in self._begun:
             shape = (len(self._found.keys), *self.variable.value.shape[1:])
-            return torch.full(shape, layout.initial, dtype=layout.dtype)
+            return torch.full(layout.shape_for(shape), layout.initial, dtype=layout.dtype)
         return self._arena(key).read(self._found)
 
     def _arena(self, key: str) -> Arena:
@@ -232,7 +236,7 @@ def _one_row(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _slot_spec(name: str, owner: Variable, state: StateTensor) -> VariableSpec:
-    shape = owner.spec.tensor.shape
+    shape = state.shape_for(owner.spec.tensor.shape)
     return VariableSpec(
         name=name,
         tensor=TensorSpec(dtype=encode_dtype(state.dtype), shape=shape),

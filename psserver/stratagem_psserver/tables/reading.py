@@ -61,7 +61,9 @@ def _slot_spec(spec: VariableSpec, whole: Whole, slot: Whole) -> VariableSpec:
         initializer = slot.spec.initializer
     return VariableSpec(
         name=spec.name + slot.name.removeprefix(whole.name),
-        tensor=TensorSpec(dtype=slot.tensor.dtype, shape=spec.tensor.shape),
+        tensor=TensorSpec(
+            dtype=slot.tensor.dtype, shape=spec.tensor.shape[: len(slot.tensor.shape)]
+        ),
         kind=VARIABLE_KIND_SLOT,
         slot_of=spec.name,
         initializer=initializer,

@@ -39,6 +39,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "Adadelta": {"weight_decay": 0.01},
     "Rprop": {"etas": (0.4, 1.3)},
     "ASGD": {"t0": 3.0},
+    "RowWiseAdagrad": {"weight_decay": 0.1, "maximize": True},
 }
 CASES = [
     *((name, {}) for name in OPTIMIZERS),

@@ -19,6 +19,7 @@ from stratagem import (
     ParameterServerStrategy,
     config,
 )
+from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import Cluster, running
 from tests.nests import same_bytes
@@ -75,6 +76,7 @@ DENSE: dict[str, Any] = {
     "Adagrad": partial(torch.optim.Adagrad, lr_decay=0.01),
     "NAdam": torch.optim.NAdam,
     "ASGD": torch.optim.ASGD,
+    "RowWiseAdagrad": partial(RowWiseAdagrad, weight_decay=0.01),
 }
 
 
@@ -102,6 +104,7 @@ def test_row_sparse_training_equals_plain_torch_byte_for_byte(shards: int) -> No
     makes: dict[str, Any] = {
         "SGD": partial(torch.optim.SGD, lr=0.1),
         "Adagrad": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.01),
+        "RowWiseAdagrad": partial(RowWiseAdagrad, lr=0.1, weight_decay=0.01),
     }
     with running(num_servers=2) as cluster, dividing(cluster, shards) as strategy:
         for name, make in makes.items():

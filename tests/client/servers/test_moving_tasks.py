@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -118,7 +118,11 @@ class Recommender(torch.nn.Module):
         return rows.square().mean()
 
 
-def learned(addresses: list[str], between: Any = lambda number: None) -> list[torch.Tensor]:
+def learned(
+    addresses: list[str],
+    kind: Callable[..., torch.optim.Optimizer],
+    between: Any = lambda number: None,
+) -> list[torch.Tensor]:
     """What a lone worker learns, in which nothing is random but for the seed."""
     torch.manual_seed(1)
     with Cluster(addresses, 1).strategy(
@@ -126,7 +130,7 @@ def learned(addresses: list[str], between: Any = lambda number: None) -> list[to
     ) as strategy:
         with strategy.scope():
             model = Recommender()
-        optimizer = stratagem.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+        optimizer = stratagem.DistributedOptimizer(kind(model.parameters(), lr=0.1))
 
         def step(users: torch.Tensor, items: torch.Tensor) -> None:
             optimizer.zero_grad()
@@ -141,17 +145,21 @@ def learned(addresses: list[str], between: Any = lambda number: None) -> list[to
         return [keys, *(part.detach().clone() for part in parts)]
 
 
-def test_a_moved_task_learns_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [torch.optim.Adam, stratagem.optim.RowWiseAdagrad])
+def test_a_moved_task_learns_the_same_bytes(
+    kind: type[torch.optim.Optimizer], tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         (tmp_path / "moved").mkdir()
         servers = stack.enter_context(movable(tmp_path / "moved", SERVERS))
         found = learned(
             servers.addresses,
+            kind,
             lambda number: servers.move(number % SERVERS, (number // SERVERS + number) % SERVERS),
         )
         (tmp_path / "still").mkdir()
         still = stack.enter_context(movable(tmp_path / "still", SERVERS))
-        expected = learned(still.addresses)
+        expected = learned(still.addresses, kind)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 

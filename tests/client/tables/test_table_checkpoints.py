@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 import stratagem
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding, EmbeddingBag
+from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.v1.variable_pb2 import TableStatistics
@@ -45,12 +47,15 @@ class Model(nn.Module):
 class Training:
     """Tables and their optimizer in the scope of a strategy."""
 
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        kind: Callable[..., torch.optim.Optimizer] = torch.optim.SparseAdam,
+    ) -> None:
         self.strategy = strategy
         with strategy.scope():
             self.module = Model()
-        adam = torch.optim.SparseAdam(self.module.parameters(), lr=0.1)
-        self.optimizer = DistributedOptimizer(adam)
+        self.optimizer = DistributedOptimizer(kind(self.module.parameters(), lr=0.1))
 
     def train(self, steps: int, seed: int) -> torch.Tensor:
         """Trains some of the rows, and returns all."""
@@ -76,6 +81,7 @@ def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
     return cluster.strategy(variable_partitioner=FixedShardsPartitioner(shards))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SparseAdam, RowWiseAdagrad])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -84,16 +90,16 @@ def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
     ],
 )
 def test_training_goes_on_with_the_same_rows_on_any_number_of_servers(
-    before: int, after: int, tmp_path: Path
+    before: int, after: int, kind: type[torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     with running(before) as cluster, sharding(cluster, before) as strategy:
-        training = Training(strategy)
+        training = Training(strategy, kind)
         then = training.train(4, seed=1)
         strategy.save(tmp_path / "one")
         expected = training.train(3, seed=2)
     torch.manual_seed(99)  # rows that were not written are as they were all the same
     with running(after) as cluster, sharding(cluster, after) as strategy:
-        training = Training(strategy)
+        training = Training(strategy, kind)
         training.train(2, seed=3)
         strategy.restore(tmp_path / "one").assert_consumed()
         assert torch.equal(training.rows(), then)

@@ -29,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.3),
     "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.3, lr_decay=0.1),
     "SparseAdam": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.1),
+    "row-wise Adagrad": lambda parameters: stratagem.optim.RowWiseAdagrad(parameters, lr=0.3),
 }
 
 

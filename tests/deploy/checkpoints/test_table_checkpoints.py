@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding
+from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.cli import app
 from stratagem_proto.checkpoint.folder import open_checkpoint
@@ -202,3 +203,41 @@ def test_a_table_in_one_piece_stays_so(tmp_path: Path) -> None:
     facts = answer("inspect", tmp_path / "new")["variables"]
     assert [one["shards"] for one in facts] == [1, 1]
     assert stored(tmp_path / "new") == stored(tmp_path / "run")
+
+
+def test_state_by_rows_goes_to_other_servers_with_its_rows(tmp_path: Path) -> None:
+    def trained(servers: int, path: Path | None) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        divide = FixedShardsPartitioner(servers)
+        with (
+            running(servers) as cluster,
+            cluster.strategy(variable_partitioner=divide) as strategy,
+        ):
+            with strategy.scope():
+                model = nn.ModuleDict({"users": Embedding(ROWS, 2), "dense": nn.Linear(2, ROWS)})
+            both = [*model.parameters()]
+            optimizer = DistributedOptimizer(RowWiseAdagrad(both, lr=0.5))
+
+            def step(*rows: int) -> None:
+                optimizer.zero_grad()
+                model["dense"](model["users"](torch.tensor(rows))).square().sum().backward()
+                optimizer.step()
+
+            if path is None:
+                strategy.run(step, args=USERS)
+                strategy.save(tmp_path / "one")
+            else:
+                strategy.restore(path).assert_consumed()
+            strategy.run(step, args=(0, 9))
+            return [parameter.detach().clone() for parameter in both]
+
+    expected = trained(2, None)
+    path = answer("reshard", tmp_path / "one", tmp_path / "new", "--servers", 3)["path"]
+    call("verify", path)
+    assert answer("diff", tmp_path / "one", path) == {"differences": {}}
+    facts = {one["name"]: one for one in answer("inspect", path)["variables"]}
+    state = [facts[f"{name}.weight/RowWiseAdagrad/sum"] for name in ("users", "dense")]
+    assert [one["shards"] for one in state] == [3, 3]
+    assert [one["shape"] for one in state] == [[ROWS], [ROWS]]
+    for found in (trained(3, Path(path)), trained(1, tmp_path / "one")):
+        assert all(map(torch.equal, found, expected))

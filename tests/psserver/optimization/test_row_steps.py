@@ -10,6 +10,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
@@ -45,6 +46,10 @@ SPARSE: Mapping[str, Make] = {
     "Adagrad foreach": lambda p: torch.optim.Adagrad(p, lr=0.1, foreach=True),
     "SparseAdam": lambda p: torch.optim.SparseAdam(p, lr=0.1, betas=(0.8, 0.95)),
     "SparseAdam maximize": lambda p: torch.optim.SparseAdam(p, maximize=True),
+    "row-wise Adagrad": lambda p: RowWiseAdagrad(p, lr=0.1),
+    "row-wise Adagrad weight decay": lambda p: RowWiseAdagrad(
+        p, lr=0.1, weight_decay=0.2, maximize=True
+    ),
 }
 
 # Those that step rows by what torch does to a dense parameter.

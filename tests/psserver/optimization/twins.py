@@ -42,6 +42,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Rprop": ("Rprop", {}),
     "ASGD": ("ASGD", {"t0": 3.0}),
     "foreach ASGD": ("ASGD", {"foreach": True}),
+    "row-wise Adagrad": ("RowWiseAdagrad", {"weight_decay": 0.1, "eps": 1e-4}),
+    "plain row-wise Adagrad": ("RowWiseAdagrad", {"lr": 0.1, "maximize": True}),
 }
 
 

@@ -96,7 +96,7 @@ def joined_slots(
 ) -> Mapping[str, torch.Tensor]:
     """Return an optimizer's state for a variable, given that for each part.
 
-    What is not of the shape of the variable, such as a count of steps, is equal for all parts.
+    What has no rows, such as a count of steps, is equal for all parts.
     """
     parts = parts_of(variable)
     first = slots[parts[0]]
@@ -104,7 +104,7 @@ def joined_slots(
         return first
     return {
         key: torch.cat([slots[part][key] for part in parts])
-        if value.shape == parts[0].shape
+        if value.shape[:1] == parts[0].shape[:1]
         else value
         for key, value in first.items()
     }
@@ -116,7 +116,7 @@ def divided_slots(variable: Variable, slots: Slots) -> list[Slots]:
         return [slots]
     return [
         {
-            key: rows.of(value) if value.shape == variable.shape else value
+            key: rows.of(value) if value.shape[:1] == variable.shape[:1] else value
             for key, value in slots.items()
         }
         for rows in variable.layout.shards

@@ -1,0 +1,7 @@
+"""Optimizers that `torch.optim` does not have, and that parameter servers run."""
+
+from __future__ import annotations
+
+from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
+
+__all__ = ["RowWiseAdagrad"]
