@@ -10,10 +10,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._parameter_server.tables.dynamic import NOMINAL_ROWS, DynamicTable, KeyLimits
+from stratagem._parameter_server.tables.dynamic import (
+    EVICTION_ORDERS,
+    NOMINAL_ROWS,
+    DynamicTable,
+    KeyLimits,
+)
 from stratagem._parameter_server.tables.recording import current_recorder
 from stratagem._parameter_server.tables.variable import prefetch
 from stratagem_proto.errors import ContextError, InvalidArgumentError
+
+# Milliseconds are what servers count; the other is a hundred years.
+_LEAST_IDLE, _MOST_IDLE = 0.001, 3.2e9
 
 __all__ = ["DynamicEmbedding", "Embedding", "EmbeddingBag", "clip_grad_norm_", "prefetch"]
 
@@ -82,8 +90,13 @@ class DynamicEmbedding(nn.Module):
         max_idle: Number of writes of the table after which a row that they did not touch is
             evicted; None for never.
         max_bytes: The most bytes that the table may take on all servers together, with optimizer
-            state and index; the rows touched least recently make room for others. None for no
-            limit.
+            state and index; some rows make room for others, see `evict`. None for no limit.
+        max_idle_seconds: Time after which a row that nothing has written is evicted, at the latest
+            after a quarter more, also if nothing else is written; at least 0.001. None for never.
+            The time in which no server has the table does not count.
+        evict: Which rows make room for others: "oldest", those touched least recently, or
+            "rarest", those written least often, at 4 bytes a row more. Their counts are halved
+            whenever as many rows have gone as the table has, so that old favourites leave.
         dtype: Type of the elements; by default torch's default.
 
     Attributes:
@@ -92,24 +105,29 @@ class DynamicEmbedding(nn.Module):
 
     Raises:
         ContextError: No scope of a strategy with parameter servers is open.
-        InvalidArgumentError: A limit is less than 1.
+        InvalidArgumentError: A limit is less than it may be, or `evict` is neither of both.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent settings, by name
         self,
         embedding_dim: int,
         *,
         admit_after: int = 1,
         max_idle: int | None = None,
         max_bytes: int | None = None,
+        max_idle_seconds: float | None = None,
+        evict: str = "oldest",
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         limits = {"admit_after": admit_after, "max_idle": max_idle}
+        _require_eviction(max_idle_seconds, evict)
         _require_positive({"embedding_dim": embedding_dim, "max_bytes": max_bytes})
         _require_positive(limits)
         self.embedding_dim = embedding_dim
-        self.limits: KeyLimits = KeyLimits(admit_after, max_idle, max_bytes)
+        self.limits: KeyLimits = KeyLimits(
+            admit_after, max_idle, max_bytes, max_idle_seconds, evict
+        )
         recorder = current_recorder()
         if recorder is None:
             raise ContextError(
@@ -210,6 +228,17 @@ def _table(options: dict[str, Any]) -> AbstractContextManager[None]:
     options["sparse"] = not options.get("scale_grad_by_freq", False)
     recorder = current_recorder()
     return nullcontext() if recorder is None else recorder.taking_all()
+
+
+def _require_eviction(max_idle_seconds: float | None, evict: str) -> None:
+    if max_idle_seconds is not None and not _LEAST_IDLE <= max_idle_seconds <= _MOST_IDLE:
+        raise InvalidArgumentError(
+            f"max_idle_seconds is {max_idle_seconds}; it must be from {_LEAST_IDLE} to {_MOST_IDLE}"
+        )
+    if evict not in EVICTION_ORDERS:
+        raise InvalidArgumentError(
+            f"evict is {evict!r}; it must be one of {', '.join(map(repr, EVICTION_ORDERS))}"
+        )
 
 
 def _require_positive(limits: Mapping[str, int | None]) -> None:

@@ -21,6 +21,7 @@ from stratagem_psserver.moves.calls import OtherServers
 from stratagem_psserver.moves.departure import Departure
 from stratagem_psserver.moves.handler import servers_handler
 from stratagem_psserver.moves.served_tasks import ServedTasks
+from stratagem_psserver.passages import Passages
 from stratagem_psserver.persistence.periodic_images import PeriodicImages
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.replicated_service import ReplicatedService
@@ -65,6 +66,7 @@ class ParameterServer(RpcServer):
         self._persistence: Persistence | PeriodicImages | None = None
         self._replicated: ReplicatedService | None = None
         self._is_home, self._served = served is None, served
+        self._passages = Passages()
         if settings.is_movable and served is None:
             self._served = ServedTasks(self, settings, self._another)
 
@@ -172,6 +174,8 @@ class ParameterServer(RpcServer):
         for kept in (self._persistence, self._replicated):
             if kept is not None:
                 kept.tend()
+        if self._replicated is None or self._replicated.is_serving:
+            self._passages.tend(self._state)
         if self._replicated is not None:
             self._health.tell(FOLLOWING, self._replicated.has_place)
 
@@ -184,6 +188,7 @@ class ParameterServer(RpcServer):
 
     async def _hand_on(self, seconds: float) -> None:
         """Give what it has to others, in the first way in which that is possible."""
+        await self._passages.close()
         if self._home is not None:
             await self._to_others(self._home, seconds)
         for way in (self._to_backup, self._to_disk):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.companions import SEEN, SIGHTS, TOUCHED
+from stratagem_proto.checkpoint.companions import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.tables import WholeTable
@@ -86,6 +86,8 @@ def _difference_of_times(
         return ""
     if not torch.equal(_idle(one, first), _idle(other, second)):
         return "rows were idle for other times"
+    if not torch.equal(_counts(one, first), _counts(other, second)):
+        return "rows were written more or less often"
     if not torch.equal(_sights(one, first), _sights(other, second)):
         return "other counts of keys without a row"
     return ""
@@ -94,7 +96,19 @@ def _difference_of_times(
 def _idle(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
     """Return how many writes ago each row was touched, in the order of the keys."""
     times = [part.history.writes - part.vector(checkpoint, TOUCHED) for part in table.parts]
-    return torch.cat(times)[torch.cat(list(table.keys(checkpoint))).argsort()]
+    return _by_key(table, checkpoint, times)
+
+
+def _counts(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
+    """Return the aged count of each row's writes, in the order of the keys."""
+    counts = [part.vector(checkpoint, COUNTS) for part in table.parts]
+    return _by_key(table, checkpoint, counts)
+
+
+def _by_key(
+    table: WholeTable, checkpoint: Checkpoint, values: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    return torch.cat([*values])[torch.cat(list(table.keys(checkpoint))).argsort()]
 
 
 def _sights(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from stratagem_proto.checkpoint.entries import TensorEntry
 
 KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
+COUNTS = "[counts]"
 """The endings of the names of a table's companion tensors; see `StoredRows`."""
 
-_COMPANION = re.compile(r"\[(keys|touched|seen|sights)\]\Z")
+_COMPANION = re.compile(r"\[(keys|touched|counts|seen|sights)\]\Z")
 
 
 def companion(table: str, what: str, count: int) -> VariableSpec:
@@ -26,7 +27,8 @@ def companion(table: str, what: str, count: int) -> VariableSpec:
 
     These are the keys of its rows and what else a table needs beside its values.
     """
-    tensor = TensorSpec(dtype=encode_dtype(torch.int64), shape=[count])
+    dtype = torch.int32 if what == COUNTS else torch.int64
+    tensor = TensorSpec(dtype=encode_dtype(dtype), shape=[count])
     return VariableSpec(name=table + what, tensor=tensor)
 
 

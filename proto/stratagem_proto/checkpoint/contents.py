@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED, is_companion
+from stratagem_proto.checkpoint.companions import (
+    COUNTS,
+    KEYS,
+    SEEN,
+    SIGHTS,
+    TOUCHED,
+    is_companion,
+)
 from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.tables import TablePart, table_of
@@ -47,7 +54,7 @@ def _table(name: str, entries: Sequence[TensorEntry], index: Index, has_all: boo
         table = tensors.get(entry.spec.slot_of, entry)
         companions = {
             what: tensors[table.name + what]
-            for what in (KEYS, TOUCHED, SEEN, SIGHTS)
+            for what in (KEYS, TOUCHED, COUNTS, SEEN, SIGHTS)
             if table.name + what in tensors
         }
         parts.append(TablePart(entry, table, companions))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, DIGEST_BYTES, FileEntry
-from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED
+from stratagem_proto.checkpoint.companions import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.open_folders import is_plain_name
 from stratagem_proto.stores.names import is_checkpoint
-from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT64, TensorSpec
+from stratagem_proto.v1.checkpoint_pb2 import TableHistory
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT32, DATA_TYPE_INT64, DataType, TensorSpec
 from stratagem_proto.wire.tensors import nbytes_of
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ _MISREADINGS = (
     DecodeError,
 )
 
-_COMPANIONS = (KEYS, TOUCHED, SEEN, SIGHTS)
-_HISTORY = ("writes", "swept", "evicted_rows", "dropped_gradients")
+_COMPANIONS = (KEYS, TOUCHED, COUNTS, SEEN, SIGHTS)
+_HISTORY = ("writes", "swept", "evicted_rows", "dropped_gradients", "aged", "milliseconds")
 
 
 def require_sound(
@@ -162,23 +163,32 @@ def _of_stored_rows(entry: TensorEntry, known: Mapping[str, TensorEntry]) -> Ite
         yield f"{entry.name!r} has other rows than its table {table.name!r}"
     elif not entry.spec.tensor.shape or not table.spec.tensor.shape:
         yield f"table {entry.name!r} has no rows in its shape"
-    elif any(getattr(entry.rows.history, name) >= _MOST for name in _HISTORY):
+    elif not _is_sound(entry.rows.history):
         yield f"table {entry.name!r} has a history that cannot be"
     elif table is entry:
         yield from _of_companions(entry, known)
+
+
+def _is_sound(history: TableHistory) -> bool:
+    moments = [(one.milliseconds, one.writes) for one in history.moments]
+    moments.append((history.milliseconds, history.writes))
+    ascend = all(a <= c and b <= d for (a, b), (c, d) in pairwise(moments))
+    return ascend and all(getattr(history, name) < _MOST for name in _HISTORY)
 
 
 def _of_companions(table: TensorEntry, known: Mapping[str, TensorEntry]) -> Iterator[str]:
     """Yield what is wrong with what a table needs beside its values."""
     assert table.rows is not None
     rows, name, dynamic = table.rows.count, table.name, table.spec.table.dynamic
-    keys, touched, seen, sights = (known.get(name + what) for what in _COMPANIONS)
+    keys, touched, counts, seen, sights = (known.get(name + what) for what in _COMPANIONS)
     if not table.spec.table.HasField("dynamic") and rows > table.spec.tensor.shape[0]:
         yield f"table {name!r} has {rows} rows of {table.spec.tensor.shape[0]}"
     if dynamic.part >= max(1, dynamic.parts):
         yield f"table {name!r} is part {dynamic.part} of {dynamic.parts}"
     if keys is None or not all(_is_vector(one, rows) for one in (keys, touched) if one):
         yield f"table {name!r} does not have a key, and a time, for each of its {rows} rows"
+    if counts and not _is_vector(counts, rows, DATA_TYPE_INT32):
+        yield f"table {name!r} does not have a count for each of its {rows} rows"
     if (seen is None) != (sights is None) or (seen and sights and not _fit(seen, sights)):
         yield f"table {name!r} does not have a count for each key that it has seen"
 
@@ -188,8 +198,8 @@ def _fit(seen: TensorEntry, sights: TensorEntry) -> bool:
     return _is_vector(seen, size) and _is_vector(sights, size)
 
 
-def _is_vector(entry: TensorEntry, size: int) -> bool:
-    return (list(entry.tensor.shape), entry.tensor.dtype) == ([size], DATA_TYPE_INT64)
+def _is_vector(entry: TensorEntry, size: int, dtype: DataType.ValueType = DATA_TYPE_INT64) -> bool:
+    return (list(entry.tensor.shape), entry.tensor.dtype) == ([size], dtype)
 
 
 def _overlaps(tensors: Collection[TensorEntry]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stratagem_proto.checkpoint.companions import KEYS, TOUCHED
+from stratagem_proto.checkpoint.companions import COUNTS, KEYS, TOUCHED
 from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.whole import Piece, Whole
@@ -66,10 +66,10 @@ class TablePart:
         return checkpoint.tensor(self.companions[KEYS]) + self.row
 
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
-        """Return a companion tensor; zeros if the table does not record touches."""
+        """Return a companion tensor; zeros if the table does not record touches, or counts."""
         if what in self.companions:
             return checkpoint.tensor(self.companions[what])
-        return torch.zeros(self.count if what == TOUCHED else 0, dtype=torch.int64)
+        return torch.zeros(self.count if what in (TOUCHED, COUNTS) else 0, dtype=torch.int64)
 
     def runs(
         self, checkpoint: Checkpoint, positions: torch.Tensor

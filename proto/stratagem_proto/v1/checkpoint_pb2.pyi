@@ -435,7 +435,8 @@ class StoredRows(google.protobuf.message.Message):
     `[keys]` are int64: rows counted from the first of the part, or any keys of a
     dynamic table. A dynamic table also has `[touched]`, the table's time when each row
     was written last, `[seen]`, the keys that admission has counted, and `[sights]`, how
-    often each of those was seen since it last had a row; all int64.
+    often each of those was seen since it last had a row; all int64. One that evicts by
+    frequency has `[counts]`, an aged number of writes of each row, int32.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -471,6 +472,9 @@ class TableHistory(google.protobuf.message.Message):
     SWEPT_FIELD_NUMBER: builtins.int
     EVICTED_ROWS_FIELD_NUMBER: builtins.int
     DROPPED_GRADIENTS_FIELD_NUMBER: builtins.int
+    AGED_FIELD_NUMBER: builtins.int
+    MILLISECONDS_FIELD_NUMBER: builtins.int
+    MOMENTS_FIELD_NUMBER: builtins.int
     writes: builtins.int
     """Number of requests that wrote it: its present time."""
     swept: builtins.int
@@ -479,6 +483,14 @@ class TableHistory(google.protobuf.message.Message):
     """As in TableStatistics."""
     dropped_gradients: builtins.int
     """As in TableStatistics."""
+    aged: builtins.int
+    """The evicted rows when the counts of writes were halved last."""
+    milliseconds: builtins.int
+    """For how long servers have had the table, as far as it looks at that; in milliseconds."""
+    @property
+    def moments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TableMoment]:
+        """Moments of that time, ascending; none if rows are not evicted by it."""
+
     def __init__(
         self,
         *,
@@ -486,10 +498,35 @@ class TableHistory(google.protobuf.message.Message):
         swept: builtins.int = ...,
         evicted_rows: builtins.int = ...,
         dropped_gradients: builtins.int = ...,
+        aged: builtins.int = ...,
+        milliseconds: builtins.int = ...,
+        moments: collections.abc.Iterable[global___TableMoment] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped_gradients", b"dropped_gradients", "evicted_rows", b"evicted_rows", "swept", b"swept", "writes", b"writes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aged", b"aged", "dropped_gradients", b"dropped_gradients", "evicted_rows", b"evicted_rows", "milliseconds", b"milliseconds", "moments", b"moments", "swept", b"swept", "writes", b"writes"]) -> None: ...
 
 global___TableHistory = TableHistory
+
+@typing.final
+class TableMoment(google.protobuf.message.Message):
+    """A moment in the history of a table."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MILLISECONDS_FIELD_NUMBER: builtins.int
+    WRITES_FIELD_NUMBER: builtins.int
+    milliseconds: builtins.int
+    """As in TableHistory."""
+    writes: builtins.int
+    """How many requests had written the table by then."""
+    def __init__(
+        self,
+        *,
+        milliseconds: builtins.int = ...,
+        writes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["milliseconds", b"milliseconds", "writes", b"writes"]) -> None: ...
+
+global___TableMoment = TableMoment
 
 @typing.final
 class StageVariablesRequest(google.protobuf.message.Message):

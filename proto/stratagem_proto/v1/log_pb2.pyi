@@ -121,6 +121,7 @@ class LogRecord(google.protobuf.message.Message):
     LEAP_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
     GAVE_UP_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
     unix_seconds: builtins.float
     """When the change was recorded, in seconds since 1970 by the server's clock. For people."""
     reclaimed: builtins.bool
@@ -152,6 +153,8 @@ class LogRecord(google.protobuf.message.Message):
     def closures(self) -> stratagem_proto.v1.closure_pb2.EndClosuresRequest: ...
     @property
     def gave_up(self) -> global___GivenUpWorkers: ...
+    @property
+    def passed(self) -> global___TablePassage: ...
     def __init__(
         self,
         *,
@@ -168,12 +171,35 @@ class LogRecord(google.protobuf.message.Message):
         leap: builtins.bool = ...,
         mark: builtins.bool = ...,
         gave_up: global___GivenUpWorkers | None = ...,
+        passed: global___TablePassage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark", "gave_up"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "passed", b"passed", "permit", b"permit", "reclaimed", b"reclaimed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "barrier", b"barrier", "change", b"change", "closures", b"closures", "ended", b"ended", "finished", b"finished", "gave_up", b"gave_up", "leap", b"leap", "mark", b"mark", "mutation", b"mutation", "opened", b"opened", "passed", b"passed", "permit", b"permit", "reclaimed", b"reclaimed", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["mutation", "opened", "ended", "finished", "barrier", "arrival", "permit", "closures", "reclaimed", "leap", "mark", "gave_up", "passed"] | None: ...
 
 global___LogRecord = LogRecord
+
+@typing.final
+class TablePassage(google.protobuf.message.Message):
+    """Time that has passed for a table, after which rows that were idle for too long are evicted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VARIABLE_FIELD_NUMBER: builtins.int
+    MILLISECONDS_FIELD_NUMBER: builtins.int
+    variable: builtins.str
+    """The name of the table."""
+    milliseconds: builtins.int
+    """The time since the last passage, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        variable: builtins.str = ...,
+        milliseconds: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["milliseconds", b"milliseconds", "variable", b"variable"]) -> None: ...
+
+global___TablePassage = TablePassage
 
 @typing.final
 class LoggedMutation(google.protobuf.message.Message):

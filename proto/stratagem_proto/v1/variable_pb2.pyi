@@ -93,6 +93,34 @@ VARIABLE_KIND_NON_SLOT: VariableKind.ValueType  # 3
 """State that belongs to no one variable, for instance a step counter."""
 global___VariableKind = VariableKind
 
+class _EvictionOrder:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EvictionOrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EvictionOrder.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EVICTION_ORDER_UNSPECIFIED: _EvictionOrder.ValueType  # 0
+    """As OLDEST."""
+    EVICTION_ORDER_OLDEST: _EvictionOrder.ValueType  # 1
+    """The rows touched least recently."""
+    EVICTION_ORDER_RAREST: _EvictionOrder.ValueType  # 2
+    """The rows written least often, of equals those touched least recently. The counts of
+    all rows are halved whenever as many rows were evicted as are stored.
+    """
+
+class EvictionOrder(_EvictionOrder, metaclass=_EvictionOrderEnumTypeWrapper):
+    """Which rows of a dynamic table go first when it needs room."""
+
+EVICTION_ORDER_UNSPECIFIED: EvictionOrder.ValueType  # 0
+"""As OLDEST."""
+EVICTION_ORDER_OLDEST: EvictionOrder.ValueType  # 1
+"""The rows touched least recently."""
+EVICTION_ORDER_RAREST: EvictionOrder.ValueType  # 2
+"""The rows written least often, of equals those touched least recently. The counts of
+all rows are halved whenever as many rows were evicted as are stored.
+"""
+global___EvictionOrder = EvictionOrder
+
 @typing.final
 class Partition(google.protobuf.message.Message):
     """Which part of a larger variable this one is."""
@@ -285,7 +313,8 @@ global___TableSpec = TableSpec
 @typing.final
 class DynamicKeys(google.protobuf.message.Message):
     """A table whose rows are any int64 keys. Its shape has 0 rows. A key gets a row of its
-    own when it is written. Time is counted in requests that write the table.
+    own when it is written. Time is counted in requests that write the table, except where
+    a field says milliseconds.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -296,6 +325,8 @@ class DynamicKeys(google.protobuf.message.Message):
     MAX_BYTES_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    EVICT_AFTER_MILLISECONDS_FIELD_NUMBER: builtins.int
+    EVICTION_ORDER_FIELD_NUMBER: builtins.int
     admission_count: builtins.int
     """How many updates must have had a gradient for a key before it gets a row; the last
     of them counts, and earlier gradients are dropped. 0 and 1 mean the first update.
@@ -317,6 +348,13 @@ class DynamicKeys(google.protobuf.message.Message):
     """Which part of the table this is, from 0: keys are spread by their hash."""
     parts: builtins.int
     """How many parts there are; 0 means 1."""
+    evict_after_milliseconds: builtins.int
+    """Rows that nothing has written for so many milliseconds, in which a server had the
+    table, are evicted, at the latest after a quarter more, whether or not the table is
+    written. 0 means never.
+    """
+    eviction_order: global___EvictionOrder.ValueType
+    """Which rows make room for new ones."""
     def __init__(
         self,
         *,
@@ -326,8 +364,10 @@ class DynamicKeys(google.protobuf.message.Message):
         max_bytes: builtins.int = ...,
         part: builtins.int = ...,
         parts: builtins.int = ...,
+        evict_after_milliseconds: builtins.int = ...,
+        eviction_order: global___EvictionOrder.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["admission_count", b"admission_count", "evict_after_writes", b"evict_after_writes", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "part", b"part", "parts", b"parts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admission_count", b"admission_count", "evict_after_milliseconds", b"evict_after_milliseconds", "evict_after_writes", b"evict_after_writes", "eviction_order", b"eviction_order", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "part", b"part", "parts", b"parts"]) -> None: ...
 
 global___DynamicKeys = DynamicKeys
 

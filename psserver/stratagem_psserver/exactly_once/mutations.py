@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -159,6 +159,22 @@ class Mutations:
                 held, self._paused = self._paused, None
                 for session_id in held:
                     self._waits.changed(session_id)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no request may begin to be applied now."""
+        return self._paused is not None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Return a context for a change that is no request's, for whose end pauses wait."""
+        self._applying += 1
+        try:
+            yield
+        finally:
+            self._applying -= 1
+            if self._paused is not None:
+                self._waits.changed(_PAUSE)
 
     def _is_idle(self) -> bool | None:
         return not self._applying or None

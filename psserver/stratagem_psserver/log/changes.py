@@ -241,6 +241,11 @@ class Changes:
         """Record that others wait no more for workers that are gone."""
         self._append(pb.LogRecord(gave_up=pb.GivenUpWorkers(tasks=tasks)))
 
+    def passed(self, table: str, milliseconds: int) -> None:
+        """Record that time has passed for a table, and idle rows with it."""
+        passage = pb.TablePassage(variable=table, milliseconds=milliseconds)
+        self._append(pb.LogRecord(passed=passage))
+
     def leapt(self) -> None:
         """Record that the state has changed in a way that no record can repeat."""
         if self.log is not None:

@@ -259,6 +259,13 @@ def _give_up(state: ServerState, workers: logged.GivenUpWorkers) -> None:
     state.give_up(workers.tasks)
 
 
+def _pass(state: ServerState, passage: logged.TablePassage) -> None:
+    arena = state.store.get(passage.variable).arena
+    if arena is not None:
+        arena.table.pass_time(passage.milliseconds)
+        state.store.recount([passage.variable])
+
+
 def _mark(state: ServerState, _: bool) -> None:
     """Nothing has changed."""
 
@@ -273,5 +280,6 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "closures": _end_closures,
     "reclaimed": _reclaim,
     "gave_up": _give_up,
+    "passed": _pass,
     "mark": _mark,
 }

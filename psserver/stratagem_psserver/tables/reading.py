@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.companions import SEEN, SIGHTS, TOUCHED
+from stratagem_proto.checkpoint.companions import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.tables import TablePart, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
@@ -81,7 +81,7 @@ def _read_all(
     spec = table.value.initial.spec
     first, count = _first_row(spec), spec.tensor.shape[0]
     keys = torch.arange(count)
-    table.adopt(arenas, keys, torch.zeros_like(keys), TableHistory())
+    table.adopt(arenas, [keys, torch.zeros_like(keys)], TableHistory())
     for arena, source in zip(table.arenas, sources, strict=True):
         at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, arena.row_bytes))
         for start in range(0, count, at_once):
@@ -105,8 +105,10 @@ class _Share:
     keys: torch.Tensor
     behind: int
 
-    def touched(self, checkpoint: Checkpoint) -> torch.Tensor:
-        return self.part.vector(checkpoint, TOUCHED)[self.positions] + self.behind
+    def marks(self, checkpoint: Checkpoint) -> Sequence[torch.Tensor]:
+        """Return the keys, the times of the last writes, and the counts of writes."""
+        touched = self.part.vector(checkpoint, TOUCHED)[self.positions] + self.behind
+        return self.keys, touched, self.part.vector(checkpoint, COUNTS)[self.positions]
 
 
 def _read_stored(
@@ -116,12 +118,9 @@ def _read_stored(
     assert isinstance(whole, WholeTable)
     parts = _concerned(spec, whole)
     shares = list(_shares(checkpoint, spec, parts))
-    table.adopt(
-        arenas,
-        torch.cat([share.keys for share in shares]),
-        torch.cat([share.touched(checkpoint) for share in shares]),
-        _history(spec, parts),
-    )
+    marks = zip(*(share.marks(checkpoint) for share in shares), strict=True)
+    whole_marks = list(map(torch.cat, marks))[: len(table.marks)]
+    table.adopt(arenas, whole_marks, _history(spec, parts))
     for arena, source in zip(table.arenas, sources, strict=True):
         assert isinstance(source, WholeTable)
         for place, rows in _placed(checkpoint, arena, source, shares):
@@ -173,10 +172,13 @@ def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
     histories = [part.history for part in parts]
     counts = histories if not spec.table.dynamic.part else []
     latest = max(each.writes for each in histories)
+    evicted = sum(each.evicted_rows for each in counts)
+    # Rows of several parts are taken for written now: these have other times.
     return TableHistory(
         writes=latest,
         swept=latest - max(each.writes - each.swept for each in histories),
-        evicted_rows=sum(each.evicted_rows for each in counts),
+        evicted_rows=evicted,
+        aged=evicted,
         dropped_gradients=sum(each.dropped_gradients for each in counts),
     )
 

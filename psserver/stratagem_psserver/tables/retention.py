@@ -9,11 +9,12 @@ from functools import partial
 
 import torch
 
-from stratagem_proto.v1.variable_pb2 import TableSpec
+from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST, TableSpec
 from stratagem_psserver.tables.key_index import MAX_POSITIONS, KeyIndex
 
-# Bytes of a row's key and of the time of its last write.
+# Bytes of a row's key and of the time of its last write, and of how often it was written.
 _ROW_OVERHEAD = 16
+_COUNT_BYTES = 4
 # An eviction sorts all rows by age, so it removes at least this part of the rows.
 _SHARE_EVICTED = 16
 # Old rows are searched for whenever this part of `evict_after` has passed.
@@ -33,19 +34,34 @@ class Retention:
         max_rows: Most rows; 0 for as many as fit into memory.
         max_bytes: Most bytes of rows, index and counts; 0 for no limit.
         admission_count: How often a key must be seen to get a row.
+        evict_after_milliseconds: For how long a row may be idle; 0 for ever.
+        counts_writes: Whether the rows that were written least often make room for new ones, and
+            not those that were not for longest.
     """
 
     evict_after: int = 0
     max_rows: int = 0
     max_bytes: int = 0
     admission_count: int = 1
+    evict_after_milliseconds: int = 0
+    counts_writes: bool = False
 
     @classmethod
     def of(cls, spec: TableSpec) -> Retention:
         keys = spec.dynamic
         return cls(
-            keys.evict_after_writes, keys.max_rows, keys.max_bytes, max(1, keys.admission_count)
+            keys.evict_after_writes,
+            keys.max_rows,
+            keys.max_bytes,
+            max(1, keys.admission_count),
+            keys.evict_after_milliseconds,
+            keys.eviction_order == EVICTION_ORDER_RAREST,
         )
+
+    @property
+    def mark_bytes(self) -> int:
+        """Bytes of a row besides its numbers that not every table has."""
+        return _COUNT_BYTES if self.counts_writes else 0
 
     @property
     def count_bytes(self) -> int | None:
@@ -89,3 +105,18 @@ def largest(nbytes: Callable[[int], int], available: int) -> int:
 def oldest(touched: torch.Tensor, count: int) -> torch.Tensor:
     """Return the positions of the least recently written rows; of equals, the first ones."""
     return touched.argsort(stable=True)[:count]
+
+
+def rarest(counts: torch.Tensor, touched: torch.Tensor, clock: int, count: int) -> torch.Tensor:
+    """Return the positions of the rows that were written least often; of equals, the oldest.
+
+    Args:
+        counts: How often each row was written.
+        touched: The time of each row's last write.
+        clock: The present time. Rows of now go last: they are about to be written.
+        count: How many rows.
+    """
+    order = touched.argsort(stable=True)
+    is_kept = touched == clock
+    ranks = counts.masked_fill(is_kept, torch.iinfo(counts.dtype).max)[order]
+    return order[ranks.argsort(stable=True)[:count]]

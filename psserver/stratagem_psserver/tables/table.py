@@ -14,13 +14,15 @@ from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, FoundRows
+from stratagem_psserver.tables.idle_time import IdleTime
 from stratagem_psserver.tables.key_index import KeyIndex
-from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
+from stratagem_psserver.tables.retention import Retention, oldest, rarest, rows_nbytes
 from stratagem_psserver.tables.table_snapshot import TableSnapshot
 
 FIRST_ROWS = 64
 _ADVICE = "use more servers, or a table with a limit"
 _NONE = torch.empty(0, dtype=torch.int64)
+_MOST_COUNTED = 2**31 - 3
 
 
 class Table:
@@ -44,6 +46,9 @@ class Table:
         self._evicted, self._dropped = 0, 0
         self._keys = torch.empty(0, dtype=torch.int64)
         self._touched = torch.empty(0, dtype=torch.int64)
+        self._counts = torch.empty(0, dtype=torch.int32)
+        self._aged = 0
+        self.idle_time = IdleTime(self._retention.evict_after_milliseconds)
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
         self._snapshots: list[TableSnapshot] = []
@@ -59,9 +64,18 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
-        arrays = (self._keys, self._touched, *(each.storage for each in self.arenas))
+        arrays = (*self.marks, *(each.storage for each in self.arenas))
         taken = sum(array.nbytes for array in arrays)
         return taken + self._index.nbytes + self.admission.nbytes
+
+    @property
+    def marks(self) -> list[torch.Tensor]:
+        """Vectors of the rows' keys and of the times of their last writes.
+
+        Where rows are evicted by it, also of how often each was written.
+        """
+        counts = [self._counts] if self._retention.counts_writes else []
+        return [self._keys, self._touched, *counts]
 
     def statistics(self) -> TableStatistics:
         return TableStatistics(
@@ -74,8 +88,11 @@ class Table:
 
     def most_rows(self, more_bytes: int = 0) -> int:
         """Return the most rows that the limits allow, if each has so many more bytes of state."""
-        row_bytes = sum(arena.row_bytes for arena in self.arenas)
-        return self._retention.most_rows(row_bytes + more_bytes)
+        return self._retention.most_rows(self._row_bytes + more_bytes)
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(arena.row_bytes for arena in self.arenas) + self._retention.mark_bytes
 
     def check_fit(self, rows: int, more_bytes: int = 0) -> None:
         """Check that so many rows can be stored at once.
@@ -86,20 +103,24 @@ class Table:
         check_room(self.name, rows, self.most_rows(more_bytes))
 
     def history(self) -> TableHistory:
-        return TableHistory(
+        history = TableHistory(
             writes=self._clock,
             swept=self._swept,
             evicted_rows=self._evicted,
             dropped_gradients=self._dropped,
+            aged=self._aged,
         )
+        self.idle_time.describe(history)
+        return history
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys of all stored rows and the times of their last writes, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
 
     def snapshot(self) -> TableSnapshot:
-        """Return a snapshot of the present keys, times and then the numbers of each arena."""
-        rows = [*self.stored(), *(each.storage[: self._rows] for each in self.arenas)]
+        """Return a snapshot of the present marks, and then of the numbers of each arena."""
+        arrays = (*self.marks, *(each.storage for each in self.arenas))
+        rows = [array[: self._rows] for array in arrays]
         self._snapshots.append(TableSnapshot(rows, self.admission.shared()))
         return self._snapshots[-1]
 
@@ -115,25 +136,26 @@ class Table:
     def adopt(
         self,
         arenas: Sequence[Arena],
-        keys: torch.Tensor,
-        touched: torch.Tensor,
+        marks: Sequence[torch.Tensor],
         history: TableHistory,
     ) -> None:
         """Replace all rows by these; the caller then writes their numbers by `fill`.
 
         Args:
             arenas: The arenas of slots, besides that of the value.
-            keys: The keys of the rows.
-            touched: The time of each row's last write.
+            marks: The keys of the rows, the times of their last writes, and, if the table has
+                them, the counts of their writes.
             history: The clock and the counts of the table.
         """
         self.arenas.extend(arenas)
         self._rows = 0
-        self._resize(max(len(keys), self.capacity))
-        self._rows = len(keys)
-        self._keys[: self._rows], self._touched[: self._rows] = keys, touched
+        self._resize(max(len(marks[0]), self.capacity))
+        self._rows = len(marks[0])
+        for array, mark in zip(self.marks, marks, strict=True):
+            array[: self._rows] = mark
         self._clock, self._swept = history.writes, history.swept
         self._evicted, self._dropped = history.evicted_rows, history.dropped_gradients
+        self._aged, self.idle_time = history.aged, self.idle_time.restored(history)
         self._index = KeyIndex(self._rows)
 
     def fill(self, arena: Arena, start: int, rows: torch.Tensor) -> None:
@@ -156,7 +178,7 @@ class Table:
         """Evict the oldest rows if there are more than the limits allow."""
         most = self.most_rows()
         if most < self._rows:
-            self._evict(oldest(self._touched[: self._rows], self._rows - most))
+            self._evict(self._first_to_go(self._rows - most))
         if most < self.capacity:
             self._resize(most)
 
@@ -192,8 +214,8 @@ class Table:
 
     def _growth(self, capacity: int) -> int:
         """Return the additional bytes of a table with that capacity."""
-        row_bytes = sum(arena.row_bytes for arena in self.arenas)
-        return rows_nbytes(row_bytes, capacity) - rows_nbytes(row_bytes, self.capacity)
+        before = rows_nbytes(self._row_bytes, self.capacity)
+        return rows_nbytes(self._row_bytes, capacity) - before
 
     def attach(self, arenas: Sequence[Arena]) -> None:
         """Add slots to all rows; evict the oldest rows if the limits are exceeded."""
@@ -224,6 +246,7 @@ class Table:
             self._keep(kept)
             self._clock += 1
             self._touched.index_fill_(0, kept, self._clock)
+            self._count(kept)
             found = self._with_room(found)
             begun = self._begun(found, rows) if found.num_new else {}
             positions = self._place(found) if found.num_new else found.positions
@@ -259,7 +282,37 @@ class Table:
         new, most = found.num_new, self.most_rows()
         others = self._rows - (len(found.keys) - new)
         number = min(self._retention.eviction(self._rows, new, most), others)
-        return oldest(self._touched[: self._rows], number) if number else _NONE
+        return self._first_to_go(number) if number else _NONE
+
+    def _first_to_go(self, number: int) -> torch.Tensor:
+        touched = self._touched[: self._rows]
+        if not self._retention.counts_writes:
+            return oldest(touched, number)
+        return rarest(self._counts[: self._rows], touched, self._clock, number)
+
+    def _count(self, positions: torch.Tensor) -> None:
+        """Count a write of rows, if it matters."""
+        if self._retention.counts_writes:
+            counts = self._counts.index_select(0, positions)
+            self._counts.index_copy_(0, positions, counts.clamp_(max=_MOST_COUNTED).add_(1))
+
+    def pass_time(self, milliseconds: int) -> int:
+        """Evict the rows that are idle for too long now, and return how many there were.
+
+        Args:
+            milliseconds: The time since the last such call.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        later = self.idle_time.after(milliseconds, self._clock)
+        with allocating(_ADVICE):
+            idle = self._touched[: self._rows] <= later.idle_since
+            doomed = idle.nonzero().squeeze(1)
+            if len(doomed):
+                self._evict(doomed)
+        self.idle_time = later
+        return len(doomed)
 
     def _too_old(self) -> torch.Tensor:
         retention = self._retention
@@ -281,6 +334,8 @@ class Table:
         # From here on no memory is taken.
         self._keys[self._rows : rows] = keys
         self._touched[self._rows : rows] = self._clock
+        if self._retention.counts_writes:
+            self._counts[self._rows : rows] = 1
         self._rows = rows
         return positions
 
@@ -291,7 +346,12 @@ class Table:
         stays[doomed] = False
         moved = stays[rows:].nonzero().squeeze(1) + rows
         holes = (~stays[:rows]).nonzero().squeeze(1)
-        arrays = (self._keys, self._touched, *(e.storage for e in self.arenas))
+        gone = self._evicted + len(doomed) - self._aged
+        is_turned_over = self._retention.counts_writes and gone >= rows
+        # Other memory, since snapshots share the present one.
+        counts = self._counts >> 1 if is_turned_over else self._counts
+        marks = (self._keys, self._touched, *([counts] if self._retention.counts_writes else []))
+        arrays = (*marks, *(arena.storage for arena in self.arenas))
         last = [array[moved] for array in arrays]
         keys = self._keys[:rows].index_copy(0, holes, last[0])
         index = KeyIndex.of(keys)
@@ -300,18 +360,23 @@ class Table:
         for array, moving in zip(arrays, last, strict=True):
             set_rows(array, holes, moving)
         self._evicted += len(doomed)
-        self._rows, self._index = rows, index
+        self._rows, self._index, self._counts = rows, index, counts
+        if is_turned_over:
+            self._aged = self._evicted
 
     def _resize(self, capacity: int) -> None:
         with allocating(_ADVICE):
             storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
             keys = _resized(self._keys, capacity, self._rows)
             touched = _resized(self._touched, capacity, self._rows)
+            counts = self._counts
+            if self._retention.counts_writes:
+                counts = _resized(counts, capacity, self._rows)
         # Snapshots keep the old memory, which nobody changes any more.
         self._snapshots.clear()
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage
-        self._keys, self._touched = keys, touched
+        self._keys, self._touched, self._counts = keys, touched, counts
 
 
 def check_room(name: str, rows: int, most: int) -> None:

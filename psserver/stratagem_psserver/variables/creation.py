@@ -11,7 +11,7 @@ from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.protocol import MAX_LABEL_LENGTH, MAX_NAME_LENGTH, MAX_STRUCTURE_LENGTH
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, VariableSpec
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, EvictionOrder, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
 from stratagem_psserver.tables.retention import Retention
 from stratagem_psserver.tables.table import Table, check_room
@@ -147,7 +147,8 @@ def check_table(spec: VariableSpec) -> None:
         raise InvalidArgumentError(
             f"{spec.name!r} cannot be a table: {problem}", variable=spec.name
         )
-    most = Retention.of(spec.table).most_rows(row_nbytes(spec))
+    retention = Retention.of(spec.table)
+    most = retention.most_rows(row_nbytes(spec) + retention.mark_bytes)
     check_room(spec.name, 1, most)
 
 
@@ -184,4 +185,6 @@ def _problem(spec: VariableSpec) -> str:
         return "rows that are not stored need an initializer"
     if spec.table.HasField("dynamic") and shape[0]:
         return f"with dynamic keys its shape begins with 0, not {shape[0]}"
+    if (order := spec.table.dynamic.eviction_order) not in EvictionOrder.values():
+        return f"this server does not know its order of eviction, {order}"
     return ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.checkpoint.companions import KEYS, SEEN, SIGHTS, TOUCHED, companion
+from stratagem_proto.checkpoint.companions import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED, companion
 from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -69,21 +69,23 @@ class Snapshot:
             self._tables[table] = table.snapshot()
         rows = self._tables[table]
         stored = StoredRows(count=rows.count)
-        # The arrays of a table begin with the keys and the times.
-        number = 2 + table.arenas.index(arena)
+        # The arrays of a table begin with its marks.
+        number = len(table.marks) + table.arenas.index(arena)
         self._arrays[variable.name] = SnapshotArray(rows, number)
         if arena is table.value:
             stored.history.CopyFrom(table.history())
         self._add(_content(variable, stored), ArrayValue(rows, number))
         if arena is table.value:
-            self._add_companions(variable, rows)
+            self._add_companions(variable, rows, len(table.marks))
 
-    def _add_companions(self, variable: Variable, rows: TableSnapshot) -> None:
+    def _add_companions(self, variable: Variable, rows: TableSnapshot, marks: int) -> None:
         name = variable.name
-        self._add(Content(companion(name, KEYS, rows.count)), ArrayValue(rows, 0))
-        if not variable.spec.table.HasField("dynamic"):
+        is_dynamic = variable.spec.table.HasField("dynamic")
+        kept = (KEYS, TOUCHED, COUNTS)[:marks] if is_dynamic else (KEYS,)
+        for number, what in enumerate(kept):
+            self._add(Content(companion(name, what, rows.count)), ArrayValue(rows, number))
+        if not is_dynamic:
             return
-        self._add(Content(companion(name, TOUCHED, rows.count)), ArrayValue(rows, 1))
         seen = len(rows.admission)
         for number, what in enumerate((SEEN, SIGHTS)):
             self._add(Content(companion(name, what, seen)), SightsValue(rows.admission, number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from stratagem_proto.keys import part_of_keys
 from tests.client.clusters import running
 from tests.client.tables.dynamic_tables import KEYS, built, trained
 from tests.distributions import assert_same
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,25 @@ def test_idle_rows_are_evicted(strategy: ParameterServerStrategy) -> None:
     assert torch.equal(table(KEYS[:1]), before)
 
 
+def test_rows_are_evicted_with_time(strategy: ParameterServerStrategy) -> None:
+    table = built(strategy, max_idle_seconds=0.5)
+    trained(strategy, table, KEYS)
+
+    def only_one_is_left() -> bool:
+        trained(strategy, table, KEYS[:1])
+        return torch.cat([*table.keys()]).tolist() == KEYS[:1].tolist()
+
+    eventually(only_one_is_left)
+
+
+def test_rows_of_rare_keys_make_room(strategy: ParameterServerStrategy) -> None:
+    for evict, stays in (("rarest", True), ("oldest", False)):
+        table = built(strategy, max_bytes=20_000, evict=evict)
+        trained(strategy, table, *[KEYS[:1]] * 50)
+        trained(strategy, table, *torch.arange(900).split(40))
+        assert (KEYS[0] in torch.cat([*table.keys()])) is stays
+
+
 def test_keys_are_spread_over_the_parts() -> None:
     for keys in (
         torch.arange(30_000),
@@ -136,6 +157,17 @@ def test_it_needs_servers() -> None:
     wanted = pytest.raises(ContextError, match="keeps its rows on parameter servers")
     with stratagem.OneDeviceStrategy("CPU:0").scope(), wanted:
         DynamicEmbedding(2)
+
+
+@pytest.mark.parametrize(
+    "given", [{"evict": "latest"}, {"max_idle_seconds": 0.0}, {"max_idle_seconds": float("nan")}]
+)
+def test_what_cannot_be_evicted_by_is_refused(
+    strategy: ParameterServerStrategy, given: dict[str, Any]
+) -> None:
+    (name,) = given
+    with pytest.raises(InvalidArgumentError, match=f"{name} is .*; it must be "):
+        built(strategy, **given)
 
 
 @pytest.mark.parametrize("name", ["admit_after", "max_idle", "max_bytes"])

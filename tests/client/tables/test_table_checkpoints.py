@@ -178,6 +178,7 @@ LIMITS: list[dict[str, Any]] = [
     {"admit_after": 3},
     {"max_idle": 4},
     {"max_bytes": 10_000, "admit_after": 2},
+    {"max_bytes": 10_000, "evict": "rarest"},
 ]
 
 

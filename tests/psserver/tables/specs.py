@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -44,7 +46,7 @@ def table_spec(
     )
 
 
-def dynamic(**limits: int) -> TableSpec:
+def dynamic(**limits: Any) -> TableSpec:
     return TableSpec(dynamic=DynamicKeys(**limits))
 
 

@@ -251,6 +251,7 @@ def without_initializer() -> VariableSpec:
     [
         (without_initializer(), "need an initializer"),
         (table_spec("users", (3, 2), table=dynamic()), "begins with 0, not 3"),
+        (table_spec("users", (0, 2), table=dynamic(eviction_order=99)), "order of eviction, 99"),
         (
             table_spec("users", (0, 16), table=dynamic(max_bytes=100)),
             "must store 1 rows at once, and its max_rows and max_bytes leave room f",

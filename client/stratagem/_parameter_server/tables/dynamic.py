@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -15,10 +16,21 @@ from stratagem._parameter_server.variables.shards import Layout, Routed
 from stratagem._parameter_server.variables.split_variable import ValuesOfRows
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.rows import ascending_order
-from stratagem_proto.v1.variable_pb2 import DynamicKeys, TableSpec
+from stratagem_proto.v1.variable_pb2 import (
+    EVICTION_ORDER_OLDEST,
+    EVICTION_ORDER_RAREST,
+    DynamicKeys,
+    EvictionOrder,
+    TableSpec,
+)
 
 NOMINAL_ROWS = 1 << 40
 """How many rows the parameter of a dynamic table says that it has."""
+
+EVICTION_ORDERS: Mapping[str, EvictionOrder.ValueType] = {
+    "oldest": EVICTION_ORDER_OLDEST,
+    "rarest": EVICTION_ORDER_RAREST,
+}
 
 
 @dataclass(frozen=True)
@@ -30,11 +42,15 @@ class KeyLimits:
         max_idle: Number of writes of the table after which a row that they did not touch goes; None
             for never.
         max_bytes: The most bytes on all servers together; None for no limit.
+        max_idle_seconds: For how many seconds a row may be idle before it goes; None for ever.
+        evict: Which rows make room for new ones: "oldest" or "rarest".
     """
 
     admit_after: int = 1
     max_idle: int | None = None
     max_bytes: int | None = None
+    max_idle_seconds: float | None = None
+    evict: str = "oldest"
 
     def of_part(self, part: int, parts: int) -> TableSpec:
         """Return what one of the parts of a table is told."""
@@ -45,6 +61,8 @@ class KeyLimits:
                 max_bytes=max(1, self.max_bytes // parts) if self.max_bytes else 0,
                 part=part,
                 parts=parts,
+                evict_after_milliseconds=math.ceil((self.max_idle_seconds or 0) * 1000),
+                eviction_order=EVICTION_ORDERS[self.evict],
             )
         )
 
