@@ -177,7 +177,9 @@ class JointLookup:
         rows, rows_of_parts, cuts = codes.decoded(self._order.distinct)
         self._cuts = dict(zip(self._tables, cuts, strict=True))
         counts = [each[-1] - each[0] for each in cuts]
-        self._rows = dict(zip(self._tables, rows.split(counts), strict=True))
+        self._rows: dict[TableVariable, torch.Tensor] = dict(
+            zip(self._tables, rows.split(counts), strict=True)
+        )
         parts = iter(rows_of_parts.split([b - a for each in cuts for a, b in pairwise(each)]))
         self._rows_of_parts = {table: [next(parts) for _ in table.parts] for table in self._tables}
         self._values: dict[TableVariable, torch.Tensor] = {}
@@ -382,7 +384,7 @@ class _Codes:
         # Negative ids are larger than all others as unsigned numbers.
         if (ids.view(np.uint64) >= totals).any():
             self._refuse(lookups, ids, slices)
-        codes = ids + np.repeat([self._bases[each.table] for each in lookups], lengths)
+        codes: _Integers = ids + np.repeat([self._bases[each.table] for each in lookups], lengths)
         if any(coding.modulus > 1 for coding in codings):
             modulus = np.repeat([coding.modulus for coding in codings], lengths)
             stride = np.repeat([coding.stride for coding in codings], lengths)
