@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from benchmarks.harness.figures import Cell
 from benchmarks.harness.goal import Goal
+from benchmarks.measurements import capacity
 from benchmarks.reached import REACHED
 
 _PEERS_OF_TRANSFERS = {"TensorFlow": 3.0, "Ray": 2.0, "torch RPC": 1.5}
@@ -141,6 +142,16 @@ def _durability() -> Iterator[Goal]:
         yield Goal("durability", *cells, least, question, wording)
 
 
+def _capacity() -> Iterator[Goal]:
+    about = "steps of a full server, of those that its processor's time says"
+    for load in capacity.LOADS.values():
+        full, cost = (
+            Cell(f"{what}, {capacity.WORKERS} workers", load)
+            for what in (capacity.FULL, capacity.COST)
+        )
+        yield Goal("capacity", full, cost, 0.8, about, "at least 0.8")
+
+
 def _beside(measurement: str, question: str, peer: str, least: float, about: str = "") -> Goal:
     wording = f"{least:g} times {peer}"
     ours, theirs = Cell(question, "Stratagem"), Cell(question, peer)
@@ -166,6 +177,7 @@ GOALS: Sequence[Goal] = [
         _startup(),
         _scheduling(),
         _durability(),
+        _capacity(),
     )
     for goal in goals
 ]

@@ -15,15 +15,19 @@ from typing import Annotated, TypeAlias
 import typer
 
 from benchmarks.goals import GOALS
+from benchmarks.harness.figures import Cell
 from benchmarks.harness.goal import Goal
 from benchmarks.harness.report import FOLDER, Report
 from benchmarks.harness.table import Table, figures_table, median_with_unit
 from benchmarks.measurements import MEASUREMENTS
+from benchmarks.measurements.capacity import COST, FULL, WORKERS
 from benchmarks.profiles.names import Name
 
 _PAGE = Path("docs/performance.md")
 _MARK, _END = "<!-- {} -->\n", "<!-- end -->"
 _ABSENT = "not measured"
+# What programs of their own leave behind.
+_PROGRAMS = {name: f"{name}.md" for name in ("scaling", "crowds")}
 _TITLE = re.compile(r"^## .*\n+")
 
 Reports: TypeAlias = Mapping[str, Report]
@@ -35,9 +39,12 @@ def tables(folder: Path) -> dict[str, str]:
     found = {"goals": goals(reports).markdown() + "\n" + conditions(reports)}
     if "scheduling" in reports:
         found["scheduling"] = figures_table(reports["scheduling"].figures).markdown()
-    for name in Name:
-        if (profile := folder / name.file).exists():
-            found[name.value] = _TITLE.sub("", profile.read_text())
+    if "capacity" in reports:
+        found["capacity"] = capacities(reports["capacity"]).markdown()
+    files = {name.value: name.file for name in Name} | _PROGRAMS
+    for name, file in files.items():
+        if (folder / file).exists():
+            found[name] = _TITLE.sub("", (folder / file).read_text())
     return found
 
 
@@ -64,6 +71,24 @@ def goals(reports: Reports) -> Table:
         for (measurement, about, wording), together in groups.items()
     ]
     return Table(["what", "goal", "as a ratio", "measured"], rows)
+
+
+def capacities(report: Report) -> Table:
+    """A row for each load: what a step costs a server, and how many of them fill a core."""
+    found = {figure.cell: figure.median for figure in report.figures}
+    rows = []
+    for load in dict.fromkeys(figure.cell.contestant for figure in report.figures):
+        alone = found[Cell(f"{COST}, 1 worker", load)]
+        cost = found[Cell(f"{COST}, {WORKERS} workers", load)]
+        full = found[Cell(f"{FULL}, {WORKERS} workers", load)]
+        rows.append([load, *(f"{each * 1e6:,.0f}" for each in (alone, cost))])
+        rows[-1] += [f"{1 / each:,.0f}" for each in (cost, full)]
+    workers = f"{WORKERS} workers"
+    costs = f"us of a processor, {workers}"
+    filled = f"steps/s that fill a core, {workers}"
+    return Table(
+        ["a step", "us of a processor, 1 worker", costs, filled, "steps/s of a full one"], rows
+    )
 
 
 def _listed(found: Sequence[str | None]) -> str:

@@ -49,10 +49,11 @@ class Others:
 
 def _clocks() -> tuple[float, float, float]:
     """The time, and seconds of processors: of all processes, and of ours."""
-    return time.perf_counter(), _of_all(), sum(map(_of, family(os.getpid())))
+    return time.perf_counter(), seconds_of_all(), sum(map(_of, family(os.getpid())))
 
 
-def _of_all() -> float:
+def seconds_of_all() -> float:
+    """Return the seconds that processors have worked since the machine started, for whomever."""
     user, nice, system, _, _, *interrupts = _ticks(Path("/proc/stat"), slice(1, 9))
     return (user + nice + system + sum(interrupts)) / _TICKS_PER_SECOND
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import IO
 
 NEEDED = ("unshare", "nsenter", "ip", "ss", "tc", "ebtables", "mount", "chroot")
 
 
-def missing() -> str:
-    """Return why there can be no namespaces here; "" if there can be."""
+def missing(needed: Sequence[str] = NEEDED) -> str:
+    """Return why there can be no namespaces here, with these commands; "" if there can be."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
-    absent = [command for command in NEEDED if shutil.which(command) is None]
+    absent = [command for command in needed if shutil.which(command) is None]
     if absent:
         return f"these commands are missing: {', '.join(absent)}"
     tried = subprocess.run(

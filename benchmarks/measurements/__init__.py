@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.harness.contest import Contest
 from benchmarks.measurements import (
+    capacity,
     clicks,
     durability,
     lookups,
@@ -32,4 +33,5 @@ MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
     "scheduling": scheduling.scheduling,
     "steps": steps.steps,
     "durability": durability.durability,
+    "capacity": lambda: [capacity.capacity()],
 }

@@ -16,16 +16,16 @@ from benchmarks.peers import clicks as peers
 from examples.clicks.log import ClickLog
 from examples.clicks.model import DLRM
 
-_FILE = Path("runs/benchmarks/clicks.npz")
+FILE = Path("runs/benchmarks/clicks.npz")
 _OURS = {"26 Embedding": "example", "26 sparse nn.Embedding": "sparse", "one Embedding": "joined"}
 _THEIRS = {"TensorFlow": "26", "TensorFlow, a variable a server": "joined"}
 _SIZES = 1024, 4096
 
 
-def clicks(counts: Sequence[int] = (1, 2), file: Path = _FILE) -> Sequence[Contest]:
+def clicks(counts: Sequence[int] = (1, 2), file: Path = FILE) -> Sequence[Contest]:
     """Examples of steps that find all rows, and of the first pass, for which all rows are new."""
-    _write_log(file)
-    return [_contest(str(file.absolute()), workers) for workers in counts]
+    written = written_log(file)
+    return [_contest(written, workers) for workers in counts]
 
 
 def _contest(file: str, workers: int) -> Contest:
@@ -55,10 +55,14 @@ def _contest(file: str, workers: int) -> Contest:
     return Contest("clicks", contestants, questions)
 
 
+def written_log(file: Path = FILE) -> str:
+    """Write the examples and the first weights, unless they are there already; return where."""
+    if not file.exists():
+        _write_log(file)
+    return str(file.absolute())
+
+
 def _write_log(file: Path) -> None:
-    """Write the examples and the first weights, unless they are there already."""
-    if file.exists():
-        return
     torch.manual_seed(0)
     model = DLRM(peers.MEASUREMENTS, [1] * peers.COLUMNS, peers.DIM)
     dense = [*model.bottom.parameters(), *model.top.parameters()]

@@ -21,6 +21,7 @@ from benchmarks.harness.environments import Foreign, missing, python_of
 from benchmarks.harness.programs import Programs
 from benchmarks.harness.turns import hold
 from benchmarks.measurements import (
+    capacity,
     clicks,
     durability,
     lookups,
@@ -69,6 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lookups.lookups(),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
         scheduling.scheduling([2])[0],
+        capacity.capacity(["small", "rows"]),
         *durability.durability()[:2],
         *(pytest.param(each, marks=pytest.mark.long) for each in durability.durability()[2:]),
         # These start processes of their own, or take long.
@@ -95,7 +97,8 @@ def test_we_and_the_local_loop_train_the_click_model(
         monkeypatch.setattr(f"benchmarks.peers.{module}.ROWS", (100,) * 26)
     monkeypatch.setattr("benchmarks.peers.clicks.EXAMPLES", 8192)
     monkeypatch.setattr("benchmarks.peers.clicks.TURN", 4096)
-    for contest in clicks.clicks(file=tmp_path / "clicks.npz"):
+    file = tmp_path / "clicks.npz"
+    for contest in [*clicks.clicks(file=file), capacity.capacity(["clicks"], file)]:
         answer_all(contest, monkeypatch)
 
 

@@ -14,6 +14,7 @@ from benchmarks.harness.goal import Goal
 from benchmarks.harness.plots import plot
 from benchmarks.harness.report import Report, join
 from benchmarks.harness.table import Table, median_with_unit
+from benchmarks.measurements.capacity import COST, FULL
 from benchmarks.page import filled, tables
 from benchmarks.profiles.names import Name
 
@@ -47,11 +48,15 @@ def test_the_page_has_a_place_for_each_table_of_results(tmp_path: Path) -> None:
     for name, figures in {"transfer": FIGURES, "startup": [ready]}.items():
         Report(name, figures, [], about).write(tmp_path)
     Report("scheduling", [ready], [], about).write(tmp_path)
+    steps = {COST + ", 1 worker": 1e-4, COST + ", 4 workers": 8e-5, FULL + ", 4 workers": 1e-4}
+    costs = [Figure(Cell(what, "4,096 rows"), (cost, cost), "us") for what, cost in steps.items()]
+    Report("capacity", costs, [], about).write(tmp_path)
     page = filled(Path("docs/performance.md").read_text(), tables(tmp_path))
     assert "| `startup`: server ready | at most 3 s | 1 | **2 s** |" in page
     assert "| 2 times Ray | 2 | **3.00**, not measured, not measured |" in page
     assert "The load was 1.5 to 1.5 before each" in page
     assert "| server ready, s | 2 (0.00) |" in page
+    assert "| 4,096 rows | 100 | 80 | 12,500 | 10,000 |" in page
     assert "\nprofiled\n" in page
     with pytest.raises(ValueError, match="no place for flights"):
         filled(page, {"flights": ""})

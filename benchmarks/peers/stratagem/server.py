@@ -34,12 +34,12 @@ def connected() -> Iterator[ServerGroup]:
 
 
 def created(servers: ServerGroup, values: Mapping[str, torch.Tensor]) -> None:
-    """Creates variables with these values, by name."""
+    """Creates variables with these values, by name, on each of the servers."""
     specs = [
         VariableSpec(name=name, tensor=spec_of(value), trainable=True, kind=VARIABLE_KIND_MODEL)
         for name, value in values.items()
     ]
-    servers.call(0, variables.create(specs, [*values.values()]))
+    servers.on_all(lambda: variables.create(specs, [*values.values()]))
 
 
 def program(optimizer: torch.optim.Optimizer) -> bytes:

@@ -1,0 +1,1 @@
+"""Many workers on several servers for minutes: whether all of them are served alike."""

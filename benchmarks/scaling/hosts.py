@@ -1,0 +1,126 @@
+"""Where servers and workers are: all on this host, or each on a host of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryDirectory
+
+from benchmarks.harness.namespace import Namespace
+from benchmarks.harness.network import Network, addresses
+from benchmarks.stalls.scene import Watched
+from stratagem_deploy import LocalCluster
+from stratagem_deploy.processes.process import import_path
+from stratagem_proto.wire.transport import AUTO, TCP
+
+RATE = 1e9
+"""Bits a second that the cable of a host carries, each way."""
+
+LATENCY = 0.2e-3
+"""Seconds that a packet takes from one host to another.
+
+Kernels differ in whether they can delay packets; a worker waits twice as long for each request.
+"""
+
+NEEDED = ("unshare", "nsenter", "ip", "tc", "mount")
+_START_SECONDS = 120.0
+_PORT = 2222
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Servers that run, and where workers go.
+
+    Attributes:
+        addresses: The "host:port" of each server.
+        pids: Their processes, which may have children.
+        token: Their secret.
+        networks: The network of each worker, as a file of /proc; "" for that of this process.
+        transport: How workers reach servers.
+        waiting: Seconds that a worker waits in each step besides, since cables do not.
+        rate: Bytes a second that a server can be sent, and send; None without a limit.
+    """
+
+    addresses: Sequence[str]
+    pids: Sequence[int]
+    token: str
+    networks: Sequence[str]
+    transport: str = AUTO
+    waiting: float = 0.0
+    rate: float | None = None
+
+
+@contextmanager
+def loopback(servers: int, workers: int) -> Iterator[Hosts]:
+    """All on this host, through Unix sockets and shared memory."""
+    with LocalCluster(servers, workers, processes=True) as cluster:
+        resolver = cluster.cluster_resolver
+        spec = resolver.cluster_spec()
+        places = [spec.task_address("ps", task) for task in range(servers)]
+        pids = Watched.of(resolver, "ps").pids()
+        yield Hosts(places, [*pids.values()], resolver.cluster_token or "", [""] * workers)
+
+
+@contextmanager
+def links(servers: int, workers: int) -> Iterator[Hosts]:
+    """Each in a namespace with a cable of 1 Gbit/s to one switch; for root."""
+    names = [
+        *(f"server-{each}" for each in range(servers)),
+        *(f"worker-{each}" for each in range(workers)),
+    ]
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(TemporaryDirectory(prefix="hosts-")))
+        network = opened.enter_context(closing(Network(f"{RATE / 1e6:g}mbit")))
+        token, found = secrets.token_urlsafe(32), addresses(names)
+        (folder / "token").write_text(token)
+        (folder / "token").chmod(0o600)
+        spaces = {}
+        for name in names:
+            spaces[name] = opened.enter_context(closing(Namespace()))
+            network.join(spaces[name], name, found[name])
+        running = [
+            opened.enter_context(_server(spaces[name], task, found[name], folder))
+            for task, name in enumerate(names[:servers])
+        ]
+        for task, process in enumerate(running):
+            _await_ready(folder / f"{task}.ready", process, folder / f"{task}.log")
+        places = [f"{found[name]}:{_PORT}" for name in names[:servers]]
+        networks = [spaces[name].network for name in names[servers:]]
+        pids = [process.pid for process in running]
+        yield Hosts(places, pids, token, networks, TCP, 4 * LATENCY, RATE / 8)
+
+
+@contextmanager
+def _server(space: Namespace, task: int, host: str, folder: Path) -> Iterator[Popen[bytes]]:
+    """A server that its namespace ends."""
+    # Its processes have other numbers there.
+    space.enter("mount", "-t", "proc", "proc", "/proc")
+    variables = {**import_path(), "OMP_NUM_THREADS": "1"}
+    with (folder / f"{task}.log").open("wb") as log:
+        process = space.start(
+            *("env", *(f"{name}={value}" for name, value in variables.items())),
+            *(sys.executable, "-m", "stratagem_psserver", "--bind", f"{host}:{_PORT}"),
+            *("--task", str(task), "--token-file", str(folder / "token"), "--insecure"),
+            *("--transport", TCP, "--ready-file", str(folder / f"{task}.ready")),
+            output=log,
+        )
+    try:
+        yield process
+    finally:
+        space.close()
+        process.wait()
+
+
+def _await_ready(file: Path, process: Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"a server does not start:{os.linesep}{log.read_text()}")
+        time.sleep(0.02)
