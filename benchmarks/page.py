@@ -1,12 +1,13 @@
 """`python -m benchmarks.page`: puts what was measured into docs/performance.md.
 
 What goes between `<!-- NAME -->` and `<!-- end -->` is replaced, for each of `tables`. `make
-format` then breaks the lines of the page.
+format` then breaks the lines of the page. The page's picture of throughput is replaced, too.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from benchmarks.profiles.names import Name
 _PAGE = Path("docs/performance.md")
 _MARK, _END = "<!-- {} -->\n", "<!-- end -->"
 _ABSENT = "not measured"
+_CURVE = "scaling.svg"
 # What programs of their own leave behind.
 _PROGRAMS = {name: f"{name}.md" for name in ("scaling", "crowds")}
 _TITLE = re.compile(r"^## .*\n+")
@@ -150,6 +152,8 @@ def main(
 ) -> None:
     """Fills the page, and lists goals that were reached and are not kept."""
     page.write_text(filled(page.read_text(), tables(results)))
+    if (results / _CURVE).exists():
+        shutil.copy(results / _CURVE, page.parent / "pictures")
     for name, report in _reports(results).items():
         for goal, ratio in report.ratios.items():
             if ratio >= goal.at_least and not goal.kept:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from tqdm import tqdm
@@ -68,11 +68,9 @@ def main(  # noqa: PLR0913 - independent settings, by name
             points = _curve(hosts, load_.value, counts, computing, seconds)
             total = len(counts[0]) * len(counts[1])
             curves[each.value] = [*tqdm(points, desc=each.value, total=total, unit="point")]
-    drawn(curves).savefig(out / "scaling.svg")
-    about = {**machine(), "load before": before, "load after": load()}
-    (out / "scaling.md").write_text(text := _text(curves, about))
-    _keep(curves, about, out / "scaling.json")
-    print(text)
+        about = {**machine(), "load before": before, "load after": load()}
+        _keep(curves, about, out)
+    print((out / "scaling.md").read_text())
 
 
 def _text(curves: Mapping[str, Sequence[Point]], about: Mapping[str, object]) -> str:
@@ -143,9 +141,12 @@ def _used(hosts: Hosts) -> Sequence[float]:
     return [processor_seconds(pid) for pid in hosts.pids]
 
 
-def _keep(curves: Mapping[str, Sequence[Point]], about: Mapping[str, Any], file: Path) -> None:
+def _keep(curves: Mapping[str, Sequence[Point]], about: Mapping[str, object], folder: Path) -> None:
+    drawn(curves).savefig(folder / "scaling.svg")
+    (folder / "scaling.md").write_text(_text(curves, about))
     found = {name: [point._asdict() for point in points] for name, points in curves.items()}
-    file.write_text(json.dumps({"machine": about, "curves": found}, indent=2) + "\n")
+    facts = json.dumps({"machine": about, "curves": found}, indent=2)
+    (folder / "scaling.json").write_text(facts + "\n")
 
 
 if __name__ == "__main__":

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from subprocess import Popen
 from tempfile import TemporaryDirectory
+
+import torch
 
 from benchmarks.harness.namespace import Namespace
 from benchmarks.harness.network import Network, addresses
+from benchmarks.scaling.worker import enter, forking
 from benchmarks.stalls.scene import Watched
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.processes.process import import_path
 from stratagem_proto.wire.transport import AUTO, TCP
+from stratagem_psserver import cli as psserver
+from stratagem_psserver import server as loaded
 
 RATE = 1e9
 """Bits a second that the cable of a host carries, each way."""
@@ -29,8 +35,10 @@ LATENCY = 0.2e-3
 Kernels differ in whether they can delay packets; a worker waits twice as long for each request.
 """
 
-NEEDED = ("unshare", "nsenter", "ip", "tc", "mount")
+NEEDED = ("unshare", "nsenter", "ip", "tc")
 _START_SECONDS = 120.0
+# Its command loads it as it begins; here it is loaded before processes are forked.
+assert loaded
 _PORT = 2222
 
 
@@ -85,42 +93,58 @@ def links(servers: int, workers: int) -> Iterator[Hosts]:
         for name in names:
             spaces[name] = opened.enter_context(closing(Namespace()))
             network.join(spaces[name], name, found[name])
-        running = [
-            opened.enter_context(_server(spaces[name], task, found[name], folder))
+        pids = [
+            opened.enter_context(_server(spaces[name].network, task, found[name], folder))
             for task, name in enumerate(names[:servers])
         ]
-        for task, process in enumerate(running):
-            _await_ready(folder / f"{task}.ready", process, folder / f"{task}.log")
+        for task in range(servers):
+            _await_ready(folder / f"{task}.ready", folder / f"{task}.log")
         places = [f"{found[name]}:{_PORT}" for name in names[:servers]]
         networks = [spaces[name].network for name in names[servers:]]
-        pids = [process.pid for process in running]
         yield Hosts(places, pids, token, networks, TCP, 4 * LATENCY, RATE / 8)
 
 
 @contextmanager
-def _server(space: Namespace, task: int, host: str, folder: Path) -> Iterator[Popen[bytes]]:
-    """A server that its namespace ends."""
-    # Its processes have other numbers there.
-    space.enter("mount", "-t", "proc", "proc", "/proc")
-    variables = {**import_path(), "OMP_NUM_THREADS": "1"}
-    with (folder / f"{task}.log").open("wb") as log:
-        process = space.start(
-            *("env", *(f"{name}={value}" for name, value in variables.items())),
-            *(sys.executable, "-m", "stratagem_psserver", "--bind", f"{host}:{_PORT}"),
-            *("--task", str(task), "--token-file", str(folder / "token"), "--insecure"),
-            *("--transport", TCP, "--ready-file", str(folder / f"{task}.ready")),
-            output=log,
-        )
+def _server(network: str, task: int, host: str, folder: Path) -> Iterator[int]:
+    """A process with a server, which ends with this one; yields its id."""
+    context = forking()
+    options = [
+        *("--bind", f"{host}:{_PORT}", "--task", str(task), "--token-file", str(folder / "token")),
+        *("--transport", TCP, "--insecure", "--ready-file", str(folder / f"{task}.ready")),
+    ]
+    mine, theirs = context.Pipe()
+    arguments = theirs, network, options, folder / f"{task}.log"
+    process = context.Process(target=_serve, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
     try:
-        yield process
+        yield process.pid or 0
     finally:
-        space.close()
-        process.wait()
+        mine.close()
+        process.join()
 
 
-def _await_ready(file: Path, process: Popen[bytes], log: Path) -> None:
+def _serve(parent: Connection, network: str, options: Sequence[str], log: Path) -> None:
+    """Run a server in a network until the parent closes the connection, or ends."""
+    torch.set_num_threads(1)
+    enter(network)
+    with log.open("wb") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    sys.argv = ["stratagem ps", *options]
+    psserver.main()
+
+
+def _end_with(parent: Connection) -> None:
+    with suppress(EOFError):
+        parent.recv()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _await_ready(file: Path, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not file.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise RuntimeError(f"a server does not start:{os.linesep}{log.read_text()}")
         time.sleep(0.02)

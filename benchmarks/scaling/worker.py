@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import torch
@@ -64,6 +65,13 @@ class Taken:
     nbytes: int
 
 
+def forking() -> ForkServerContext:
+    """Return what makes processes that have loaded what workers and servers need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.scaling.hosts"])
+    return context
+
+
 class Workers:
     """Processes that wait for orders.
 
@@ -73,8 +81,7 @@ class Workers:
     """
 
     def __init__(self, networks: Sequence[str], transport: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context = forking()
         self._processes, self._connections = [], []
         for worker, network in enumerate(networks):
             mine, theirs = context.Pipe()
@@ -130,7 +137,7 @@ def serve(parent: Connection, worker: int, network: str, transport: str) -> None
     torch.set_num_threads(1)
     os.environ[VARIABLE] = transport
     if network:
-        _enter(network)
+        enter(network)
     with suppress(EOFError):
         while True:
             _carry_out(parent.recv(), parent, worker)
@@ -169,7 +176,7 @@ def _nbytes(servers: ServerGroup) -> int:
     return servers.traffic.sent_bytes + servers.traffic.received_bytes
 
 
-def _enter(network: str) -> None:
+def enter(network: str) -> None:
     """Have this process, while it has but one thread, use the network of another one."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(network) as file:
