@@ -27,6 +27,7 @@ def capacity(
     questions = [
         Question(f"{COST}, 1 worker", "processor 1", names, seconds, "us"),
         Question(f"{COST}, {WORKERS} workers", f"processor {WORKERS}", names, seconds, "us"),
-        Question(f"{FULL}, {WORKERS} workers", f"full {WORKERS}", names, seconds, "us"),
+        # Longer, since at its end workers wait for the slowest of them, and the server for nobody.
+        Question(f"{FULL}, {WORKERS} workers", f"full {WORKERS}", names, 3 * seconds, "us"),
     ]
     return Contest("capacity", contestants, questions)

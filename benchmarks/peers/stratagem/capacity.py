@@ -3,8 +3,9 @@
 LOAD is "small" or "rows", as in `loads`, or "clicks": the lookups and pushes of the click model,
 whose examples are in FILE. Workers are threads of this process and compute nothing. Answers are
 seconds a step: to "processor 4", with 4 workers, what the server uses of processors, and to "full
-4" what a process that never waits uses meanwhile, which shares a core with the server. They use the
-same of it if the server never waits either; that others use it, too, makes no difference.
+4" what each of three processes uses meanwhile that never wait, and share a core with the server.
+All use the same of it if the server never waits either; that others use it, too, makes no
+difference.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER
 
 WORKERS = 4
+# The fewer steps then fill a server, the surer workers come to them.
+_NEVER_WAIT = 3
 # Until there is nobody whose core it shares.
 _BUSY = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]: pass"
 _BATCH, _BATCHES = 1024, 16
@@ -115,9 +118,9 @@ class Crowd:
     def saturated(self, workers: int, seconds: float) -> float:
         """Return the processor seconds for a step that a server has which fills a core."""
         with _shared_core() as busy:
-            before = processor_seconds(busy)
+            before = sum(map(processor_seconds, busy))
             taken = self._taken(workers, seconds)
-            return (processor_seconds(busy) - before) / taken
+            return (sum(map(processor_seconds, busy)) - before) / len(busy) / taken
 
     def _taken(self, workers: int, seconds: float) -> int:
         end = time.perf_counter() + seconds
@@ -139,21 +142,28 @@ def _used_by_server() -> float:
 
 
 @contextmanager
-def _shared_core() -> Iterator[int]:
-    """Let our children share a core with a process that never waits, which this yields."""
+def _shared_core() -> Iterator[Sequence[int]]:
+    """Let our children share a core with processes that never wait, which this yields."""
     cores = sorted(os.sched_getaffinity(0))
     others = family(os.getpid())[1:]
+    with ExitStack() as opened:
+        busy = [opened.enter_context(_busy()) for _ in range(_NEVER_WAIT)]
+        opened.callback(_keep, [*others, os.getpid()], cores)
+        _keep([*others, *busy], cores[:1])
+        # So that workers leave it to them.
+        _keep([os.getpid()], cores[1:] or cores)
+        yield busy
+
+
+@contextmanager
+def _busy() -> Iterator[int]:
     # As servers have: a session's processes share what the kernel gives it.
     program = [sys.executable, "-c", _BUSY]
     busy = subprocess.Popen(program, start_new_session=True, stdin=subprocess.PIPE)
     try:
-        _keep([*others, busy.pid], cores[:1])
-        # So that workers leave it to them.
-        _keep([os.getpid()], cores[1:] or cores)
         yield busy.pid
     finally:
         busy.communicate()
-        _keep([*others, os.getpid()], cores)
 
 
 def _keep(processes: Collection[int], cores: Collection[int]) -> None:
