@@ -19,6 +19,7 @@ from stratagem._parameter_server.tables.dynamic import (
 from stratagem._parameter_server.tables.recording import current_recorder
 from stratagem._parameter_server.tables.variable import prefetch
 from stratagem_proto.errors import ContextError, InvalidArgumentError
+from stratagem_proto.programs.narrow_rows import NARROW
 
 # Milliseconds are what servers count; the other is a hundred years.
 _LEAST_IDLE, _MOST_IDLE = 0.001, 3.2e9
@@ -38,10 +39,15 @@ class Embedding(nn.Embedding):
         num_embeddings: Number of rows.
         embedding_dim: Size of a row.
         padding_idx: Row that stays as it is; it starts as zeros.
+        row_dtype: What servers store the rows in: `torch.bfloat16`, `torch.float16`, or None for
+            their own dtype. Lookups return float32, and optimizers compute with it; a number that
+            is written becomes one of its two neighbours at random, so that its mean is right.
+            Elsewhere rows keep their dtype.
         options: The other arguments of `torch.nn.Embedding` by name. `sparse` is always true.
 
     Raises:
-        InvalidArgumentError: `max_norm` is given: a lookup would have to write.
+        InvalidArgumentError: `max_norm` is given: a lookup would have to write. Rows cannot be
+            stored in `row_dtype`.
     """
 
     def __init__(
@@ -49,10 +55,13 @@ class Embedding(nn.Embedding):
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
+        *,
+        row_dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         with _table(options):
             super().__init__(num_embeddings, embedding_dim, padding_idx, **options)
+        self.row_dtype: torch.dtype | None = _row_dtype(row_dtype)
 
 
 class EmbeddingBag(nn.EmbeddingBag):
@@ -63,18 +72,28 @@ class EmbeddingBag(nn.EmbeddingBag):
     Args:
         num_embeddings: Number of rows.
         embedding_dim: Size of a row.
+        row_dtype: As of `Embedding`.
         options: The other arguments of `torch.nn.EmbeddingBag` by name. `sparse` is always true,
             but for `mode="max"`, of which torch has no sparse gradients.
 
     Raises:
-        InvalidArgumentError: `max_norm` is given: a lookup would have to write.
+        InvalidArgumentError: `max_norm` is given: a lookup would have to write. Rows cannot be
+            stored in `row_dtype`.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, **options: Any) -> None:
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        row_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
         with _table(options):
             if options.get("mode") == "max":
                 options["sparse"] = False
             super().__init__(num_embeddings, embedding_dim, **options)
+        self.row_dtype: torch.dtype | None = _row_dtype(row_dtype)
 
 
 class DynamicEmbedding(nn.Module):
@@ -97,6 +116,7 @@ class DynamicEmbedding(nn.Module):
         evict: Which rows make room for others: "oldest", those touched least recently, or
             "rarest", those written least often, at 4 bytes a row more. Their counts are halved
             whenever as many rows have gone as the table has, so that old favourites leave.
+        row_dtype: As of `Embedding`.
         dtype: Type of the elements; by default torch's default.
 
     Attributes:
@@ -117,6 +137,7 @@ class DynamicEmbedding(nn.Module):
         max_bytes: int | None = None,
         max_idle_seconds: float | None = None,
         evict: str = "oldest",
+        row_dtype: torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -125,6 +146,7 @@ class DynamicEmbedding(nn.Module):
         _require_positive({"embedding_dim": embedding_dim, "max_bytes": max_bytes})
         _require_positive(limits)
         self.embedding_dim = embedding_dim
+        self.row_dtype: torch.dtype | None = _row_dtype(row_dtype)
         self.limits: KeyLimits = KeyLimits(
             admit_after, max_idle, max_bytes, max_idle_seconds, evict
         )
@@ -228,6 +250,15 @@ def _table(options: dict[str, Any]) -> AbstractContextManager[None]:
     options["sparse"] = not options.get("scale_grad_by_freq", False)
     recorder = current_recorder()
     return nullcontext() if recorder is None else recorder.taking_all()
+
+
+def _row_dtype(given: torch.dtype | None) -> torch.dtype | None:
+    if given not in {None, *NARROW}:
+        raise InvalidArgumentError(
+            f"row_dtype is {given}; rows are stored as torch.bfloat16, torch.float16, or, with "
+            "None, as what they are"
+        )
+    return given
 
 
 def _require_eviction(max_idle_seconds: float | None, evict: str) -> None:

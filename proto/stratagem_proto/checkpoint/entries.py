@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stratagem_proto.checkpoint.blocks import FileEntry
+from stratagem_proto.programs.narrow_rows import stored_rows
 from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -85,7 +86,7 @@ def some_rows(tensor: TensorSpec, count: int) -> TensorSpec:
 
 def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
     """Return the description of the tensor that is stored for a variable: all rows or some."""
-    return spec.tensor if rows is None else some_rows(spec.tensor, rows.count)
+    return spec.tensor if rows is None else stored_rows(spec, rows.count)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.whole import Piece, Whole
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.narrow_rows import nearest, stored_dtype
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -158,11 +159,12 @@ class WholeTable(Whole):
         self._require_fixed()
         self._require_rows(start, stop)
         value = InitialValues(self.spec).between(start, stop)
+        value.copy_(nearest(value, stored_dtype(self.spec)))
         for part in self.parts:
             keys = part.keys(checkpoint)
             wanted = ((keys >= start) & (keys < stop)).nonzero().squeeze(1)
             for some, rows in part.runs(checkpoint, wanted):
-                value[keys[some] - start] = rows
+                value[keys[some] - start] = rows.to(value.dtype)
         return value
 
     def _require_fixed(self) -> None:

@@ -10,6 +10,9 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 """32-bit words, each in the lower half of a 64-bit one."""
 
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows."""
+
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85

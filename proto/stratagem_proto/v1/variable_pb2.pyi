@@ -296,6 +296,13 @@ class TableSpec(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DYNAMIC_FIELD_NUMBER: builtins.int
+    ROW_DTYPE_FIELD_NUMBER: builtins.int
+    row_dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
+    """What the rows of a float32 table are stored in: bfloat16 or float16, or, if it is
+    absent, the dtype of the table. Clients see rows of that, and servers compute with it.
+    A written number becomes one of its two neighbours at random, so that the mean is
+    right.
+    """
     @property
     def dynamic(self) -> global___DynamicKeys:
         """Absent for a table of the rows 0 to shape[0] - 1."""
@@ -304,9 +311,10 @@ class TableSpec(google.protobuf.message.Message):
         self,
         *,
         dynamic: global___DynamicKeys | None = ...,
+        row_dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["dynamic", b"dynamic"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dynamic", b"dynamic"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dynamic", b"dynamic", "row_dtype", b"row_dtype"]) -> None: ...
 
 global___TableSpec = TableSpec
 

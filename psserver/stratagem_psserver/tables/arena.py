@@ -12,6 +12,7 @@ import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.narrow_rows import nearest, rounded, stored_dtype
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Arena:
 
     Attributes:
         table: The table.
-        initial: The values of rows that are not stored.
+        initial: The values of rows that are not stored, before they are rounded as stored ones.
+        dtype: What the numbers are stored in, which may be narrower than what is computed with.
         storage: The numbers by position; those beyond the table's rows have no meaning.
 
     Raises:
@@ -61,11 +63,17 @@ class Arena:
 
     def __init__(self, table: Table, spec: VariableSpec) -> None:
         self.table, self.initial = table, InitialValues(spec)
+        self.dtype = stored_dtype(spec)
         self.storage = self._allocated(table.capacity)
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.initial.row_shape) * self.initial.dtype.itemsize
+        return math.prod(self.initial.row_shape) * self.dtype.itemsize
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether numbers are stored in fewer bits than what is computed with."""
+        return self.dtype != self.initial.dtype
 
     def read(self, found: FoundRows) -> torch.Tensor:
         """Return a copy of some rows; those that are not stored have their initial values."""
@@ -74,12 +82,30 @@ class Arena:
     def filled(self, found: FoundRows, stored: Stored) -> torch.Tensor:
         """Return rows like `read`, where `stored` copies the rows at given positions."""
         if not found.num_new:
-            return stored(found.positions)
+            return stored(found.positions).to(self.initial.dtype)
         if found.num_new == len(found.keys):
-            return self.initial.rows(found.keys)
-        rows = stored(found.positions.clamp(min=0))
-        rows[found.is_new] = self.initial.rows(found.keys[found.is_new])
+            return self.begun(found.keys)
+        rows = stored(found.positions.clamp(min=0)).to(self.initial.dtype)
+        rows[found.is_new] = self.begun(found.keys[found.is_new])
         return rows
+
+    def begun(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the initial values of rows, as they will be once they are stored."""
+        rows = self.initial.rows(keys)
+        return nearest(rows, self.dtype).to(rows.dtype) if self.is_narrow else rows
+
+    def to_store(self, keys: torch.Tensor, rows: torch.Tensor, clock: int) -> torch.Tensor:
+        """Return rows in the dtype that they are stored in.
+
+        Args:
+            keys: Their keys.
+            rows: The rows, of the variable's dtype.
+            clock: The time of the write, so that no two round in the same way.
+        """
+        if not self.is_narrow:
+            return rows
+        seed = clock.to_bytes(8, "little") + self.initial.spec.name.encode()
+        return rounded(rows, self.dtype, keys, seed)
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
         """Return a new storage of another capacity, with the first rows of this one."""
@@ -90,7 +116,7 @@ class Arena:
     def _allocated(self, capacity: int) -> torch.Tensor:
         shape = (capacity, *self.initial.row_shape)
         try:
-            return torch.empty(shape, dtype=self.initial.dtype)
+            return torch.empty(shape, dtype=self.dtype)
         except RuntimeError as error:
             raise ResourceExhaustedError(
                 f"{self.initial.spec.name!r} needs memory for {capacity} rows of "

@@ -201,7 +201,7 @@ def _rows(
 ) -> Iterator[torch.Tensor]:
     if part is None:
         # The optimizer had not stepped this part yet.
-        yield arena.initial.rows(share.keys)
+        yield arena.begun(share.keys)
         return
     for _, rows in part.runs(checkpoint, share.positions):
         yield rows

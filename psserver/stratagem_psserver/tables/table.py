@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.programs.narrow_rows import nearest
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
@@ -170,7 +171,8 @@ class Table:
             rows: The rows.
         """
         stop = start + len(rows)
-        arena.storage[start:stop] = rows
+        # Rows of a checkpoint may have been stored in another dtype.
+        arena.storage[start:stop] = nearest(rows, arena.dtype)
         if arena is self.value:
             self._index.insert(self._keys[start:stop], torch.arange(start, stop))
 
@@ -222,7 +224,7 @@ class Table:
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
             for arena in arenas:
-                arena.storage[: self._rows] = arena.initial.rows(keys)
+                arena.storage[: self._rows] = arena.begun(keys)
         self.arenas.extend(arenas)
         try:
             self.fit()
@@ -249,10 +251,11 @@ class Table:
             self._count(kept)
             found = self._with_room(found)
             begun = self._begun(found, rows) if found.num_new else {}
+            narrow = {a: a.to_store(found.keys, each, self._clock) for a, each in rows.items()}
             positions = self._place(found) if found.num_new else found.positions
         for arena, fresh in begun.items():
             arena.storage[self._rows - found.num_new : self._rows] = fresh
-        for arena, values in rows.items():
+        for arena, values in narrow.items():
             put(arena.storage, positions, values)
 
     def _begun(
@@ -261,7 +264,7 @@ class Table:
         """Return the initial values of new rows in the arenas that are not written."""
         fresh = found.keys[found.is_new]
         others = [arena for arena in self.arenas if arena not in rows]
-        return {arena: arena.initial.rows(fresh) for arena in others}
+        return {arena: arena.begun(fresh) for arena in others}
 
     def drop(self, keys: torch.Tensor) -> None:
         """Count keys whose gradients are dropped, because they have no row yet."""

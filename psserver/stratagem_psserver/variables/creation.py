@@ -9,10 +9,11 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
+from stratagem_proto.programs.narrow_rows import NARROW, stored_dtype
 from stratagem_proto.protocol import MAX_LABEL_LENGTH, MAX_NAME_LENGTH, MAX_STRUCTURE_LENGTH
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, DataType, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, EvictionOrder, VariableSpec
-from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
+from stratagem_proto.wire.tensors import decode_dtype, encode_dtype, nbytes_of
 from stratagem_psserver.tables.retention import Retention
 from stratagem_psserver.tables.table import Table, check_room
 
@@ -133,7 +134,7 @@ def check_origin(spec: VariableSpec) -> None:
 def row_nbytes(spec: VariableSpec) -> int:
     """Return the size of one row of a variable, in bytes."""
     row = math.prod(spec.tensor.shape[1:])
-    return row * decode_dtype(spec.tensor.dtype).itemsize
+    return row * stored_dtype(spec).itemsize
 
 
 def check_table(spec: VariableSpec) -> None:
@@ -177,6 +178,11 @@ def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> 
         table.check_fit(1, row_nbytes(spec))
 
 
+def _can_be_narrow(spec: VariableSpec) -> bool:
+    is_wide = spec.tensor.dtype == DATA_TYPE_FLOAT32
+    return is_wide and not spec.slot_of and spec.table.row_dtype in map(encode_dtype, NARROW)
+
+
 def _problem(spec: VariableSpec) -> str:
     shape = list(spec.tensor.shape)
     if not shape:
@@ -185,6 +191,10 @@ def _problem(spec: VariableSpec) -> str:
         return "rows that are not stored need an initializer"
     if spec.table.HasField("dynamic") and shape[0]:
         return f"with dynamic keys its shape begins with 0, not {shape[0]}"
+    if spec.table.row_dtype and not _can_be_narrow(spec):
+        number = spec.table.row_dtype
+        dtype = DataType.Name(number) if number in DataType.values() else number
+        return f"rows of {decode_dtype(spec.tensor.dtype)} cannot be stored as {dtype}"
     if (order := spec.table.dynamic.eviction_order) not in EvictionOrder.values():
         return f"this server does not know its order of eviction, {order}"
     return ""

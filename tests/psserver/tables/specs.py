@@ -34,16 +34,20 @@ def table_spec(
     initializer: Initializer = NORMAL,
     table: TableSpec | None = None,
     dtype: torch.dtype = torch.float32,
+    row_dtype: torch.dtype | None = None,
 ) -> VariableSpec:
     """The description of a table; of a dynamic one if its shape has 0 rows."""
     dynamic = None if shape[0] else DynamicKeys()
-    return VariableSpec(
+    spec = VariableSpec(
         name=name,
         tensor=TensorSpec(dtype=encode_dtype(dtype), shape=shape),
         kind=VARIABLE_KIND_MODEL,
         initializer=initializer,
         table=table or TableSpec(dynamic=dynamic),
     )
+    if row_dtype is not None:
+        spec.table.row_dtype = encode_dtype(row_dtype)
+    return spec
 
 
 def dynamic(**limits: Any) -> TableSpec:

@@ -30,7 +30,9 @@ from stratagem._parameter_server.variables.partitioning import Partitioning, sha
 from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import Owner, Shard
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import TableSpec
+from stratagem_proto.wire.tensors import encode_dtype
 
 
 class HostedTable(HostedParameter):
@@ -122,6 +124,7 @@ class Tables:
         limits = _limits(adoption)
         contents = _contents(parameter, limits)
         layout = self._layout(parameter, limits)
+        _require_row_dtype(adoption, parameter)
         parts = [
             _placed_shard(creation, adoption, part, self._demand(parameter, part))
             for part in _parts(layout, contents, limits)
@@ -216,6 +219,32 @@ def _limits(adoption: Adoption) -> KeyLimits | None:
     return None
 
 
+def _row_dtype(adoption: Adoption) -> torch.dtype | None:
+    """What the rows of a table are to be stored in; None for their own dtype."""
+    wanted = {getattr(module, "row_dtype", None) for module, _ in adoption.owners} - {None}
+    if len(wanted) > 1:
+        raise InvalidArgumentError(
+            f"parameter {adoption.name!r} is shared by modules with rows of {wanted}; build all "
+            "of them with the same row_dtype",
+            variable=adoption.name,
+        )
+    return wanted.pop() if wanted else None
+
+
+def _require_row_dtype(adoption: Adoption, parameter: TableParameter) -> None:
+    if (row_dtype := _row_dtype(adoption)) is None:
+        return
+    given = isinstance(parameter.initial, torch.Tensor)
+    if given or parameter.dtype != torch.float32:
+        why = "has a whole value" if given else f"is {parameter.dtype}"
+        raise InvalidArgumentError(
+            f"parameter {adoption.name!r} is to have rows of {row_dtype}, but it {why}; servers "
+            "round the float32 rows that they make themselves. Initialise it with torch.nn.init, "
+            "or leave row_dtype out",
+            variable=adoption.name,
+        )
+
+
 def _contents(parameter: TableParameter, limits: KeyLimits | None) -> torch.Tensor:
     """The initial value, or a plain tensor of its shape without memory."""
     if isinstance(parameter.initial, torch.Tensor):
@@ -259,8 +288,10 @@ def _placed_shard(
     initial = cast(TableParameter, adoption.parameter).initial
     make: Callable[..., TableShard] = TableShard
     if isinstance(initial, InitialRows):
-        lazy = LazyRows(initial.initializer(), part.spec or TableSpec())
-        make = partial(make, lazy=lazy)
+        spec = part.spec or TableSpec()
+        if row_dtype := _row_dtype(adoption):
+            spec.row_dtype = encode_dtype(row_dtype)
+        make = partial(make, lazy=LazyRows(initial.initializer(), spec))
     traits = _traits(adoption)
     named = replace(traits, name=traits.name + part.suffix)
     owner = Owner(adoption.module_path, part.shard)
