@@ -41,17 +41,19 @@ def _contest(file: str, workers: int) -> Contest:
         contestants.append(Contestant("local loop", "limits.clicks", [file]))
     names = [each.name for each in contestants]
     who = counted(workers)
-    questions = [
+    steady = [
         *(Question(f"steady, {n}, {who}", f"steady {n} time", names, 1.0, "us") for n in _SIZES),
         Question(f"processors, 1024, {who}", "steady 1024 all", names, 1.0, "us"),
     ]
-    if workers == 1:
-        with_servers = [name for name in names if name != "local loop"]
-        questions += [
-            Question("servers' processors, 1024", "steady 1024 servers", with_servers, 1.0, "us"),
-            Question("first pass, 1024", "first 1024 time", names, 15.0, "us"),
-            Question("loss after a pass, 1024", "first 1024 loss", names, 15.0, ""),
-        ]
+    if workers > 1:
+        return Contest("clicks", contestants, steady)
+    with_servers = [name for name in names if name != "local loop"]
+    questions = [
+        Question("first pass, 1024", "first 1024 time", names, 15.0, "us"),
+        Question("loss after a pass, 1024", "first 1024 loss", names, 15.0, ""),
+        *steady,
+        Question("servers' processors, 1024", "steady 1024 servers", with_servers, 1.0, "us"),
+    ]
     return Contest("clicks", contestants, questions)
 
 
