@@ -10,6 +10,7 @@ import torch
 from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
+from stratagem._input.peekable import Peekable
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import PassRead
 from stratagem._input.rounds import BEGINNING, Position, Round, hand_over
@@ -98,16 +99,17 @@ class DistributedIterator(Iterator[Any]):
 
     def _rewind(self, position: Position = BEGINNING) -> None:
         self._position = position
-        self._rounds: Iterator[Round] | None = None
+        self._rounds: Peekable[Round] | None = None
         self._read: PassRead | None = None
         self._ended = False
 
-    def _opened(self) -> Iterator[Round]:
+    def _opened(self) -> Peekable[Round]:
+        """Return the rounds of the pass; others, where it was begun anew."""
         # As late as this, a loader draws the order of its pass once, also for an iterator that goes
         # elsewhere first.
         if self._rounds is None:
             self._order = self._pipeline.draw()
-            self._rounds = self._pipeline.open(self._position)
+            self._rounds = Peekable(self._pipeline.open(self._position))
             order = self._pipeline.order
             self._read = None if order is None else order.read(self._position)
         return self._rounds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,15 @@ from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
+from stratagem._input.iterator import DistributedIterator
+from stratagem._input.lookahead import Lookahead
 from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import BufferMeans, OneProcess, TrainingCluster
 from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.remote_variables import RemoteVariables, run_update
+from stratagem._parameter_server.tables.lookahead import RowFetcher
 from stratagem._parameter_server.task import Settings
 from stratagem._parameter_server.variables.placement import VariablePlacement
 from stratagem._parameter_server.variables.sharded_variable import ShardedCreation, ShardedVariable
@@ -232,6 +235,19 @@ class ParameterServerExtended(WorkerExtended):
 
     # Input.
 
+    def _lookahead(
+        self, data: Iterable[Any], rows: Callable[[Any], Any], batches: int
+    ) -> Iterable[Any]:
+        is_in_function = self._hosting.elsewhere is not None
+        if is_in_function and isinstance(data, Iterator) and not _knows_what_was_taken(data):
+            raise InvalidArgumentError(
+                f"{data!r:.100} is read by scheduled functions, and what lookahead has read of it "
+                "ahead would be lost when the function ends; schedule functions with an iterator "
+                "over strategy.experimental_distribute_dataset(...), or without lookahead"
+            )
+        fetcher = RowFetcher(self._hosting.lookahead, rows, self._local_results)
+        return Lookahead(data, fetcher, batches)
+
     def _input_left(self, here: bool, read: BatchRead | None) -> bool:
         if read is not None and self._membership.trains and self._membership.num_workers > 1:
             self._store.report_input(read, now=not here)
@@ -244,8 +260,14 @@ class ParameterServerExtended(WorkerExtended):
         return self._hosting.watching(name, meta_above)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        call = partial(self._call_for_each_replica, fn, args, kwargs)
+        call = partial(self._begin_run, fn, args, kwargs)
         return self._hosting.threads.run(self._before_run, call)
+
+    def _begin_run(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        self._hosting.begin_run()
+        return self._call_for_each_replica(fn, args, kwargs)
 
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.
@@ -298,6 +320,11 @@ class ParameterServerExtended(WorkerExtended):
             device = DeviceName.parse(destinations)
             if device.job == "ps" and device.task is not None:
                 self._store.servers.require_visible(device.task)
+
+
+def _knows_what_was_taken(data: Iterator[Any]) -> bool:
+    """Return whether an iterator gives what was read ahead of it to whoever comes next."""
+    return isinstance(data, DistributedIterator)
 
 
 class _AloneHosting(HomeHosting):

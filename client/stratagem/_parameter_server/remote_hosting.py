@@ -32,6 +32,7 @@ from stratagem._parameter_server.loaded_values import (
 )
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.remote_variables import RemoteVariables
+from stratagem._parameter_server.tables.lookahead import TableLookahead
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import give_memory
 from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
@@ -98,6 +99,7 @@ class RemoteHosting(Hosting):
     Attributes:
         loaded: What this program has loaded and the servers may not have yet.
         checkpoints: The strategy's checkpoints.
+        lookahead: Asks for rows of tables before the runs that look them up.
         threads: The threads that take steps.
         seen: How often the program of a coordinator has looked at what functions have made of the
             parameters, or written them. Functions that it schedules later have to see that, too.
@@ -122,6 +124,7 @@ class RemoteHosting(Hosting):
         self.loaded = LoadedValues(store, self.parameters, membership)
         self._tables = Tables(store, self.loaded, variables.partitioning, self.parameters)
         self._steps = RemoteOptimizers(store, variables)
+        self.lookahead = TableLookahead(store)
         self.checkpoints = ClusterCheckpoints(
             membership, store, variables.established, buffers, extended._names
         )
@@ -279,6 +282,17 @@ class RemoteHosting(Hosting):
         self._agree()
         self._store.pushing.refresh(None)
 
+    def begin_run(self) -> None:
+        """Give tables the rows that were asked for ahead of a run of the program's."""
+        # Who wants no gradients wants exact values, as of now.
+        if not torch.is_grad_enabled():
+            return
+        try:
+            self.lookahead.hand_over()
+        except BaseException:
+            self._tables.forget()
+            raise
+
     def run(self, call: Callable[[], Result]) -> Result:
         """Return what the replicas return; refuse parameters that they have written."""
         # A checkpoint has all that this sends, or nothing of it.
@@ -313,7 +327,8 @@ class RemoteHosting(Hosting):
             self._tables.forget(step)
             self._refresh_parameters()
             return
-        is_fresh = self._steps.apply(step)
+        with self.lookahead.pushing(step):
+            is_fresh = self._steps.apply(step)
         self._tables.forget(step)
         self.checkpoints.states.ran()
         self._untouched = self._steps.untouched_copies(step) if is_fresh else []

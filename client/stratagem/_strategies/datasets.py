@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
 
+from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.options import InputContext, ValueContext
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended_arguments import require_function
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
+    from stratagem._core.protocols import AnyExtended
+    from stratagem._input.lookahead import Lookups
     from stratagem._strategies.hooks import StrategyHooks
 
 
@@ -83,6 +86,62 @@ class DatasetMethods:
                 "batches is for experimental_distribute_dataset"
             )
         return self._extended._distribute_datasets_from_function(dataset_fn, options)
+
+    def lookahead(self, data: Iterable[Any], rows: Lookups, batches: int = 1) -> Iterable[Any]:
+        """Go over data while servers are asked for the rows that the next batches look up.
+
+            dataset = strategy.experimental_distribute_dataset(loader)
+            for batch in strategy.lookahead(dataset, lambda batch: [(model.users, batch["user"])]):
+                strategy.run(step, args=(batch,))
+
+        A lookup in a table on parameter servers takes a round trip to them. This asks for the rows
+        of the next batch while the step of the present one computes; a run with gradients finds the
+        rows of its batch here. Rows that `rows` leaves out are pulled when they are looked up.
+
+        With "async" consistency a step has each row as of the moment when its batch was read, with
+        all steps that this worker has taken since, but without those that others have taken since.
+        With "bounded" and "sync" nothing is read ahead, and a run begins by pulling all rows of its
+        batch at once, so that its values are those of a loop without lookahead. Elsewhere than on
+        parameter servers, this goes over the data and nothing else.
+
+        Args:
+            data: A distributed dataset, a loader, or an iterator. The position of an iterator over
+                a distributed dataset counts the batches that were given out; of any other iterator,
+                what was read ahead is given out by the next iteration over what this returns.
+            rows: Called for what each replica gets of a batch. Returns what the step looks up in
+                it, as `stratagem.nn.prefetch` takes that: pairs of an embedding, or its weight, and
+                a tensor of rows or keys. What is no table on servers is left out.
+            batches: How many batches are read before their turn, at least 1.
+
+        Returns:
+            An iterable over the batches; each iteration is a pass over `data`. It has the length
+            that the data have. An error of the data, or of `rows`, comes with the batch that it
+            belongs to.
+
+        Raises:
+            InvalidTypeError: `data` cannot be iterated over, `rows` is no function, or `batches` no
+                integer; or, with the batch, `rows` has returned something else.
+            InvalidArgumentError: `batches` is less than 1, another lookahead reads the same
+                iterator, or the data know their own position, which would count what was read
+                ahead. Or, with the batch, it was written since it was read.
+            RowIndexError: With the run: there is no such row.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(cast("AnyExtended", self._extended), "lookahead")
+        if not isinstance(data, Iterable):
+            raise InvalidTypeError(
+                f"lookahead goes over data, and {data!r:.100} cannot be gone over; give it a "
+                "dataset, a loader or an iterator"
+            )
+        require_function("lookahead", rows)
+        if isinstance(batches, bool) or not isinstance(batches, int):
+            raise InvalidTypeError(f"lookahead takes a number of batches, not {batches!r:.100}")
+        if batches < 1:
+            raise InvalidArgumentError(
+                f"lookahead was called with batches={batches}; read 1 or more ahead, or go over "
+                "the data without it"
+            )
+        return self._extended._lookahead(data, rows, batches)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]

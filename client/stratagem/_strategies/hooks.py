@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -393,6 +393,12 @@ class StrategyHooks(StrategyPrimitives):
 
         pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
         return DistributedDataset(self._container_strategy(), pipeline)
+
+    def _lookahead(
+        self, data: Iterable[Any], rows: Callable[[Any], Any], batches: int
+    ) -> Iterable[Any]:
+        """Go over data; where rows are elsewhere, ask for those that the next batches need."""
+        return data
 
     def _distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return per_replica_values(

@@ -62,6 +62,7 @@ class RemoteStore:
         reads: Reading what steps need.
         ends: The ends of synchronous steps.
         training: What the variables belong to.
+        table_changes: How often this process has changed rows of tables, other than by steps.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class RemoteStore:
         self.reads: StepReads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
         self.ends: StepEnds = StepEnds(servers, step_tracker, self.reads, self.pushing)
         self.training: Training = Training()
+        self.table_changes = 0
 
     @property
     def first(self) -> int:

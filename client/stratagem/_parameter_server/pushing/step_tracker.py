@@ -163,6 +163,12 @@ class StepTracker:
         """Return whether all optimizers have permits for their next steps."""
         return all([self.permit(name) is not None for name in self._steps])
 
+    def is_free(self) -> bool:
+        """Return whether no optimizer's steps wait for other workers, or have ever."""
+        return not self.is_synchronous() and all(
+            [_present(steps)._is_free for steps in self._steps.values()]
+        )
+
     def is_synchronous(self) -> bool:
         """Return whether an optimizer takes synchronous steps, or has taken any."""
         return any(map(_is_synchronous, self._steps.values()))
@@ -216,9 +222,12 @@ def _permit_of(grant: StepGrant) -> StepPermit:
     return StepPermit(grant.step, decoded_consistency(grant.consistency), grant.closed)
 
 
+def _present(steps: _Steps) -> Consistency:
+    return steps.declared if steps.permit is None else steps.permit.consistency
+
+
 def _is_synchronous(steps: _Steps) -> bool:
-    permit = steps.permit
-    present = steps.declared if permit is None else permit.consistency
+    permit, present = steps.permit, _present(steps)
     # What is read comes after all synchronous steps, however long ago they were.
     closed = steps.counted or (permit is not None and permit.closed)
     return bool(closed) or present._closes_steps

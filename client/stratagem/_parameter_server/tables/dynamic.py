@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
@@ -23,6 +24,9 @@ from stratagem_proto.v1.variable_pb2 import (
     EvictionOrder,
     TableSpec,
 )
+
+# The fields of `DynamicKeys` that have no row evicted.
+_KEEPS_ROWS = {"admission_count", "part", "parts"}
 
 NOMINAL_ROWS = 1 << 40
 """How many rows the parameter of a dynamic table says that it has."""
@@ -140,6 +144,14 @@ class DynamicTable(TableVariable):
             if not self._is_numbered:
                 self._vocabulary = Vocabulary()
             return self._vocabulary.numbers(rows)
+
+    def stepped_rows(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._vocabulary.keys(gradient._indices()[0])
+
+    @cached_property
+    def evicts(self) -> bool:
+        limits = self.parts[0].spec.table.dynamic
+        return any(limited.name not in _KEEPS_ROWS for limited, _ in limits.ListFields())
 
     def require_rows(self, rows: torch.Tensor) -> None:
         """Any key will do."""

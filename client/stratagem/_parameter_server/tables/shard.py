@@ -92,6 +92,10 @@ class TableShard(RemoteVariable):
     def _has_none(self) -> InternalError:
         return InternalError(f"there is no copy of {self.name!r}, a part of a table")
 
+    def outdate(self) -> None:
+        super().outdate()
+        self._store.table_changes += 1
+
     def show_in(self, hosted: HostedParameter) -> None:
         """Drop the initial value, which is on the server now."""
         self._own_leaf = self._nothing

@@ -180,6 +180,15 @@ class TableVariable(SplitVariable):
         """Return the rows of the parameter by which their gradients go."""
         return rows
 
+    def stepped_rows(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Return the rows that a gradient steps, perhaps repeatedly; None for all."""
+        return gradient._indices()[0] if gradient.is_sparse else None
+
+    @property
+    def evicts(self) -> bool:
+        """Whether a step may evict rows that it does not have."""
+        return False
+
     def require_rows(self, rows: torch.Tensor) -> None:
         """Refuse ascending rows that the table does not have."""
         total = self.layout.total
@@ -251,6 +260,7 @@ class TableVariable(SplitVariable):
             whole = operand(self, value).detach()
             values = [rows.of(whole) for rows in self.layout.shards]
         pairs = zip(self.parts, values, strict=True)
+        self.store.table_changes += 1
         self.store.write({part: part.writing(write, one) for part, one in pairs})
         self.forget()
 

@@ -52,9 +52,11 @@ class AnyStore(Protocol):
 
     Attributes:
         servers: Sessions with all servers.
+        table_changes: How often this process has changed rows of tables, other than by steps.
     """
 
     servers: ServerGroup
+    table_changes: int
 
     def require(self, variables: Iterable[Any]) -> None: ...
 

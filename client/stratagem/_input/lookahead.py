@@ -1,0 +1,228 @@
+"""Going over data while what the next batches need is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from stratagem._core.tensors.nests import leaves
+from stratagem._input.iterator import DistributedIterator
+from stratagem._input.peekable import Peekable
+from stratagem._input.reader import StatefulDataset, length
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+Needs = TypeVar("Needs")
+
+Lookups: TypeAlias = Callable[[Any], Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]]
+"""Returns what a batch looks up: embeddings or their weights, each with rows or keys."""
+
+
+class BatchFetcher(Protocol[Needs]):
+    """Asks for what batches need.
+
+    Of each batch `ask` is called first, perhaps while the batches before are not given out yet, and
+    then `present`.
+    """
+
+    @property
+    def may_ask_ahead(self) -> bool:
+        """Whether what is asked for now may be used by a later step."""
+        ...
+
+    def parts_of(self, batch: Any) -> Sequence[Any]:
+        """Return the part of a batch that each replica of this process gets."""
+        ...
+
+    def ask(self, parts: Sequence[Any]) -> Needs:
+        """Ask for what a batch needs, of which the parts of the replicas are given; do not wait."""
+        ...
+
+    def present(self, owner: object, needs: Needs | None) -> None:
+        """Have the next run start with what a batch needs, and with nothing else of its owner's."""
+        ...
+
+
+class _Asked(NamedTuple, Generic[Needs]):
+    """A batch that was read, and what was asked for.
+
+    Attributes:
+        needs: What it needs.
+        tensors: Those of the batch, each with torch's count of the writes to it.
+    """
+
+    needs: Needs
+    tensors: Sequence[tuple[torch.Tensor, int]]
+
+    def require_unchanged(self) -> None:
+        """Refuse a batch that was written after it was read.
+
+        Raises:
+            InvalidArgumentError: It was.
+        """
+        if any(tensor._version != version for tensor, version in self.tensors):
+            raise InvalidArgumentError(
+                "a batch was written after it had been read ahead, so that it is no longer what "
+                "the loader has given: a loader that fills the same tensors for each batch has to "
+                "give a copy of them to strategy.lookahead, as by tensor.clone()"
+            )
+
+
+class Lookahead(Iterable[Any], Generic[Needs]):
+    """The batches of `data`, of which some are read before their turn.
+
+    Each iteration is a pass over the data. Where these are an iterator there is one pass, with
+    which each iteration goes on.
+
+    Args:
+        data: A loader, a dataset or an iterator.
+        fetcher: Asks for what batches need.
+        batches: How many are read before their turn, at most.
+    """
+
+    def __init__(self, data: Iterable[Any], fetcher: BatchFetcher[Needs], batches: int) -> None:
+        self._data, self._fetcher, self._batches = data, fetcher, batches
+        self._only = self._pass() if isinstance(data, Iterator) else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._only or self._pass()
+
+    def _pass(self) -> _Pass[Needs]:
+        return _Pass(self._data, iter(self._data), self._fetcher, self._batches)
+
+    def __len__(self) -> int:
+        """Return the number of batches.
+
+        Raises:
+            InvalidTypeError: The data have no length.
+        """
+        found = length(self._data)
+        if found is None:
+            raise InvalidTypeError(
+                "The data do not know their length; iterate until they end, or give them __len__"
+            )
+        return found
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Pass(Iterator[Any], Generic[Needs]):
+    """One pass over the data.
+
+    A distributed iterator knows itself what was read and not taken, so that its position counts
+    what was taken.
+    """
+
+    def __init__(
+        self, data: object, items: Iterator[Any], fetcher: BatchFetcher[Needs], batches: int
+    ) -> None:
+        _require_alone(data, items)
+        self.items = items
+        self._fetcher, self._batches = fetcher, batches
+        self._own = Peekable(items) if not isinstance(items, DistributedIterator) else None
+        # What was asked for, by the place of the batch in what was read.
+        self._read: Peekable[Any] | None = None
+        self._asked: dict[int, _Asked[Needs]] = {}
+        self.has_ended = False
+        _passes.add(self)
+
+    def __next__(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: The data have ended.
+            InvalidArgumentError: The batch was changed since it was read.
+            Exception: Reading the batch has raised it, or finding out what the batch needs. In the
+                second case the batch is not taken.
+        """
+        read = self._upcoming()
+        self._asked = {at: asked for at, asked in self._asked.items() if at >= read.taken}
+        head = read.peek(0)
+        if head is None:
+            # The end, an error, or the padding that other workers wait for.
+            self._fetcher.present(self, None)
+            batch = self._taken()
+            self._fetcher.present(self, self._fetcher.ask(self._fetcher.parts_of(batch)))
+            return batch
+        asked = self._ask(read, 0)
+        self._fetcher.present(self, asked.needs)
+        # Whoever is interrupted in the midst of that finds the batch again.
+        self._read_ahead(read)
+        asked.require_unchanged()
+        return self._taken()
+
+    def _upcoming(self) -> Peekable[Any]:
+        """Return what is read, in which nothing was asked for if the iterator was set elsewhere."""
+        if self._own is not None:
+            read = self._own
+        else:
+            assert isinstance(self.items, DistributedIterator)
+            read = self.items._opened()
+        if read is not self._read:
+            self._asked.clear()
+            self._read = read
+        return read
+
+    def _taken(self) -> Any:
+        try:
+            return next(self.items if self._own is None else self._own)
+        except StopIteration:
+            self.has_ended = True
+            raise
+
+    def _read_ahead(self, read: Peekable[Any]) -> None:
+        for place in range(1, self._batches + 1):
+            if not self._fetcher.may_ask_ahead or read.peek(place) is None:
+                return
+            try:
+                self._ask(read, place)
+            except Exception:
+                # It is raised when it is the batch's turn.
+                return
+
+    def _ask(self, read: Peekable[Any], place: int) -> _Asked[Needs]:
+        at = read.taken + place
+        if at not in self._asked:
+            peeked = read.peek(place)
+            assert peeked is not None, "the caller has looked"
+            (item,) = peeked
+            parts = self._fetcher.parts_of(item) if self._own is not None else item.parts
+            needs = self._fetcher.ask(parts)
+            self._asked[at] = _Asked(needs, [*_counted_writes(parts)])
+        return self._asked[at]
+
+
+_passes: WeakSet[_Pass[Any]] = WeakSet()
+
+
+def _require_alone(data: object, items: Iterator[Any]) -> None:
+    """Refuse what would read another position than the program thinks.
+
+    Raises:
+        InvalidArgumentError: Another pass reads the iterator, or it knows its own position.
+    """
+    if any(one.items is items and not one.has_ended for one in [*_passes]):
+        raise InvalidArgumentError(
+            f"{items!r:.100} is gone over by another strategy.lookahead, which has read batches of "
+            "it ahead; go on with that one, or give each of them an iterator of its own"
+        )
+    if isinstance(items, DistributedIterator):
+        return
+    for one in (data, items):
+        if isinstance(one, StatefulDataset):
+            raise InvalidArgumentError(
+                f"{one!r:.100} knows its position, which would count batches that were read ahead "
+                "and not trained; give strategy.lookahead an iterator over "
+                "strategy.experimental_distribute_dataset(...) of it, whose position counts what "
+                "it has given out"
+            )
+
+
+def _counted_writes(parts: Sequence[Any]) -> Iterator[tuple[torch.Tensor, int]]:
+    for leaf in leaves([*parts]):
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference():
+            yield leaf, leaf._version
