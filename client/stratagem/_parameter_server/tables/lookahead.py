@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from stratagem._input.lookahead import Lookups
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.shard import pull_together, read_rows
+from stratagem._parameter_server.tables.shard import pull_missing, read_rows
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
 from stratagem_proto.rows import distinct
@@ -59,6 +59,14 @@ class _Rows:
     values: torch.Tensor
     is_stale: torch.Tensor
 
+    def give(self, table: TableVariable) -> None:
+        """Let the run find those rows that it has not looked up yet."""
+        new, values = table.pulled.missing(self.rows), self.values
+        if len(new) < len(self.rows):
+            values = values[torch.isin(self.rows, new)]
+        if len(new):
+            table.pulled.add(new, values)
+
 
 @dataclass(eq=False)
 class RowsAhead:
@@ -82,9 +90,17 @@ class RowsAhead:
     noted: int = 0
     corrected: int = 0
 
-    def wanted(self) -> dict[TableVariable, torch.Tensor]:
-        """Return the rows of each table, ascending and each once."""
-        return {table: _distinct(inputs) for table, inputs in self.inputs.items()}
+    def wanted(self, besides: Collection[TableVariable] = ()) -> dict[TableVariable, torch.Tensor]:
+        """Return the rows of other tables, ascending and each once.
+
+        Raises:
+            RowIndexError: There is no such row.
+        """
+        inputs = {table: each for table, each in self.inputs.items() if table not in besides}
+        wanted = {table: _distinct(each) for table, each in inputs.items()}
+        for table, rows in wanted.items():
+            table.require_rows(rows)
+        return wanted
 
 
 class TableLookahead:
@@ -166,16 +182,13 @@ class TableLookahead:
             self._unused = 0
             usable = self._usable(ahead)
             self._open.discard(ahead)
-            for table, rows in usable.items():
-                with table.pulling:
-                    new = table.pulled.missing(rows.rows)
-                    is_all = len(new) == len(rows.rows)
-                    values = rows.values if is_all else rows.values[torch.isin(rows.rows, new)]
-                    table.pulled.add(new, values)
-            if len(usable) < len(ahead.inputs):
-                wanted = ahead.wanted()
-                left = {table: rows for table, rows in wanted.items() if table not in usable}
-                pull_together(left, training=True)
+            with ExitStack() as pulling:
+                # One order for all threads, which wait for each other.
+                for table in sorted(ahead.inputs, key=lambda table: table.name):
+                    pulling.enter_context(table.pulling)
+                for table, found in usable.items():
+                    found.give(table)
+                pull_missing(ahead.wanted(usable), training=True)
 
     def _usable(self, ahead: RowsAhead) -> Mapping[TableVariable, _Rows]:
         """Wait for what was asked for; return what a step that begins now may use of it."""
@@ -243,9 +256,7 @@ def _fetch(ahead: RowsAhead) -> None:
     What fails is left to the run, which pulls it and raises what there is to raise.
     """
     with suppress(StratagemError):
-        wanted = {table: rows for table, rows in ahead.wanted().items() if not table.evicts}
-        for table, rows in wanted.items():
-            table.require_rows(rows)
+        wanted = ahead.wanted([table for table in ahead.inputs if table.evicts])
         values = read_rows(wanted, training=True)
         for (table, rows), each in zip(wanted.items(), values, strict=True):
             is_stale = torch.zeros(len(rows), dtype=torch.bool)
