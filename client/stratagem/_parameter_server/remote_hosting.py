@@ -124,7 +124,7 @@ class RemoteHosting(Hosting):
         self.loaded = LoadedValues(store, self.parameters, membership)
         self._tables = Tables(store, self.loaded, variables.partitioning, self.parameters)
         self._steps = RemoteOptimizers(store, variables)
-        self.lookahead = TableLookahead(store)
+        self.lookahead = TableLookahead(store, len(devices))
         self.checkpoints = ClusterCheckpoints(
             membership, store, variables.established, buffers, extended._names
         )

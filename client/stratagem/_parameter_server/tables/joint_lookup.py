@@ -8,7 +8,7 @@ slices of joint memory; a sort, a search and a sum of its own took most of a ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -214,21 +214,36 @@ class JointLookup:
         Args:
             in_run: Whether each row is to be as the run first looked it up, and stay so.
         """
-        if not in_run:
-            self._read(self._tables)
+        if in_run:
+            self._keep(reads=True)
         else:
-            with ExitStack() as pulling:
-                # One order for all threads, which wait for each other.
-                for table in sorted(self._tables, key=lambda table: table.name):
-                    pulling.enter_context(table.pulling)
-                self._pull()
+            self._read(self._tables)
+        return self._found()
+
+    def kept(self) -> Sequence[Lookup]:
+        """Have a run keep rows that were pulled before it, and return the lookups.
+
+        Rows that it has looked up already stay as it did.
+        """
+        self._keep(reads=False)
+        return self._found()
+
+    def _found(self) -> Sequence[Lookup]:
         outputs = list[torch.Tensor]()
         return [Lookup(self, n, each, outputs) for n, each in enumerate(self.lookups)]
 
-    def _pull(self) -> None:
-        # Not a list, which would compare what they contain.
-        fresh = {table for table in self._tables if table.pulled.is_empty}
-        self._read([table for table in self._tables if table in fresh])
+    def _keep(self, reads: bool) -> None:
+        with ExitStack() as pulling:
+            # One order for all threads, which wait for each other.
+            for table in sorted(self._tables, key=lambda table: table.name):
+                pulling.enter_context(table.pulling)
+            # Not a list, which would compare what they contain.
+            fresh = {table for table in self._tables if table.pulled.is_empty}
+            if reads:
+                self._read([table for table in self._tables if table in fresh])
+            self._keep_each(fresh)
+
+    def _keep_each(self, fresh: Collection[TableVariable]) -> None:
         for table, values in self._values.items():
             if table in fresh:
                 table.pulled.add(self._rows[table], values)

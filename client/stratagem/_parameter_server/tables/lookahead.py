@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,11 +29,10 @@ from stratagem._gradients.step import OptimizerStep
 from stratagem._input.lookahead import Lookups
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode
+from stratagem._parameter_server.tables.joint_lookup import JointLookup, Wanted
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.shard import pull_missing, read_rows
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
-from stratagem_proto.rows import distinct
 
 _LOG = logging.getLogger("stratagem")
 
@@ -45,62 +43,30 @@ Stepped: TypeAlias = Mapping[TableVariable, Sequence[torch.Tensor | None]]
 """Rows of tables that a step changes, in any order and with repetitions; None for all rows."""
 
 
-@dataclass
-class _Rows:
-    """Rows of one table that have come.
-
-    Attributes:
-        rows: Which; int64 vector, ascending and without repetitions.
-        values: Their values.
-        is_stale: Which of them this worker has stepped since they were asked for.
-    """
-
-    rows: torch.Tensor
-    values: torch.Tensor
-    is_stale: torch.Tensor
-
-    def give(self, table: TableVariable) -> None:
-        """Let the run find those rows that it has not looked up yet."""
-        new, values = table.pulled.missing(self.rows), self.values
-        if len(new) < len(self.rows):
-            values = values[torch.isin(self.rows, new)]
-        if len(new):
-            table.pulled.add(new, values)
-
-
 @dataclass(eq=False)
 class RowsAhead:
-    """The rows that a batch looks up.
+    """What a batch looks up.
 
     Attributes:
-        inputs: The rows of each table, in any order and with repetitions.
-        asked_in: What tables were like when they were asked for.
-        found: What has come; changed by the background thread alone, until that is done.
+        wanted: The lookups; a table may come several times.
+        asked_in: What tables were like when their rows were asked for.
+        found: What has come, by tables of one joint lookup each; changed by the background thread
+            alone, until that is done.
+        stale: Which of the rows that have come this worker has stepped since, by table; likewise.
         done: The last thing that this thread has to do for them; None if they are not asked for.
         threads: Keeps the thread alive, which ends with the last of those whom it works for.
         noted: How many pushes it was told of.
         corrected: How many of these its corrections have taken account of.
     """
 
-    inputs: Mapping[TableVariable, Sequence[torch.Tensor]]
+    wanted: Sequence[Wanted]
     asked_in: object = None
-    found: dict[TableVariable, _Rows] = field(default_factory=dict)
+    found: dict[TableVariable, JointLookup] = field(default_factory=dict)
+    stale: dict[TableVariable, torch.Tensor] = field(default_factory=dict)
     done: Future[None] | None = None
     threads: ThreadPoolExecutor | None = None
     noted: int = 0
     corrected: int = 0
-
-    def wanted(self, besides: Collection[TableVariable] = ()) -> dict[TableVariable, torch.Tensor]:
-        """Return the rows of other tables, ascending and each once.
-
-        Raises:
-            RowIndexError: There is no such row.
-        """
-        inputs = {table: each for table, each in self.inputs.items() if table not in besides}
-        wanted = {table: _distinct(each) for table, each in inputs.items()}
-        for table, rows in wanted.items():
-            table.require_rows(rows)
-        return wanted
 
 
 class TableLookahead:
@@ -108,10 +74,14 @@ class TableLookahead:
 
     A `RowFetcher` calls `ask` and `present` for each batch. `hand_over` is called when a run
     begins, and `pushing` is entered around each push.
+
+    Args:
+        store: The variables on the servers.
+        replicas: How many run in this process.
     """
 
-    def __init__(self, store: RemoteStore) -> None:
-        self._store = store
+    def __init__(self, store: RemoteStore, replicas: int) -> None:
+        self._store, self._replicas = store, replicas
         self._open: WeakSet[RowsAhead] = WeakSet()
         self._presented: WeakKeyDictionary[object, RowsAhead] = WeakKeyDictionary()
         self._unused = 0
@@ -126,21 +96,21 @@ class TableLookahead:
         """Whether steps wait for nobody, so that one may have rows as of an earlier moment."""
         return self._store.step_tracker.is_free() and not self._store.servers.snapshot
 
-    def ask(self, inputs: Mapping[TableVariable, Sequence[torch.Tensor]]) -> RowsAhead:
+    def ask(self, wanted: Sequence[Wanted]) -> RowsAhead:
         """Ask for rows if they may be used by a later step; otherwise their run pulls them.
 
         Raises:
             InvalidArgumentError: A table belongs to another strategy.
         """
-        for table in inputs:
+        for table in {each.table for each in wanted}:
             if table.store is not self._store:
                 raise InvalidArgumentError(
                     f"{table!r} belongs to another strategy than the one whose lookahead is to ask "
                     "for its rows; give it to that one's",
                     variable=table.name,
                 )
-        ahead = RowsAhead(inputs)
-        if inputs and self.may_ask_ahead:
+        ahead = RowsAhead(wanted)
+        if wanted and self.may_ask_ahead:
             ahead.asked_in = self._state()
             with self._changing:
                 unfinished = [*self._unfinished]
@@ -180,17 +150,17 @@ class TableLookahead:
         self._presented.clear()
         for ahead in presented:
             self._unused = 0
-            usable = self._usable(ahead)
+            found = self._usable(ahead)
             self._open.discard(ahead)
-            with ExitStack() as pulling:
-                # One order for all threads, which wait for each other.
-                for table in sorted(ahead.inputs, key=lambda table: table.name):
-                    pulling.enter_context(table.pulling)
-                for table, found in usable.items():
-                    found.give(table)
-                pull_missing(ahead.wanted(usable), training=True)
+            left = [each for each in ahead.wanted if each.table not in found]
+            lookups = [one for joint in _joint(left) for one in joint.pulled()]
+            for joint in dict.fromkeys(found.values()):
+                lookups += joint.kept()
+            if self._replicas == 1:
+                for lookup in lookups:
+                    lookup.wanted.table.prefetched(lookup, replica=0)
 
-    def _usable(self, ahead: RowsAhead) -> Mapping[TableVariable, _Rows]:
+    def _usable(self, ahead: RowsAhead) -> Mapping[TableVariable, JointLookup]:
         """Wait for what was asked for; return what a step that begins now may use of it."""
         if ahead.done is None or not self._is_current(ahead):
             return {}
@@ -256,47 +226,51 @@ def _fetch(ahead: RowsAhead) -> None:
     What fails is left to the run, which pulls it and raises what there is to raise.
     """
     with suppress(StratagemError):
-        wanted = ahead.wanted([table for table in ahead.inputs if table.evicts])
-        values = read_rows(wanted, training=True)
-        for (table, rows), each in zip(wanted.items(), values, strict=True):
-            is_stale = torch.zeros(len(rows), dtype=torch.bool)
-            ahead.found[table] = _Rows(rows, each, is_stale)
+        for joint in _joint([each for each in ahead.wanted if not each.table.evicts]):
+            joint.pulled(in_run=False)
+            for table in {each.table for each in joint.lookups}:
+                ahead.stale[table] = torch.zeros(len(joint.rows_of(table)), dtype=torch.bool)
+                ahead.found[table] = joint
 
 
 def _mark(ahead: RowsAhead, stepped: Stepped) -> None:
     for table in ahead.found.keys() & stepped.keys():
-        found = ahead.found[table]
+        stale, mine = ahead.stale[table], ahead.found[table].rows_of(table)
         for rows in stepped[table]:
-            found.is_stale |= torch.tensor(True) if rows is None else _are_in(rows, found.rows)
+            stale |= torch.tensor(True) if rows is None else _are_in(rows, mine)
 
 
 def _ask_again(ahead: RowsAhead) -> None:
     try:
-        stale = {
-            table: found.rows[found.is_stale]
-            for table, found in ahead.found.items()
-            if found.is_stale.any()
-        }
-        for table, values in zip(stale, read_rows(stale, training=True), strict=True):
-            found = ahead.found[table]
-            found.values[found.is_stale] = values
-            found.is_stale.zero_()
+        again = [
+            Wanted(table, table.value(), ahead.found[table].rows_of(table)[stale])
+            for table, stale in ahead.stale.items()
+            if stale.any()
+        ]
+        for joint in _joint(again):
+            for lookup in joint.pulled(in_run=False):
+                table, stale = lookup.wanted.table, ahead.stale[lookup.wanted.table]
+                ahead.found[table].values_of(table)[stale] = lookup.values[lookup.places]
+                stale.zero_()
     except StratagemError:
         ahead.found.clear()
 
 
-def _are_in(rows: torch.Tensor, ascending: torch.Tensor) -> torch.Tensor:
-    """Return which of some ascending rows are among others, which need not be ascending."""
+def _joint(wanted: Sequence[Wanted]) -> Iterator[JointLookup]:
+    """Yield lookups for a training step, in tables that are trained and in others."""
+    for training in (True, False):
+        mine = [each for each in wanted if each.leaf.requires_grad is training]
+        if mine:
+            yield JointLookup(mine, training)
+
+
+def _are_in(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return which of some rows are among others."""
     if not len(rows):
-        return torch.zeros(len(ascending), dtype=torch.bool)
-    others = rows.sort().values
-    places = torch.searchsorted(others, ascending).clamp_(max=len(others) - 1)
-    return others[places] == ascending
-
-
-def _distinct(inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    joined = inputs[0] if len(inputs) == 1 else torch.cat([*inputs])
-    return distinct(joined)[0].to("cpu", torch.int64)
+        return torch.zeros(len(others), dtype=torch.bool)
+    ascending = rows.sort().values
+    places = torch.searchsorted(ascending, others).clamp_(max=len(ascending) - 1)
+    return ascending[places] == others
 
 
 def _stepped_by(step: OptimizerStep) -> Stepped:
@@ -345,14 +319,14 @@ class RowFetcher:
                 weight, and integers.
             InvalidArgumentError: A table belongs to another strategy.
         """
-        inputs: dict[TableVariable, list[torch.Tensor]] = defaultdict(list)
+        wanted: list[Wanted] = []
         for part in parts:
-            for embedding, input in _pairs(self._lookups(part)):
+            for embedding, ids in _pairs(self._lookups(part)):
                 table = _table(embedding)
                 if table is not None:
-                    require_integers(input, table.name)
-                    inputs[table].append(input.detach().flatten())
-        return self._lookahead.ask(inputs)
+                    require_integers(ids, table.name)
+                    wanted.append(Wanted(table, table.value(), ids.detach()))
+        return self._lookahead.ask(wanted)
 
     def present(self, owner: object, needs: RowsAhead | None) -> None:
         """Have the next run start with the rows of a batch."""

@@ -166,9 +166,18 @@ class TableVariable(SplitVariable):
         (found,) = JointLookup([Wanted(self, leaf, ids)], training).pulled(replica is not None)
         return found
 
-    def prefetched(self, lookup: Lookup) -> None:
-        """Keep a lookup of this replica until the program does it, or its run ends."""
-        self._prefetched.setdefault(current_replica_id(), []).append(lookup)
+    def prefetched(self, lookup: Lookup, replica: int | None = None) -> None:
+        """Keep a lookup until the program does it, or its run ends.
+
+        It is of a replica of the run that begins, or by default of the one that is running.
+        """
+        number = current_replica_id() if replica is None else replica
+        self._prefetched.setdefault(number, []).append(lookup)
+
+    def has_prefetched(self, wanted: Wanted, training: bool) -> bool:
+        """Return whether a lookup of this replica waits for the program to do it."""
+        waiting = self._prefetched.get(current_replica_id(), [])
+        return any(one.is_of(wanted.leaf, wanted.ids, training) for one in waiting)
 
     def forget(self) -> None:
         """Pull rows anew from now on."""
@@ -311,7 +320,9 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
         require_integers(ids, table.name)
         if leaves.setdefault(table, leaf) is leaf:
             training = leaf.requires_grad and torch.is_grad_enabled()
-            wanted[training, id(table.store)].append(Wanted(table, leaf, ids))
+            one = Wanted(table, leaf, ids)
+            if not table.has_prefetched(one, training):
+                wanted[training, id(table.store)].append(one)
     for (training, _), each in wanted.items():
         for lookup in JointLookup(each, training).pulled():
             lookup.wanted.table.prefetched(lookup)
