@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Annotated, Any
@@ -93,7 +94,7 @@ def _relay(parent: Connection, ports: Sequence[int], seconds: float) -> None:
     async def run() -> None:
         loop, found = asyncio.get_running_loop(), []
         for port in ports:
-            made = await loop.create_server(lambda port=port: _Later(seconds, port), "127.0.0.1")
+            made = await loop.create_server(partial(_Later, seconds, port), "127.0.0.1")
             found.append(made.sockets[0].getsockname()[1])
         parent.send(found)
         await loop.run_in_executor(None, parent.recv)
@@ -177,7 +178,7 @@ class _Trial:
             torch._foreach_zero_([*found])
             return [*found]
 
-        RemoteStore.rows = made_up  # type: ignore[method-assign, assignment]
+        RemoteStore.rows = made_up  # type: ignore[method-assign]
         try:
             self._steps(islice(self._batches, count), True)
         finally:

@@ -106,7 +106,10 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("limits", [{}, {"admit_after": 3}, {"max_idle": 2}, {"max_bytes": 8000}])
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"admit_after": 3}, {"max_idle": 2}, {"max_bytes": 8000}, {"max_idle_seconds": 60}],
+)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_lone_worker_trains_the_same_bytes_with_it_and_without(
     settings: dict[str, Any], limits: dict[str, int]

@@ -26,7 +26,7 @@ from stratagem_proto.v1.variable_pb2 import (
 )
 
 # The fields of `DynamicKeys` that have no row evicted.
-_KEEPS_ROWS = {"admission_count", "part", "parts"}
+_KEEPS_ROWS = {"admission_count", "part", "parts", "eviction_order"}
 
 NOMINAL_ROWS = 1 << 40
 """How many rows the parameter of a dynamic table says that it has."""
