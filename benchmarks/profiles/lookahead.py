@@ -24,7 +24,7 @@ import torch
 import typer
 
 from benchmarks.harness.machine import load
-from benchmarks.measurements.clicks import _FILE, _write_log
+from benchmarks.measurements.clicks import written_log
 from benchmarks.peers import clicks
 from benchmarks.peers.click_model import ClickModel, our_table
 from stratagem import ClusterSpec, DistributedOptimizer, ParameterServerStrategy
@@ -127,7 +127,7 @@ class _Trial:
     """Steps of the click model, of each kind."""
 
     def __init__(self, strategy: ParameterServerStrategy, size: int) -> None:
-        log = clicks.Log(str(_FILE))
+        log = clicks.Log(written_log())
         self._strategy = strategy
         with strategy.scope():
             self._model = ClickModel(our_table, log.weights)
@@ -194,7 +194,7 @@ def main(
     """Print the time of a step of each kind, and its ratio to that of steps without lookups."""
     torch.set_num_threads(1)
     os.environ[VARIABLE] = TCP
-    _write_log(_FILE)
+    written_log()
     busy = load()
     with _cluster(delay / 1000) as addresses:
         spec = ClusterSpec({"ps": addresses, "worker": ["worker0.test:1"]})
