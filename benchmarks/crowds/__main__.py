@@ -158,7 +158,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 200,
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 8,
     processes: Annotated[int, typer.Option(min=1, help="Of all workers together.")] = 8,
-    computing: Annotated[float, typer.Option(min=0.0, help="Seconds that a step waits.")] = 2.0,
+    computing: Annotated[float, typer.Option(min=0.0, help="Seconds that a step waits.")] = 4.0,
 ) -> None:
     """Train with many workers, each a strategy of its own in a thread of few processes.
 
@@ -192,6 +192,7 @@ def _table(found: Found) -> Table:
     rate = sum(found.steps) / found.seconds
     silent = max(found.sessions.silent, default=0.0)
     rows = [
+        ["seconds", f"{found.seconds:.0f}"],
         ["steps a second", f"{rate:.1f}"],
         ["slowest worker's steps over the fastest's", f"{fairness(found.steps):.3f}"],
         ["fewest sessions of workers that a server had", str(found.sessions.fewest)],
