@@ -15,7 +15,9 @@ from tempfile import TemporaryDirectory, gettempdir
 from unittest.mock import patch
 
 from stratagem_proto.log.segments import WRITTEN
+from stratagem_psserver.log import log
 from stratagem_psserver.persistence import folder
+from tests.simulation.thread import SimulatedThread
 from tests.simulation.world import World
 
 Names = Mapping[str, int]
@@ -269,6 +271,7 @@ def simulated_disk(world: World) -> Iterator[Disk]:
             patch.object(os, "ftruncate", made.ftruncate),
             patch.object(os, "posix_fadvise", made.posix_fadvise),
             patch.object(folder, "_VOLATILE", frozenset()),
+            patch.object(log, "DiskThread", SimulatedThread),
             closing(made),
         ):
             yield made

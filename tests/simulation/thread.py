@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from random import Random
 
-from tests.simulation.server_run import PRESENT_RUN
+from tests.simulation.virtual_loop import VirtualLoop
 
 
 class SimulatedThread:
-    """Stands where a pool of one thread does, whose work is done before it is shut down."""
+    """Stands where a `DiskThread` does; its work takes a while, or none at all.
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self._is_shut_down = False
-        self._left: list[Callable[[], None]] = []
+    Args:
+        work: What it does.
+    """
 
-    def submitted(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what does some work, unless it is done before."""
-        if self._is_shut_down:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        self._left.append(work)
-        return lambda: self._do(work)
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._is_woken = work, False
+        # A chance of its own, so that the chances of other things take the same course.
+        self._is_quick = Random("the thread of the disk")
 
-    def _do(self, work: Callable[[], None]) -> None:
-        if work in self._left:
-            self._left.remove(work)
-            work()
+    def wake(self) -> None:
+        """Have it work in a while."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        if not self._is_woken:
+            self._is_woken = True
+            loop.beside(self._do, lambda: None)
 
-    def shutdown(self) -> None:
-        """Do what is left, unless the process has ended, and take no more."""
-        self._is_shut_down = True
-        run = PRESENT_RUN.get()
-        for work in self._left.copy():
-            if run is not None and not run.has_ended:
-                self._do(work)
+    def _do(self) -> None:
+        if self._is_woken:
+            self._is_woken = False
+            self._work()
+
+    def tell(self) -> None:
+        """Return, as whoever waits does not need to be told."""
+
+    def told(self, seconds: float) -> bool:
+        """Return whether it was so quick that its work is done now."""
+        if not self._is_woken or self._is_quick.random() < 0.5:
+            return False
+        self._do()
+        return True
+
+    def end(self) -> None:
+        """Work no more."""
+        self._is_woken = False
+
+    def join(self) -> None:
+        """Return, as nothing goes on."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 
@@ -24,14 +24,6 @@ Beside: TypeAlias = Callable[[Callable[[], None], Callable[[], object]], None]
 
 def _at_once(work: Callable[[], None], give_up: Callable[[], object]) -> None:
     work()
-
-
-@runtime_checkable
-class Thread(Protocol):
-    """A thread that does one piece of work after the other."""
-
-    def submitted(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what does some work, unless it is done before."""
 
 
 class Piece(asyncio.TimerHandle):
@@ -188,8 +180,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run a function on this thread, when `beside` says so, or cancel what awaits it."""
         future: asyncio.Future[Any] = self.create_future()
         work: Callable[[], None] = partial(_fulfil, future, partial(func, *args))
-        if isinstance(executor, Thread):
-            work = executor.submitted(work)
         self.beside(work, future.cancel)
         return future
 

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from stratagem_proto.errors import StratagemError, UnavailableError
@@ -15,6 +16,7 @@ from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
+from stratagem_psserver.log.disk_thread import DiskThread
 
 # A batch beyond this size is written before more records join it.
 _BATCH_BYTES = 64 << 20
@@ -23,6 +25,10 @@ _BATCH_BYTES = 64 << 20
 _PATIENCE_SECONDS = 10.0
 
 _RETRY_SECONDS = 0.2
+
+# The longest time for which the loop stands still for the disk. To go on meanwhile and come back
+# costs about as much of its time.
+_STAND_SECONDS = 0.5e-3
 
 
 class Writer(Protocol):
@@ -45,7 +51,6 @@ class Log:
 
     Args:
         writer: Writes the records.
-        disk: Runs the writer beside the loop, in one thread.
         label: The server's name, for messages.
         position: The position of the last record that is on disk.
 
@@ -56,27 +61,27 @@ class Log:
         on_leap: Called when a leap was appended, to begin an image.
     """
 
-    def __init__(self, writer: Writer, disk: Executor, label: str, position: int) -> None:
-        self._writer, self._disk, self._label = writer, disk, label
+    def __init__(self, writer: Writer, label: str, position: int) -> None:
+        self._writer, self._label = writer, label
         self._loop = asyncio.get_running_loop()
         self.position = self.written = self.awaited = position
         # The loop adds records at the end, and the thread takes them from the front.
         self._pending: deque[Entry] = deque()
-        self._pending_bytes = 0
-        # Of the thread: what it writes now, also if it has to write it again, and the position of
-        # the last record before.
+        self._added_bytes = self._written_bytes = 0
+        # Of the thread: what it writes now, also if it has to write it again.
         self._batch: list[Entry] = []
-        self._before = position
-        # Whether the thread has work, or will be given it again.
-        self._is_busy = False
-        self._writing: asyncio.Future[None] | None = None
         self._is_over = False
         self._retry: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._progress = 0
-        # When the batch was begun that is not on disk yet, by the clock of the loop.
-        self._since = 0.0
+        # By the clock of the loop: when there was something to write again, and when the last
+        # batch was on disk.
+        self._asked = self._reached = 0.0
         self._seconds = Histogram(SECONDS)
+        self._turn = _Turn()
+        # Whether the last batch was on disk so soon that it is worth to stand still for the next.
+        self._is_fast = False
+        # Whether the loop stands still, and is to be told by the thread directly.
+        self._stands = False
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         # Those who wait for the disk alone, and not for an image.
         self._images: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -84,6 +89,7 @@ class Log:
         # The position of the last leap that no image contains; 0 if there is none.
         self._leap = 0
         self.on_leap: Callable[[], None] | None = None
+        self._thread = DiskThread(self._write_pending)
 
     def append(
         self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
@@ -102,13 +108,14 @@ class Log:
     def add(self, entry: Entry, is_awaited: bool = True) -> int:
         """Add a record that is encoded already; as `append`."""
         self._pending.append(entry)
-        self._pending_bytes += entry.nbytes
+        self._added_bytes += entry.nbytes
         self.position += 1
         if is_awaited:
+            if self.awaited <= self.written:
+                self._asked = self._loop.time()
             self.awaited = self.position
-            if not self._is_busy:
-                # Not at once: an answer that tells of several changes waits for one sync of all.
-                self._loop.call_soon(self._ensure_writing)
+            # Not at once: an answer that tells of several changes waits for one sync of all.
+            self._begin_soon()
         return self.position
 
     def report(self) -> LogStatus:
@@ -119,18 +126,32 @@ class Log:
             seconds=self._seconds.message(),
             failure=self._failure.message if self._failure else "",
         )
-        if self._is_busy:
-            status.writing_seconds = self._loop.time() - self._since
+        if self.awaited > self.written:
+            status.writing_seconds = self._loop.time() - max(self._asked, self._reached)
         return status
 
-    def _ensure_writing(self) -> None:
-        if self.awaited > self.written and not self._is_busy and not self._is_over:
-            self._since = self._loop.time()
-            self._begin_writing()
+    def _begin_soon(self) -> None:
+        if not self._turn.has_end:
+            self._turn.has_end = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn = _Turn(is_crowded=self._turn.answers > 1)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have the thread write what is awaited, unless the disk has just failed."""
+        if self.awaited > self.written and self._retry is None and not self._is_over:
+            self._thread.wake()
+            if self._watch is None:
+                self._watch_progress()
 
     def _await_all(self) -> None:
-        self.awaited = self.position
-        self._ensure_writing()
+        if self.awaited < self.position:
+            if self.awaited <= self.written:
+                self._asked = self._loop.time()
+            self.awaited = self.position
+        self._begin()
 
     def leap(self) -> None:
         """Add a record that only an image can follow; nothing is durable before there is one."""
@@ -151,7 +172,7 @@ class Log:
             UnavailableError: The disk takes too long or fails.
         """
         self._require_working()
-        if self._pending_bytes >= _BATCH_BYTES:
+        if self._added_bytes - self._written_bytes >= _BATCH_BYTES:
             await self.durable()
 
     async def on_disk(self, position: int) -> None:
@@ -163,18 +184,25 @@ class Log:
         if self.written < position:
             if self._is_over:
                 self._require_working()
-            self._await_all()
-            change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._images.append((position, change))
-            await change
+            await self._change_at(position)
+
+    def _change_at(self, position: int) -> asyncio.Future[None]:
+        """Return what is done once a record is on disk."""
+        change: asyncio.Future[None] = self._loop.create_future()
+        self._images.append((position, change))
+        self._await_all()
+        return change
 
     @property
     def awaits_image(self) -> bool:
         """Whether nothing is durable before there is another image."""
         return self._leap > 0
 
-    async def durable(self) -> None:
+    async def durable(self, alone: bool = True) -> None:
         """Wait until all records are on disk that answers wait for, of those appended before.
+
+        Args:
+            alone: Whether nothing else is to be done meanwhile for the same answer.
 
         Raises:
             UnavailableError: The disk takes too long or fails.
@@ -182,7 +210,11 @@ class Log:
         if self.written >= self.awaited and not self._leap:
             return
         self._require_working()
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turn.answers += 1
+        self._begin_soon()
+        if alone and self._may_stand() and self._stand():
+            return
+        change: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((self.awaited, change))
         await change
 
@@ -190,21 +222,40 @@ class Log:
         if self._failure is not None:
             raise UnavailableError(self._failure.message)
 
-    def _begin_writing(self) -> None:
-        self._is_busy = True
-        self._progress += 1
-        self._writing = self._loop.run_in_executor(self._disk, self._write_pending)
-        self._writing.add_done_callback(self._stopped)
-        if self._watch is None:
-            self._watch_progress()
+    def _may_stand(self) -> bool:
+        """Return whether an answer is the only one, and probably waits shortly.
+
+        Where there are more of them, the loop comes to the next one while the thread writes, and
+        several share a wait for the disk.
+        """
+        turn = self._turn
+        is_only = turn.answers == 1 and not turn.is_crowded and not self._waiting
+        return is_only and self._is_fast and not self._leap and self._retry is None
+
+    def _stand(self) -> bool:
+        """Stand still for the disk, for a short time; return whether all is there.
+
+        A write on the loop itself would take no thread, but nothing could end it: a disk that hangs
+        would be taken for a dead server.
+        """
+        self._stands = True
+        self._begin()
+        end = time.perf_counter() + _STAND_SECONDS
+        while self.written < self.awaited and self._thread.told(end - time.perf_counter()):
+            pass
+        # Only then is `written` looked at: what the thread writes later, it tells the loop.
+        self._stands = False
+        self._reach()
+        return self.written >= self.awaited
 
     def _write_pending(self) -> None:
         """Write batches until there is nothing more to write; in the thread of the disk."""
-        while nbytes := self._take_batch():
-            self._writer.write(self._before + 1, self._batch)
-            self._before += len(self._batch)
-            self._batch = []
-            self._loop.call_soon_threadsafe(self._reach, self._before, nbytes)
+        try:
+            while nbytes := self._take_batch():
+                self._write(nbytes)
+        except Exception as error:
+            self._is_fast = False
+            self._tell(self._failed, error)
 
     def _take_batch(self) -> int:
         """Fill the batch, unless that is to be written again; return its bytes.
@@ -212,7 +263,7 @@ class Log:
         It stays empty while nobody waits: of 4 workers with small steps, every other batch would
         only tell what a client has finished, and their answers would wait for its sync.
         """
-        if self.awaited <= self._before:
+        if self.awaited <= self.written or self._is_over:
             return 0
         batch, nbytes = self._batch, sum(entry.nbytes for entry in self._batch)
         while self._pending and nbytes < _BATCH_BYTES:
@@ -220,31 +271,47 @@ class Log:
             nbytes += batch[-1].nbytes
         return nbytes
 
-    def _stopped(self, writing: asyncio.Future[None]) -> None:
-        """Go on after the thread has written all that it saw, or has failed."""
-        if writing.cancelled():
-            return
-        # Asked for also if the log is over: asyncio complains of errors that nobody has seen.
-        error = writing.exception()
+    def _write(self, nbytes: int) -> None:
+        began = self._loop.time()
+        self._writer.write(self.written + 1, self._batch)
+        now = self._loop.time()
+        self._seconds.observe(now - max(self._asked, self._reached))
+        self._is_fast, self._reached = now - began < _STAND_SECONDS, now
+        self._written_bytes += nbytes
+        self.written += len(self._batch)
+        self._batch = []
+        if self._stands:
+            self._thread.tell()
+        else:
+            self._tell(self._reach)
+
+    def _tell(self, what: Callable[..., object], *arguments: object) -> None:
+        # A loop that is closed has nobody left who waits.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    def _failed(self, error: Exception) -> None:
+        """Tell those who wait that the disk has failed, and have it try again."""
         if self._is_over:
             return
-        if error is not None:
-            why = error.strerror if isinstance(error, OSError) else None
-            self._fail(f"{why or repr(error)}; see that its disk has space and works")
-            self._retry = self._loop.call_later(_RETRY_SECONDS, self._begin_writing)
-            return
-        self._is_busy = False
-        self._ensure_writing()
+        why = error.strerror if isinstance(error, OSError) else None
+        self._fail(f"{why or repr(error)}; see that its disk has space and works")
+        if self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._begin()
 
     def _watch_progress(self) -> None:
-        self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self._progress)
+        self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self.written)
 
-    def _judge(self, progress: int) -> None:
+    def _judge(self, written: int) -> None:
         """Tell those who wait if nothing was written since then."""
         self._watch = None
-        if not self._is_busy:
+        if self.written >= self.awaited:
             return
-        if self._progress == progress:
+        if self.written == written and self._failure is None:
             self._fail(f"its disk has taken nothing for {_PATIENCE_SECONDS:g} s")
         self._watch_progress()
 
@@ -260,15 +327,10 @@ class Log:
             if not change.done():
                 change.set_exception(UnavailableError(self._failure.message))
 
-    def _reach(self, position: int, nbytes: int) -> None:
-        self.written = position
-        self._pending_bytes -= nbytes
-        self._progress += 1
+    def _reach(self) -> None:
+        """Let those go on whose records are on disk."""
         if not self._is_over:
             self._failure = None
-        now = self._loop.time()
-        self._seconds.observe(now - self._since)
-        self._since = now
         self._wake()
 
     def _wake(self) -> None:
@@ -277,15 +339,17 @@ class Log:
 
     async def close(self) -> None:
         """Wait until all records are on disk, or the disk fails."""
-        self._await_all()
-        while self._is_busy and self._failure is None:
-            assert self._writing is not None
-            await asyncio.wait([self._writing], timeout=_RETRY_SECONDS)
+        if self.written < self.position:
+            change = self._change_at(self.position)
+            while not change.done() and self._failure is None:
+                await asyncio.wait([change], timeout=_RETRY_SECONDS)
+            change.cancel()
         self.stop()
 
     def stop(self) -> None:
         """Write nothing more, and tell so those who wait for what is not on disk."""
         self._is_over = True
+        self._thread.end()
         for timer in (self._retry, self._watch):
             if timer is not None:
                 timer.cancel()
@@ -295,6 +359,25 @@ class Log:
         for _, change in (*self._waiting, *self._images):
             if not change.done():
                 change.set_exception(UnavailableError(self._failure.message))
+
+    def join(self) -> None:
+        """Block until the thread has ended that wrote it, after `stop`."""
+        self._thread.join()
+
+
+@dataclass
+class _Turn:
+    """A turn of the event loop in which records are appended, or answers wait for them.
+
+    Attributes:
+        is_crowded: Whether several answers waited in the one before.
+        answers: How many have begun to wait.
+        has_end: Whether it is asked to write what it leaves.
+    """
+
+    is_crowded: bool = False
+    answers: int = 0
+    has_end: bool = False
 
 
 def _wake(waiting: deque[tuple[int, asyncio.Future[None]]], position: int) -> None:

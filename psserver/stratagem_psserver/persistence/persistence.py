@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +76,6 @@ class Persistence:
         self._log: Log | None = None
         self._imaging: asyncio.Task[None] | None = None
         self._imaged = self._image_position
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._kernels = present_kernels()
         most = max(1, settings.log_bytes // _SEGMENT_BYTES)
         self._spares = Spares(self._folder.path, most, settings.log_bytes)
@@ -208,7 +206,7 @@ class Persistence:
         await self._state.compute.run(self._folder.sync_image, image.nbytes)
 
     def _log_behind(self, position: int) -> Log:
-        log = self._log = Log(self._writer, self._disk, self._label, position)
+        log = self._log = Log(self._writer, self._label, position)
         log.on_leap = self._begin_image
         self._writer.written = sum(path.stat().st_size for path in self._folder.segments())
         return log
@@ -308,7 +306,8 @@ class Persistence:
             self._imaging.cancel()
         if self._log is not None:
             self._log.stop()
-        self._disk.shutdown()
+            # Nothing may be written to files that are closed.
+            self._log.join()
         self._writer.end()
 
 

@@ -106,7 +106,8 @@ class ReplicatedLog:
         """
         position = self.awaited
         if self.disk is not None:
-            await self.disk.durable()
+            # Followers get the records while the disk does.
+            await self.disk.durable(alone=not self.followers)
         self._require_going_on()
         if not self.may_answer(position):
             await self._permitted(position)

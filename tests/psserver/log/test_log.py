@@ -7,7 +7,6 @@ import errno
 import gc
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,15 +28,14 @@ def test_whoever_waits_for_a_log_that_is_stopped_is_told() -> None:
 
     async def stopped() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
-        disk = ThreadPoolExecutor(1)
-        log = Log(FailingWriter(), disk, "/job:ps/task:0", 0)
+        log = Log(FailingWriter(), "/job:ps/task:0", 0)
         log.append(LogRecord(mark=True))
         waiting = asyncio.ensure_future(log.on_disk(1))
         while not log.report().failure:
             await asyncio.sleep(0.01)
         log.append(LogRecord(mark=True))
         log.stop()
-        disk.shutdown()
+        log.join()
         with pytest.raises(UnavailableError, match="writes its log no more"):
             await waiting
         for ask in (log.durable, log.caught_up):
@@ -55,11 +53,10 @@ def test_a_record_that_comes_just_before_the_end_of_a_log_is_not_written() -> No
 
     async def stopped() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
-        disk = ThreadPoolExecutor(1)
-        log = Log(FailingWriter(), disk, "/job:ps/task:0", 0)
+        log = Log(FailingWriter(), "/job:ps/task:0", 0)
         log.append(LogRecord(mark=True))
         log.stop()
-        disk.shutdown()
+        log.join()
         # The log begins to write in the next turn of the loop.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -79,14 +76,13 @@ def test_a_log_that_is_stopped_while_its_disk_fails_leaves_no_error_unseen() -> 
 
     async def stopped() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
-        disk = ThreadPoolExecutor(1)
-        log = Log(SlowWriter(), disk, "/job:ps/task:0", 0)
+        log = Log(SlowWriter(), "/job:ps/task:0", 0)
         log.append(LogRecord(mark=True))
         while not log.report().writing_seconds:
             await asyncio.sleep(0.01)
         log.stop()
         failing.set()
-        disk.shutdown()
+        log.join()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

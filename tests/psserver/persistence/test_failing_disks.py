@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from tests.psserver.persistence.servers import client_of, killed, logged
-from tests.psserver.wire import RawClient, encoded, sgd, update_header
+from tests.psserver.wire import RawClient, encoded, sgd, status_of, update_header
 from tests.waiting import eventually
 
 
@@ -23,10 +25,13 @@ class Disk:
     Attributes:
         failure: The number of the error that they raise, or 0.
         limit: The most bytes that one call writes.
+        open: While it is not set, the disk hangs.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failure, self.limit = 0, 1 << 62
+        self.open = Event()
+        self.open.set()
         self._pwritev, self._pwrite, self._fdatasync = os.pwritev, os.pwrite, os.fdatasync
         for name in ("pwritev", "pwrite", "fdatasync"):
             monkeypatch.setattr(os, name, getattr(self, name))
@@ -41,6 +46,7 @@ class Disk:
         return self._pwrite(file, data[: self.limit], offset)
 
     def fdatasync(self, file: int) -> None:
+        self.open.wait()
         self._fail()
         self._fdatasync(file)
 
@@ -89,6 +95,30 @@ def reads(client: RawClient) -> bool:
     except UnavailableError:
         return False
     return True
+
+
+def test_a_server_tells_that_it_lives_while_its_disk_hangs(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "state").mkdir()
+    with (
+        logged(tmp_path / "state") as server,
+        client_of(server) as client,
+        ThreadPoolExecutor(1) as other,
+    ):
+        client.create(w=torch.zeros(3))
+        # After these the disk is taken for a fast one.
+        for _ in range(20):
+            client.upload("Update", update(client), pb.UpdateResponse)
+        disk.open.clear()
+        try:
+            answer = other.submit(client.upload, "Update", update(client), pb.UpdateResponse)
+            eventually(lambda: status_of(client).parameter_server.log.writing_seconds > 0.0)
+            for _ in range(20):
+                client.heartbeat()
+            assert not answer.done()
+        finally:
+            disk.open.set()
+        answer.result(60)
+        assert client.read("w")[0].tolist() == [-21.0] * 3
 
 
 def test_writes_that_are_shorter_than_asked_for_are_gone_on_with(

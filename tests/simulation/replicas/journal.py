@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from stratagem_psserver.persistence import folder, persistence
+from stratagem_psserver.log import log as logs
+from stratagem_psserver.persistence import folder
 from tests.simulation.server_run import PRESENT_RUN
 from tests.simulation.thread import SimulatedThread
 from tests.simulation.world import World
@@ -68,7 +69,7 @@ def replicas_watched(world: World, has_disk: bool) -> Iterator[None]:
             root = stack.enter_context(tempfile.TemporaryDirectory("replicas", dir=_IN_MEMORY))
             stack.enter_context(patch.object(tempfile, "tempdir", root))
             stack.enter_context(patch.object(folder, "_VOLATILE", frozenset()))
-        stack.enter_context(patch.object(persistence, "ThreadPoolExecutor", SimulatedThread))
+        stack.enter_context(patch.object(logs, "DiskThread", SimulatedThread))
         if not has_disk:
             stack.enter_context(patch.object(os, "fsync", lambda file: None))
         try:
