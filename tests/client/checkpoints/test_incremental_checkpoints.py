@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 import stratagem
 from stratagem import DistributedOptimizer, InvalidArgumentError, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding
+from stratagem.optim import RowWiseAdagrad
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.wire.tensors import as_bytes
 from tests.checkpoints import load_from
 from tests.client.checkpoints.training import sharding
 from tests.client.clusters import running
@@ -28,12 +31,14 @@ class Training:
         self.strategy = strategy
         with strategy.scope():
             self.fixed = Embedding(ROWS, WIDTH)
-            self.dynamic = DynamicEmbedding(WIDTH, max_idle=6, admit_after=2)
+            limits = {"max_idle": 6, "admit_after": 2, "max_bytes": 16_000}
+            half = {"row_dtype": torch.bfloat16, "evict": "rarest"}
+            self.dynamic = DynamicEmbedding(WIDTH, **cast("Any", limits | half))
             self.dense = nn.Linear(WIDTH, 1)
             self.still = stratagem.Variable(torch.rand(50, WIDTH), name="still")
-        tables = [*self.fixed.parameters(), *self.dynamic.parameters()]
         self.optimizers = [
-            DistributedOptimizer(torch.optim.SparseAdam(tables, lr=0.1)),
+            DistributedOptimizer(torch.optim.SparseAdam(self.fixed.parameters(), lr=0.1)),
+            DistributedOptimizer(RowWiseAdagrad(self.dynamic.parameters(), lr=0.1)),
             DistributedOptimizer(torch.optim.Adam(self.dense.parameters(), lr=0.1)),
         ]
 
@@ -56,7 +61,7 @@ def everything(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {
         name: entry.spec.SerializeToString(deterministic=True)
         + str(entry.rows).encode()
-        + checkpoint.tensor(entry).numpy().tobytes()
+        + bytes(as_bytes(checkpoint.tensor(entry)))
         for name, entry in checkpoint.index.tensors.items()
     }
 

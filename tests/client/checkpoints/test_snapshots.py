@@ -143,15 +143,18 @@ def test_a_snapshot_lacks_what_is_created_later(cluster: Cluster) -> None:
                 Variable(2.0, name="late")
 
 
+@pytest.mark.parametrize("row_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_tables_are_read_as_they_were(cluster: Cluster, dynamic: bool) -> None:
+def test_tables_are_read_as_they_were(
+    cluster: Cluster, dynamic: bool, row_dtype: torch.dtype | None
+) -> None:
     """Rows that were stored then, or later, or never."""
 
     def table(strategy: ParameterServerStrategy) -> torch.nn.Module:
         with strategy.scope(meta_above=0):
             if dynamic:
-                return stratagem.nn.DynamicEmbedding(2, max_idle=4)
-            return stratagem.nn.Embedding(100_000, 2)
+                return stratagem.nn.DynamicEmbedding(2, max_idle=4, row_dtype=row_dtype)
+            return stratagem.nn.Embedding(100_000, 2, row_dtype=row_dtype)
 
     with cluster.strategy() as trainer, evaluator(cluster) as strategy:
         trained, seen = table(trainer), table(strategy)
