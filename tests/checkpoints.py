@@ -20,12 +20,12 @@ from stratagem_proto.checkpoint.folder import (
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.division import PartRows
 from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     VARIABLE_KIND_SLOT,
-    Partition,
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import spec_of
@@ -47,14 +47,15 @@ def slot(owner: str, key: str, value: torch.Tensor) -> VariableSpec:
 
 
 def sharded(
-    name: str, whole: torch.Tensor, count: int
+    name: str, whole: torch.Tensor, count: int, is_interleaved: bool = False
 ) -> list[list[tuple[VariableSpec, torch.Tensor]]]:
     """The shards of a variable, each with a slot of its shape and one with a step."""
-    found, row = [], 0
-    for number, rows in enumerate(whole.tensor_split(count)):
+    found = []
+    for number in range(count):
+        part = PartRows.of_shard(len(whole), number, count, is_interleaved)
+        rows = part.select(whole).clone()
         spec = model(f"{name}/part_{number}", rows)
-        offset = [row, *(0 for _ in whole.shape[1:])]
-        spec.partition.CopyFrom(Partition(full_shape=whole.shape, offset=offset))
+        spec.partition.CopyFrom(part.partition(whole.shape))
         step = torch.tensor(3.0)
         found.append(
             [
@@ -63,7 +64,6 @@ def sharded(
                 (slot(spec.name, "Adam/step", step), step),
             ]
         )
-        row += len(rows)
     return found
 
 
@@ -91,7 +91,11 @@ def save(root: Path, servers: Sequence[Sequence[Held]], keep: int) -> Path:
 
 
 def stored_table(
-    name: str, whole: torch.Tensor, rows: Sequence[int], count: int
+    name: str,
+    whole: torch.Tensor,
+    rows: Sequence[int],
+    count: int,
+    is_interleaved: bool = False,
 ) -> list[list[Held]]:
     """Parts of a table of which some rows are stored; the others are 0.5.
 
@@ -99,12 +103,11 @@ def stored_table(
     """
     found: list[list[Held]] = []
     wanted = torch.tensor(rows)
-    row = 0
-    for number, part in enumerate(whole.tensor_split(count)):
-        keys = wanted[(wanted >= row) & (wanted < row + len(part))] - row
+    for number in range(count):
+        mine = PartRows.of_shard(len(whole), number, count, is_interleaved)
+        part, keys = mine.select(whole), mine.local(wanted[mine.has(wanted)])
         spec = model(f"{name}/part_{number}", part)
-        offset = [row, *(0 for _ in whole.shape[1:])]
-        spec.partition.CopyFrom(Partition(full_shape=whole.shape, offset=offset))
+        spec.partition.CopyFrom(mine.partition(whole.shape))
         state = slot(spec.name, "Adagrad/sum", part)
         for one, initial in ((spec, 0.5), (state, -1.0)):
             one.initializer.constant = initial
@@ -117,7 +120,6 @@ def stored_table(
                 (Content(state, rows=StoredRows(count=len(keys))), 2 * part[keys]),
             ]
         )
-        row += len(part)
     return found
 
 

@@ -22,6 +22,7 @@ def saved(root: Path) -> Path:
     whole = torch.arange(8.0).reshape(4, 2)
     held: list[Any] = [part for parts in sharded("parts", whole, 2) for part in parts]
     held += [part for parts in stored_table("users", whole, [1, 3], 2) for part in parts]
+    held += [part for parts in stored_table("items", whole, [1, 3], 2, True) for part in parts]
     held += [(model(name, torch.ones(2)), torch.ones(2)) for name in ("w", "v")]
     return save(root, [held], keep=1)
 
@@ -105,6 +106,17 @@ ALTERATIONS: dict[str, tuple[Callable[[Content], object], str]] = {
     "a part behind the whole": (
         _of_spec("parts/part_1", partition={"full_shape": ["4", "2"], "offset": ["3", "0"]}),
         r"'parts/part_1' is no part of shape \[4, 2\]",
+    ),
+    "a part of none that take rows in turn": (
+        _of_spec("parts/part_1", partition={"full_shape": ["4", "2"], "interleaved": {"parts": 0}}),
+        r"'parts/part_1' is no part of shape \[4, 2\]",
+    ),
+    "a part with more rows than its turns": (
+        _of_spec(
+            "items/part_1",
+            partition={"full_shape": ["4", "2"], "interleaved": {"part": 3, "parts": 4}},
+        ),
+        r"'items/part_1' is no part of shape \[4, 2\]",
     ),
     "a part of other dimensions": (
         _of_spec("parts/part_1", partition={"full_shape": ["4"], "offset": []}),

@@ -17,6 +17,8 @@ from stratagem_proto.checkpoint.blocks import BLOCK_BYTES
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.parts import DTYPE_NAMES, Content
+from stratagem_proto.checkpoint.whole import RUN_BYTES
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -40,11 +42,11 @@ USERS = [4, 0, 1]
 IS_USER = torch.tensor([True, True, False, False, True]).unsqueeze(1)
 
 
-def two_servers(value: float) -> list[list[Any]]:
+def two_servers(value: float, is_interleaved: bool = False) -> list[list[Any]]:
     table = torch.arange(10.0).reshape(5, 2) + value
     bias = torch.full((3,), value)
-    first, second = sharded("table", table, 2)
-    some, others = stored_table("users", table, USERS, 2)
+    first, second = sharded("table", table, 2, is_interleaved)
+    some, others = stored_table("users", table, USERS, 2, is_interleaved)
     return [[*first, *some], [*second, (model("bias", bias), bias), *others]]
 
 
@@ -63,6 +65,48 @@ def expected(value: float) -> dict[str, torch.Tensor]:
 def test_what_is_saved_in_shards_is_read_as_a_whole(tmp_path: Path) -> None:
     save(tmp_path / "run", two_servers(1.0), keep=1)
     assert are_equal(load_from(tmp_path / "run"), expected(1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+def test_what_shards_took_in_turn_is_read_as_a_whole(dtype: torch.dtype, tmp_path: Path) -> None:
+    save(tmp_path / "run", two_servers(1.0, is_interleaved=True), keep=1)
+    assert are_equal(load_from(tmp_path / "run"), expected(1.0))
+    whole = torch.arange(14).reshape(7, 2).to(dtype)
+    held: list[list[Any]] = []
+    for number in range(3):
+        part = PartRows.of_shard(7, number, 3, True)
+        spec = model(f"v/part_{number}", rows := part.select(whole).clone())
+        spec.partition.CopyFrom(part.partition(whole.shape))
+        held.append([(spec, rows)])
+    save(tmp_path / "typed", held, keep=1)
+    read = load_from(tmp_path / "typed")["v"]
+    assert torch.equal(read.view(torch.uint8), whole.view(torch.uint8))
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("name", ["table", "users"])
+def test_parts_of_any_division_are_read_of_those_of_another(
+    name: str, is_interleaved: bool, tmp_path: Path
+) -> None:
+    save(tmp_path, two_servers(1.0, is_interleaved), keep=1)
+    checkpoint = open_checkpoint(tmp_path)
+    whole = wholes_of(checkpoint.index)[name]
+    for shards in range(1, 6):
+        for number in range(shards):
+            for wanted in (False, True):
+                part = PartRows.of_shard(5, number, shards, wanted)
+                read = whole.read_part(checkpoint, part)
+                assert torch.equal(read, part.select(expected(1.0)[name]))
+
+
+def test_runs_of_rows_that_others_lie_between_are_read_some_at_a_time(tmp_path: Path) -> None:
+    rows = 3 * RUN_BYTES // 400
+    whole = torch.arange(100.0 * rows).reshape(rows, 100)
+    save(tmp_path, sharded("v", whole, 2), keep=1)
+    checkpoint = open_checkpoint(tmp_path)
+    part = PartRows.of_shard(rows, 1, 3, True)
+    read = wholes_of(checkpoint.index)["v"].read_part(checkpoint, part)
+    assert torch.equal(read, whole[1::3])
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
@@ -149,7 +193,8 @@ def test_a_table_that_is_too_large_to_be_read_whole_is_not(tmp_path: Path) -> No
 
 def test_an_index_without_tables_has_the_format_before_them(tmp_path: Path) -> None:
     held = [(model("v", torch.ones(2)), torch.ones(2))]
-    for root, expected in ((held, 1), (two_servers(1.0)[0], 2)):
+    in_turn = sharded("v", torch.ones(4, 1), 2, is_interleaved=True)[0]
+    for root, expected in ((held, 1), (two_servers(1.0)[0], 2), (in_turn, 4)):
         folder = save(tmp_path, [root], keep=1)
         document = json.loads((folder / "index.json").read_bytes())
         assert document["content"]["format"] == expected
@@ -162,6 +207,10 @@ def test_missing_shards_are_noticed(tmp_path: Path) -> None:
         load_from(tmp_path)
     save(tmp_path, [first, second], keep=1)
     with pytest.raises(DataLossError, match="all rows of 't'"):
+        load_from(tmp_path)
+    first, second, third = sharded("t", torch.arange(8.0).reshape(4, 2), 3, is_interleaved=True)
+    save(tmp_path, [first, third], keep=1)
+    with pytest.raises(DataLossError, match="every 3 rows from row 0, every 3 rows from row 2"):
         load_from(tmp_path)
     save(tmp_path, stored_table("t", torch.ones(4, 1), [1], 2)[:1], keep=1)
     with pytest.raises(DataLossError, match="all parts of table 't'"):

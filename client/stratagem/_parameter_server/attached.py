@@ -24,12 +24,13 @@ from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.shard import LazyRows, TableShard
+from stratagem._parameter_server.tables.shard import LazyRows, TablePart, TableShard
 from stratagem._parameter_server.tables.variable import TableAccess, TableVariable
 from stratagem._parameter_server.variables.placement import Place, server_named
-from stratagem._parameter_server.variables.shards import Layout, Rows
+from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError, InternalError
 from stratagem_proto.v1.variable_pb2 import Aggregation, Synchronization, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
@@ -71,7 +72,9 @@ class ParameterParts:
     def layout(self) -> Layout:
         """Which rows each part has."""
         sizes = tuple(spec.tensor.shape[0] for spec in self.specs)
-        return KeyLayout(sizes) if self.has_keys else Layout(sizes)
+        if self.has_keys:
+            return KeyLayout(sizes)
+        return Layout(sizes, self.specs[0].partition.HasField("interleaved"))
 
 
 class AttachedObjects(Attached):
@@ -150,7 +153,7 @@ class AttachedObjects(Attached):
             return self._remote(parts.specs[0], parameter)
         shards = zip(parts.specs, parts.layout.shards, strict=True)
         values = parameter.detach()
-        remotes = [self._remote(spec, rows.of(values)) for spec, rows in shards]
+        remotes = [self._remote(spec, rows.select(values)) for spec, rows in shards]
         return SplitVariable(parts.traits, remotes, parts.layout)
 
     def _remote(self, spec: VariableSpec, value: torch.Tensor) -> RemoteVariable:
@@ -159,18 +162,22 @@ class AttachedObjects(Attached):
     def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
         loading = OnlyTheChief(self._extended._membership)
         access = TableAccess(readable_nbytes, loading)
-        shards = [self._table_shard(spec) for spec in parts.specs]
+        layout = parts.layout
+        shards = [
+            self._table_shard(spec, TablePart(layout, number, parts.shape[1:]))
+            for number, spec in enumerate(parts.specs)
+        ]
         make = DynamicTable if parts.has_keys else TableVariable
-        return make(self._store, parts.traits, shards, parts.layout, access)
+        return make(self._store, parts.traits, shards, layout, access)
 
-    def _table_shard(self, spec: VariableSpec) -> TableShard:
+    def _table_shard(self, spec: VariableSpec, part: TablePart) -> TableShard:
         nothing = torch.empty((), dtype=decode_dtype(spec.tensor.dtype))
         return TableShard(
             self._store,
             _place(spec),
             _traits(spec),
             nothing.expand(tuple(spec.tensor.shape)),
-            _owner(spec),
+            Owner(spec.module_path, part if spec.HasField("partition") else None),
             LazyRows(spec.initializer, spec.table) if spec.HasField("initializer") else None,
         )
 
@@ -220,5 +227,5 @@ def _traits(spec: VariableSpec) -> VariableTraits:
 def _owner(spec: VariableSpec) -> Owner:
     if not spec.HasField("partition"):
         return Owner(spec.module_path)
-    rows = Rows(spec.partition.offset[0], spec.tensor.shape[0])
-    return Owner(spec.module_path, Shard(rows, tuple(spec.partition.full_shape)))
+    shard = Shard(PartRows.of(spec), tuple(spec.partition.full_shape))
+    return Owner(spec.module_path, shard)

@@ -21,7 +21,7 @@ from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
-from stratagem_proto.division import rows_of_shard
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.stores.store import Folder
@@ -30,7 +30,6 @@ from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     VARIABLE_KIND_SLOT,
     VARIABLE_KIND_UNSPECIFIED,
-    Partition,
     VariableSpec,
 )
 
@@ -170,9 +169,10 @@ def _shard(
     checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole], number: int, count: int
 ) -> Iterator[_Item]:
     """Yield the rows of one shard, with the state that optimizers have for them."""
-    start, stop = rows_of_shard(whole.shape[0], number, count)
+    was = whole.pieces[0].entry.spec.partition
+    mine = PartRows.of_shard(whole.shape[0], number, count, was.HasField("interleaved"))
     name = f"{whole.name}/part_{number}"
-    shape = (stop - start, *whole.shape[1:])
+    shape = (mine.count, *whole.shape[1:])
     for one in (whole, *slots):
         split = one is whole or one.is_split
         tensor = TensorSpec(
@@ -181,10 +181,9 @@ def _shard(
         suffix = one.name.removeprefix(whole.name)
         spec = _spec(one, name + suffix, tensor, name)
         if one is whole:
-            offset = (start, *(0 for _ in whole.shape[1:]))
-            spec.partition.CopyFrom(Partition(full_shape=whole.shape, offset=offset))
-        rows = (start, stop) if split else (0, one.shape[0] if one.shape else 1)
-        yield _Item(_content(one, spec), partial(one.read_rows, checkpoint, *rows))
+            spec.partition.CopyFrom(mine.partition(whole.shape))
+        read = partial(one.read_part, checkpoint, mine) if split else partial(one.read, checkpoint)
+        yield _Item(_content(one, spec), read)
 
 
 def _spec(whole: Whole, name: str, tensor: TensorSpec, owner: str) -> VariableSpec:

@@ -10,8 +10,8 @@ from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.division import rows_of_shard
-from stratagem_proto.v1.variable_pb2 import Partition, VariableSpec
+from stratagem_proto.division import PartRows
+from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.reading import read_table
 from stratagem_psserver.variables.snapshot import Snapshot
 from stratagem_psserver.variables.store import VariableStore
@@ -31,12 +31,12 @@ def divided(table: WholeTable, servers: int) -> list[VariableSpec]:
 def _part(table: WholeTable, number: int, count: int) -> VariableSpec:
     spec = VariableSpec()
     spec.CopyFrom(table.spec)
-    start, stop = rows_of_shard(table.shape[0], number, count)
     if count > 1:
+        was = table.parts[0].table.spec.partition
+        rows = PartRows.of_shard(table.shape[0], number, count, was.HasField("interleaved"))
         spec.name = f"{table.name}/part_{number}"
-        offset = (start, *(0 for _ in table.shape[1:]))
-        spec.partition.CopyFrom(Partition(full_shape=table.shape, offset=offset))
-        spec.tensor.shape[0] = stop - start
+        spec.partition.CopyFrom(rows.partition(table.shape))
+        spec.tensor.shape[0] = rows.count
     if table.is_dynamic:
         keys, before = spec.table.dynamic, len(table.parts)
         keys.part, keys.parts = number, count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stratagem_proto.checkpoint.companions import (
     COUNTS,
@@ -17,6 +17,7 @@ from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.tables import TablePart, table_of
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
+from stratagem_proto.division import PartRows, are_all
 from stratagem_proto.errors import DataLossError, UnimplementedError
 from stratagem_proto.programs.slot_names import SlotName
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -86,18 +87,16 @@ def _whole(
     is_split = owner is not None and _is_by_rows(first.tensor, owner.tensor)
     if owner is not None and not is_split:
         # For instance the number of steps, which each shard has.
-        return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)])
+        return Whole(name, first.tensor, slot_of, [_all_rows(shards[0])])
     partitions = [(owners.get(shard.name, shard.spec), shard) for shard in shards]
     if not partitions[0][0].HasField("partition"):
-        return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)], is_split)
+        return Whole(name, first.tensor, slot_of, [_all_rows(shards[0])], is_split)
     _require_alike(name, partitions)
     pieces = [
-        Piece(shard, spec.partition.offset[0])
-        for spec, shard in partitions
-        if _is_split_by_rows(spec)
+        Piece(shard, PartRows.of(spec)) for spec, shard in partitions if _is_split_by_rows(spec)
     ]
     # The size decides between shards that begin at the same row, since a shard may have no rows.
-    pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
+    pieces.sort(key=lambda piece: (piece.rows.first, piece.entry.nbytes))
     full = partitions[0][0].partition.full_shape[: len(first.tensor.shape)]
     tensor = TensorSpec(dtype=first.tensor.dtype, shape=full)
     if has_all:
@@ -108,6 +107,10 @@ def _whole(
 def _is_by_rows(tensor: TensorSpec, owner: TensorSpec) -> bool:
     """Return whether a tensor has the elements of its owner, or one for each of its rows."""
     return tensor.shape in (owner.shape, owner.shape[:1])
+
+
+def _all_rows(entry: TensorEntry) -> Piece:
+    return Piece(entry, PartRows(0, entry.tensor.shape[0] if entry.tensor.shape else 1))
 
 
 def _require_alike(name: str, shards: Sequence[tuple[VariableSpec, TensorEntry]]) -> None:
@@ -135,16 +138,10 @@ def _is_split_by_rows(spec: VariableSpec) -> bool:
 
 
 def _require_all_rows(name: str, tensor: TensorSpec, pieces: Sequence[Piece]) -> None:
-    expected = list(_ends(pieces))
-    if [0, *expected] != [*(piece.row for piece in pieces), tensor.shape[0]]:
+    if not are_all([piece.rows for piece in pieces], tensor.shape[0]):
         raise DataLossError(
-            f"the checkpoint does not have all rows of {name!r}, but those from "
-            f"{', '.join(str(piece.row) for piece in pieces)} of {tensor.shape[0]} on; "
+            f"the checkpoint does not have all rows of {name!r}, but "
+            f"{', '.join(str(piece.rows) for piece in pieces)} of {tensor.shape[0]}; "
             "restore an earlier checkpoint",
             variable=name,
         )
-
-
-def _ends(pieces: Sequence[Piece]) -> Iterator[int]:
-    for piece in pieces:
-        yield piece.row + piece.entry.spec.tensor.shape[0]

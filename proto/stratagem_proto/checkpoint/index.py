@@ -1,8 +1,8 @@
 """The table of contents of a checkpoint.
 
-Its format is a number: 3 if the checkpoint is read beside a base, else 2 if it has tables with
-stored rows, else 1. A release reads all
-formats up to its own, and writes the lowest that suffices. So an earlier release can read every
+Its format is a number: 4 if it has parts that take rows in turn, else 3 if the checkpoint is read
+beside a base, else 2 if it has tables with stored rows, else 1. A release reads all formats up to
+its own, and writes the lowest that suffices. So an earlier release can read every
 checkpoint without newer features.
 """
 
@@ -38,8 +38,8 @@ from stratagem_proto.proofs import signature_of_checkpoint
 from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
-_WITHOUT_TABLES, _WITH_TABLES, _WITH_BASE = 1, 2, 3
-FORMAT = _WITH_BASE
+_WITHOUT_TABLES, _WITH_TABLES, _WITH_BASE, _INTERLEAVED = 1, 2, 3, 4
+FORMAT = _INTERLEAVED
 
 MOST_INDEX_BYTES = 256 << 20
 """The most bytes of an index; that of a checkpoint of 1 TB has about 12 MB, signed 60."""
@@ -154,6 +154,9 @@ class Index:
 
     @property
     def _format(self) -> int:
+        specs = [entry.spec for entry in self.tensors.values()]
+        if any(spec.partition.HasField("interleaved") for spec in specs):
+            return _INTERLEAVED
         if self.base is not None:
             return _WITH_BASE
         has_tables = any(entry.rows is not None for entry in self.tensors.values())

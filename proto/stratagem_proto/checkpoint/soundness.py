@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, DIGEST_BYTES, FileEntry
 from stratagem_proto.checkpoint.companions import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED
+from stratagem_proto.division import is_part
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.open_folders import is_plain_name
 from stratagem_proto.stores.names import is_checkpoint
@@ -149,10 +150,9 @@ def _of_sizes(entry: TensorEntry, file_bytes: int) -> Iterator[str]:
 
 def _of_partition(entry: TensorEntry) -> Iterator[str]:
     tensor, partition = entry.spec.tensor, entry.spec.partition
-    sizes = (tensor.shape, partition.offset, partition.full_shape)
-    if len(set(map(len, sizes))) != 1 or not tensor.shape:
+    if not tensor.shape or len(tensor.shape) != len(partition.full_shape):
         yield f"tensor {entry.name!r} is a part with other dimensions than the whole"
-    elif any(offset < 0 or offset + size > full for size, offset, full in zip(*sizes, strict=True)):
+    elif not is_part(entry.spec):
         yield f"tensor {entry.name!r} is no part of shape {list(partition.full_shape)}"
 
 

@@ -10,7 +10,8 @@ import torch
 from stratagem_proto.checkpoint.companions import COUNTS, KEYS, TOUCHED
 from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.whole import Piece, Whole
+from stratagem_proto.checkpoint.whole import RUN_BYTES, Piece, Whole
+from stratagem_proto.division import PartRows, are_all
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.programs.narrow_rows import nearest, stored_dtype
@@ -21,8 +22,6 @@ from stratagem_proto.wire.tensors import allocate, as_bytes, nbytes_of
 
 MOST_DENSE_BYTES = 4 << 30
 """A larger table is not read as one dense tensor that includes the rows nobody has written."""
-
-_RUN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,9 @@ class TablePart:
     companions: Mapping[str, TensorEntry]
 
     @property
-    def row(self) -> int:
-        """The first row of this part in the whole table."""
-        offset = self.table.spec.partition.offset
-        return offset[0] if offset else 0
+    def rows(self) -> PartRows:
+        """Which rows of the whole table it may have."""
+        return PartRows.of(self.table.spec)
 
     @property
     def number(self) -> int:
@@ -64,7 +62,7 @@ class TablePart:
 
     def keys(self, checkpoint: Checkpoint) -> torch.Tensor:
         """Return the keys of its rows; row numbers of a table that is not dynamic."""
-        return checkpoint.tensor(self.companions[KEYS]) + self.row
+        return self.rows.whole(checkpoint.tensor(self.companions[KEYS]))
 
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
         """Return a companion tensor; zeros if the table does not record touches, or counts."""
@@ -83,7 +81,7 @@ class TablePart:
         """
         shape = tuple(self.entry.tensor.shape[1:])
         row_bytes = self.entry.nbytes // max(1, self.count)
-        at_once = max(1, _RUN_BYTES // max(1, row_bytes))
+        at_once = max(1, RUN_BYTES // max(1, row_bytes))
         for start in range(0, self.count, at_once):
             stop = min(start + at_once, self.count)
             ends = torch.tensor([start, stop])
@@ -154,17 +152,17 @@ class WholeTable(Whole):
             )
         return super().read(checkpoint)
 
-    def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
+    def read_part(self, checkpoint: Checkpoint, rows: PartRows) -> torch.Tensor:
         """Return some rows; those that were never written have their initial values."""
         self._require_fixed()
-        self._require_rows(start, stop)
-        value = InitialValues(self.spec).between(start, stop)
+        self._require_rows(rows)
+        value = InitialValues(self.spec).of_range(rows.range)
         value.copy_(nearest(value, stored_dtype(self.spec)))
         for part in self.parts:
             keys = part.keys(checkpoint)
-            wanted = ((keys >= start) & (keys < stop)).nonzero().squeeze(1)
-            for some, rows in part.runs(checkpoint, wanted):
-                value[keys[some] - start] = rows.to(value.dtype)
+            wanted = rows.has(keys).nonzero().squeeze(1)
+            for some, found in part.runs(checkpoint, wanted):
+                value[rows.local(keys[some])] = found.to(value.dtype)
         return value
 
     def _require_fixed(self) -> None:
@@ -204,7 +202,7 @@ def table_of(
     Raises:
         DataLossError: Parts are missing.
     """
-    parts = sorted(parts, key=lambda part: (part.row, part.number))
+    parts = sorted(parts, key=lambda part: (part.rows.first, part.number))
     first = parts[0]
     _require_alike(name, parts)
     spec = VariableSpec()
@@ -215,7 +213,7 @@ def table_of(
         spec.tensor.shape[0] = first.table.spec.partition.full_shape[0]
     if has_all and not slot_of:
         _require_all(name, spec.tensor.shape[0], parts)
-    pieces = [Piece(part.entry, part.row) for part in parts]
+    pieces = [Piece(part.entry, part.rows) for part in parts]
     return WholeTable(name, spec.tensor, slot_of, pieces, bool(slot_of), parts, spec)
 
 
@@ -241,10 +239,9 @@ def _require_alike(name: str, parts: Sequence[TablePart]) -> None:
 def _require_all(name: str, rows: int, parts: Sequence[TablePart]) -> None:
     dynamic = parts[0].table.spec.table.dynamic
     numbers = [part.number for part in parts]
-    ends = [part.row + part.table.spec.tensor.shape[0] for part in parts]
     whole = len(numbers) == max(1, dynamic.parts) and numbers == list(range(len(numbers)))
     if not parts[0].table.spec.table.HasField("dynamic"):
-        whole = [0, *ends] == [*(part.row for part in parts), rows]
+        whole = are_all([part.rows for part in parts], rows)
     if not whole:
         raise DataLossError(
             f"the checkpoint does not have all parts of table {name!r}; restore an "

@@ -10,10 +10,14 @@ import torch
 
 from stratagem_proto.checkpoint.entries import TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import RowIndexError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype
+
+RUN_BYTES = 4 << 20
+"""So many bytes are read at once of rows that do not become those of one tensor as they are."""
 
 _SHARD = re.compile(r"/part_\d+(?=/|$)")
 
@@ -38,17 +42,11 @@ class Piece:
 
     Attributes:
         entry: The place of the rows.
-        row: The number of the first row within the whole variable.
+        rows: Which rows of the whole variable they are.
     """
 
     entry: TensorEntry
-    row: int
-
-    @property
-    def stop(self) -> int:
-        """The number of the row behind the last one."""
-        shape = self.entry.tensor.shape
-        return self.row + (shape[0] if shape else 1)
+    rows: PartRows
 
 
 @dataclass(frozen=True)
@@ -96,18 +94,28 @@ class Whole:
             RowIndexError: There are no such rows.
             DataLossError: Bytes of them are missing or damaged.
         """
-        self._require_rows(start, stop)
-        for piece in self.pieces:
-            if piece.row < stop and start < piece.stop:
+        return self.read_part(checkpoint, PartRows(start, stop - start))
+
+    def read_part(self, checkpoint: Checkpoint, rows: PartRows) -> torch.Tensor:
+        """As `read_rows`, for rows that may be some apart."""
+        self._require_rows(rows)
+        shared = [(piece, *piece.rows.shared(rows)) for piece in self.pieces]
+        for piece, _, wanted in shared:
+            if wanted:
                 checkpoint.require_there(piece.entry)
-        shape = (stop - start, *self.shape[1:]) if self.shape else ()
+        shape = (rows.count, *self.shape[1:]) if self.shape else ()
         value = allocate(TensorSpec(dtype=self.tensor.dtype, shape=shape))
         if value.numel():
-            self._fill(checkpoint, start, as_bytes(value), value.nbytes // (stop - start))
+            target = torch.frombuffer(as_bytes(value), dtype=torch.uint8).view(rows.count, -1)
+            for piece, held, wanted in shared:
+                _fill(checkpoint, piece.entry, held, target, wanted)
         return value
 
-    def _require_rows(self, start: int, stop: int) -> None:
+    def _require_rows(self, rows: PartRows) -> None:
         count = self.shape[0] if self.shape else 1
+        start, stop = rows.range.start, rows.range.stop
+        if rows.count and rows.step > 1:
+            stop = rows.range[-1] + 1
         if not 0 <= start <= stop <= count:
             raise RowIndexError(
                 f"{self.name!r} has {count} rows in the checkpoint; rows {start} to "
@@ -115,10 +123,21 @@ class Whole:
                 variable=self.name,
             )
 
-    def _fill(self, checkpoint: Checkpoint, start: int, target: memoryview, row_bytes: int) -> None:
-        stop = start + len(target) // row_bytes
-        for piece in self.pieces:
-            low, high = max(start, piece.row), min(stop, piece.stop)
-            if low < high:
-                part = target[(low - start) * row_bytes : (high - start) * row_bytes]
-                checkpoint.read(piece.entry, (low - piece.row) * row_bytes, part)
+
+def _fill(
+    checkpoint: Checkpoint, entry: TensorEntry, held: range, target: torch.Tensor, wanted: range
+) -> None:
+    """Read rows of a tensor of a file into rows of another one, of which `target` has the bytes."""
+    row_bytes = target.shape[1]
+    if held.step == wanted.step == 1:
+        if held:
+            rows = target[wanted.start : wanted.stop]
+            checkpoint.read(entry, held.start * row_bytes, as_bytes(rows))
+        return
+    # What lies between the rows is read with them.
+    at_once = max(1, RUN_BYTES // (held.step * row_bytes))
+    for low in range(0, len(held), at_once):
+        some, into = held[low : low + at_once], wanted[low : low + at_once]
+        run = target.new_empty(some[-1] + 1 - some[0], row_bytes)
+        checkpoint.read(entry, some[0] * row_bytes, as_bytes(run))
+        target[into.start : into.stop : into.step] = run[:: some.step]

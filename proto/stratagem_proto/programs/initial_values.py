@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs import counter_random
 from stratagem_proto.protocol import name_of_whole
@@ -52,8 +53,8 @@ class InitialValues:
         return math.prod(self.row_shape)
 
     @cached_property
-    def _first_row(self) -> int:
-        return self.spec.partition.offset[0] if self.spec.partition.offset else 0
+    def _part(self) -> PartRows:
+        return PartRows.of(self.spec)
 
     @cached_property
     def _key(self) -> int:
@@ -63,16 +64,17 @@ class InitialValues:
     def whole(self) -> torch.Tensor:
         """Return the value of the whole variable or part."""
         shape = tuple(self.spec.tensor.shape)
-        rows = self.between(0, shape[0] if shape else 1)
+        rows = self.of_range(range(shape[0] if shape else 1))
         return rows if shape else rows.reshape(())
 
-    def between(self, start: int, stop: int) -> torch.Tensor:
-        """Return the values of the rows from `start` to before `stop`, like `rows`."""
-        value = torch.empty(stop - start, *self.row_shape, dtype=self.dtype)
+    def of_range(self, rows: range) -> torch.Tensor:
+        """Return the values of a range of rows, like `rows`."""
+        value = torch.empty(len(rows), *self.row_shape, dtype=self.dtype)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, self._columns))
-        for low in range(start, stop, at_once):
-            high = min(low + at_once, stop)
-            value[low - start : high - start] = self.rows(torch.arange(low, high))
+        for low in range(0, len(rows), at_once):
+            some = rows[low : low + at_once]
+            made = self.rows(torch.arange(some.start, some.stop, some.step))
+            value[low : low + at_once] = made
         return value
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -84,7 +86,7 @@ class InitialValues:
         Returns:
             A new tensor of the shape (rows, *row shape).
         """
-        whole_rows = rows + self._first_row
+        whole_rows = self._part.whole(rows)
         made = self._made(whole_rows).reshape(len(rows), *self.row_shape)
         if self.initializer.HasField("zero_row"):
             made[whole_rows == self.initializer.zero_row] = 0

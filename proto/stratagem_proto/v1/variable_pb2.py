@@ -25,41 +25,43 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stratagem_proto/v1/variable.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/tensor.proto\"/\n\tPartition\x12\x12\n\nfull_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03\"\x89\x02\n\x0bInitializer\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\x08\x63onstant\x18\x02 \x01(\x01H\x00\x12\x33\n\x07uniform\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.UniformRangeH\x00\x12\x31\n\x06normal\x18\x04 \x01(\x0b\x32\x1f.stratagem_proto.v1.NormalShapeH\x00\x12\x44\n\x10truncated_normal\x18\x06 \x01(\x0b\x32(.stratagem_proto.v1.TruncatedNormalShapeH\x00\x12\x15\n\x08zero_row\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_zero_row\")\n\x0cUniformRange\x12\x0b\n\x03low\x18\x01 \x01(\x01\x12\x0c\n\x04high\x18\x02 \x01(\x01\"(\n\x0bNormalShape\x12\x0c\n\x04mean\x18\x01 \x01(\x01\x12\x0b\n\x03std\x18\x02 \x01(\x01\"L\n\x14TruncatedNormalShape\x12\x0c\n\x04mean\x18\x01 \x01(\x01\x12\x0b\n\x03std\x18\x02 \x01(\x01\x12\x0b\n\x03low\x18\x03 \x01(\x01\x12\x0c\n\x04high\x18\x04 \x01(\x01\"n\n\tTableSpec\x12\x30\n\x07\x64ynamic\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.DynamicKeys\x12/\n\trow_dtype\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\"\xe1\x01\n\x0b\x44ynamicKeys\x12\x17\n\x0f\x61\x64mission_count\x18\x01 \x01(\x04\x12\x1a\n\x12\x65vict_after_writes\x18\x02 \x01(\x04\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\r\n\x05parts\x18\x06 \x01(\r\x12 \n\x18\x65vict_after_milliseconds\x18\x07 \x01(\x04\x12\x39\n\x0e\x65viction_order\x18\x08 \x01(\x0e\x32!.stratagem_proto.v1.EvictionOrder\"u\n\x0fTableStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x14\n\x0cwaiting_keys\x18\x03 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x04 \x01(\x04\x12\x19\n\x11\x64ropped_gradients\x18\x05 \x01(\x04\"]\n\x06Origin\x12\x13\n\x0bwanted_name\x18\x01 \x01(\t\x12\x11\n\tstructure\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\x04\"\x9d\x04\n\x0cVariableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06tensor\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x11\n\ttrainable\x18\x03 \x01(\x08\x12<\n\x0fsynchronization\x18\x04 \x01(\x0e\x32#.stratagem_proto.v1.Synchronization\x12\x34\n\x0b\x61ggregation\x18\x05 \x01(\x0e\x32\x1f.stratagem_proto.v1.Aggregation\x12.\n\x04kind\x18\x06 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\x0f\n\x07slot_of\x18\x07 \x01(\t\x12\x30\n\tpartition\x18\x08 \x01(\x0b\x32\x1d.stratagem_proto.v1.Partition\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x07ordinal\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bmodule_path\x18\x0b \x01(\t\x12\x34\n\x0binitializer\x18\x0c \x01(\x0b\x32\x1f.stratagem_proto.v1.Initializer\x12,\n\x05table\x18\r \x01(\x0b\x32\x1d.stratagem_proto.v1.TableSpec\x12*\n\x06origin\x18\x0e \x01(\x0b\x32\x1a.stratagem_proto.v1.OriginB\n\n\x08_ordinal\"\x83\x01\n\x0cVariableInfo\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x32\n\x05table\x18\x03 \x01(\x0b\x32#.stratagem_proto.v1.TableStatistics*\xa1\x01\n\x0fSynchronization\x12\x1f\n\x1bSYNCHRONIZATION_UNSPECIFIED\x10\x00\x12\x18\n\x14SYNCHRONIZATION_AUTO\x10\x01\x12\x18\n\x14SYNCHRONIZATION_NONE\x10\x02\x12\x1c\n\x18SYNCHRONIZATION_ON_WRITE\x10\x03\x12\x1b\n\x17SYNCHRONIZATION_ON_READ\x10\x04*\x8f\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GGREGATION_NONE\x10\x01\x12\x13\n\x0f\x41GGREGATION_SUM\x10\x02\x12\x14\n\x10\x41GGREGATION_MEAN\x10\x03\x12\"\n\x1e\x41GGREGATION_ONLY_FIRST_REPLICA\x10\x04*z\n\x0cVariableKind\x12\x1d\n\x19VARIABLE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13VARIABLE_KIND_MODEL\x10\x01\x12\x16\n\x12VARIABLE_KIND_SLOT\x10\x02\x12\x1a\n\x16VARIABLE_KIND_NON_SLOT\x10\x03*e\n\rEvictionOrder\x12\x1e\n\x1a\x45VICTION_ORDER_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45VICTION_ORDER_OLDEST\x10\x01\x12\x19\n\x15\x45VICTION_ORDER_RAREST\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stratagem_proto/v1/variable.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/tensor.proto\"e\n\tPartition\x12\x12\n\nfull_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03\x12\x34\n\x0binterleaved\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.Interleaved\"*\n\x0bInterleaved\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\r\n\x05parts\x18\x02 \x01(\r\"\x89\x02\n\x0bInitializer\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\x08\x63onstant\x18\x02 \x01(\x01H\x00\x12\x33\n\x07uniform\x18\x03 \x01(\x0b\x32 .stratagem_proto.v1.UniformRangeH\x00\x12\x31\n\x06normal\x18\x04 \x01(\x0b\x32\x1f.stratagem_proto.v1.NormalShapeH\x00\x12\x44\n\x10truncated_normal\x18\x06 \x01(\x0b\x32(.stratagem_proto.v1.TruncatedNormalShapeH\x00\x12\x15\n\x08zero_row\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_zero_row\")\n\x0cUniformRange\x12\x0b\n\x03low\x18\x01 \x01(\x01\x12\x0c\n\x04high\x18\x02 \x01(\x01\"(\n\x0bNormalShape\x12\x0c\n\x04mean\x18\x01 \x01(\x01\x12\x0b\n\x03std\x18\x02 \x01(\x01\"L\n\x14TruncatedNormalShape\x12\x0c\n\x04mean\x18\x01 \x01(\x01\x12\x0b\n\x03std\x18\x02 \x01(\x01\x12\x0b\n\x03low\x18\x03 \x01(\x01\x12\x0c\n\x04high\x18\x04 \x01(\x01\"n\n\tTableSpec\x12\x30\n\x07\x64ynamic\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.DynamicKeys\x12/\n\trow_dtype\x18\x02 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\"\xe1\x01\n\x0b\x44ynamicKeys\x12\x17\n\x0f\x61\x64mission_count\x18\x01 \x01(\x04\x12\x1a\n\x12\x65vict_after_writes\x18\x02 \x01(\x04\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\r\n\x05parts\x18\x06 \x01(\r\x12 \n\x18\x65vict_after_milliseconds\x18\x07 \x01(\x04\x12\x39\n\x0e\x65viction_order\x18\x08 \x01(\x0e\x32!.stratagem_proto.v1.EvictionOrder\"u\n\x0fTableStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x14\n\x0cwaiting_keys\x18\x03 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x04 \x01(\x04\x12\x19\n\x11\x64ropped_gradients\x18\x05 \x01(\x04\"]\n\x06Origin\x12\x13\n\x0bwanted_name\x18\x01 \x01(\t\x12\x11\n\tstructure\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\x04\"\x9d\x04\n\x0cVariableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06tensor\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x11\n\ttrainable\x18\x03 \x01(\x08\x12<\n\x0fsynchronization\x18\x04 \x01(\x0e\x32#.stratagem_proto.v1.Synchronization\x12\x34\n\x0b\x61ggregation\x18\x05 \x01(\x0e\x32\x1f.stratagem_proto.v1.Aggregation\x12.\n\x04kind\x18\x06 \x01(\x0e\x32 .stratagem_proto.v1.VariableKind\x12\x0f\n\x07slot_of\x18\x07 \x01(\t\x12\x30\n\tpartition\x18\x08 \x01(\x0b\x32\x1d.stratagem_proto.v1.Partition\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x07ordinal\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bmodule_path\x18\x0b \x01(\t\x12\x34\n\x0binitializer\x18\x0c \x01(\x0b\x32\x1f.stratagem_proto.v1.Initializer\x12,\n\x05table\x18\r \x01(\x0b\x32\x1d.stratagem_proto.v1.TableSpec\x12*\n\x06origin\x18\x0e \x01(\x0b\x32\x1a.stratagem_proto.v1.OriginB\n\n\x08_ordinal\"\x83\x01\n\x0cVariableInfo\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x32\n\x05table\x18\x03 \x01(\x0b\x32#.stratagem_proto.v1.TableStatistics*\xa1\x01\n\x0fSynchronization\x12\x1f\n\x1bSYNCHRONIZATION_UNSPECIFIED\x10\x00\x12\x18\n\x14SYNCHRONIZATION_AUTO\x10\x01\x12\x18\n\x14SYNCHRONIZATION_NONE\x10\x02\x12\x1c\n\x18SYNCHRONIZATION_ON_WRITE\x10\x03\x12\x1b\n\x17SYNCHRONIZATION_ON_READ\x10\x04*\x8f\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GGREGATION_NONE\x10\x01\x12\x13\n\x0f\x41GGREGATION_SUM\x10\x02\x12\x14\n\x10\x41GGREGATION_MEAN\x10\x03\x12\"\n\x1e\x41GGREGATION_ONLY_FIRST_REPLICA\x10\x04*z\n\x0cVariableKind\x12\x1d\n\x19VARIABLE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13VARIABLE_KIND_MODEL\x10\x01\x12\x16\n\x12VARIABLE_KIND_SLOT\x10\x02\x12\x1a\n\x16VARIABLE_KIND_NON_SLOT\x10\x03*e\n\rEvictionOrder\x12\x1e\n\x1a\x45VICTION_ORDER_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45VICTION_ORDER_OLDEST\x10\x01\x12\x19\n\x15\x45VICTION_ORDER_RAREST\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.variable_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SYNCHRONIZATION']._serialized_start=1803
-  _globals['_SYNCHRONIZATION']._serialized_end=1964
-  _globals['_AGGREGATION']._serialized_start=1967
-  _globals['_AGGREGATION']._serialized_end=2110
-  _globals['_VARIABLEKIND']._serialized_start=2112
-  _globals['_VARIABLEKIND']._serialized_end=2234
-  _globals['_EVICTIONORDER']._serialized_start=2236
-  _globals['_EVICTIONORDER']._serialized_end=2337
+  _globals['_SYNCHRONIZATION']._serialized_start=1901
+  _globals['_SYNCHRONIZATION']._serialized_end=2062
+  _globals['_AGGREGATION']._serialized_start=2065
+  _globals['_AGGREGATION']._serialized_end=2208
+  _globals['_VARIABLEKIND']._serialized_start=2210
+  _globals['_VARIABLEKIND']._serialized_end=2332
+  _globals['_EVICTIONORDER']._serialized_start=2334
+  _globals['_EVICTIONORDER']._serialized_end=2435
   _globals['_PARTITION']._serialized_start=90
-  _globals['_PARTITION']._serialized_end=137
-  _globals['_INITIALIZER']._serialized_start=140
-  _globals['_INITIALIZER']._serialized_end=405
-  _globals['_UNIFORMRANGE']._serialized_start=407
-  _globals['_UNIFORMRANGE']._serialized_end=448
-  _globals['_NORMALSHAPE']._serialized_start=450
-  _globals['_NORMALSHAPE']._serialized_end=490
-  _globals['_TRUNCATEDNORMALSHAPE']._serialized_start=492
-  _globals['_TRUNCATEDNORMALSHAPE']._serialized_end=568
-  _globals['_TABLESPEC']._serialized_start=570
-  _globals['_TABLESPEC']._serialized_end=680
-  _globals['_DYNAMICKEYS']._serialized_start=683
-  _globals['_DYNAMICKEYS']._serialized_end=908
-  _globals['_TABLESTATISTICS']._serialized_start=910
-  _globals['_TABLESTATISTICS']._serialized_end=1027
-  _globals['_ORIGIN']._serialized_start=1029
-  _globals['_ORIGIN']._serialized_end=1122
-  _globals['_VARIABLESPEC']._serialized_start=1125
-  _globals['_VARIABLESPEC']._serialized_end=1666
-  _globals['_VARIABLEINFO']._serialized_start=1669
-  _globals['_VARIABLEINFO']._serialized_end=1800
+  _globals['_PARTITION']._serialized_end=191
+  _globals['_INTERLEAVED']._serialized_start=193
+  _globals['_INTERLEAVED']._serialized_end=235
+  _globals['_INITIALIZER']._serialized_start=238
+  _globals['_INITIALIZER']._serialized_end=503
+  _globals['_UNIFORMRANGE']._serialized_start=505
+  _globals['_UNIFORMRANGE']._serialized_end=546
+  _globals['_NORMALSHAPE']._serialized_start=548
+  _globals['_NORMALSHAPE']._serialized_end=588
+  _globals['_TRUNCATEDNORMALSHAPE']._serialized_start=590
+  _globals['_TRUNCATEDNORMALSHAPE']._serialized_end=666
+  _globals['_TABLESPEC']._serialized_start=668
+  _globals['_TABLESPEC']._serialized_end=778
+  _globals['_DYNAMICKEYS']._serialized_start=781
+  _globals['_DYNAMICKEYS']._serialized_end=1006
+  _globals['_TABLESTATISTICS']._serialized_start=1008
+  _globals['_TABLESTATISTICS']._serialized_end=1125
+  _globals['_ORIGIN']._serialized_start=1127
+  _globals['_ORIGIN']._serialized_end=1220
+  _globals['_VARIABLESPEC']._serialized_start=1223
+  _globals['_VARIABLESPEC']._serialized_end=1764
+  _globals['_VARIABLEINFO']._serialized_start=1767
+  _globals['_VARIABLEINFO']._serialized_end=1898
 # @@protoc_insertion_point(module_scope)

@@ -129,23 +129,58 @@ class Partition(google.protobuf.message.Message):
 
     FULL_SHAPE_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
+    INTERLEAVED_FIELD_NUMBER: builtins.int
     @property
     def full_shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Sizes of the whole variable."""
 
     @property
     def offset(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """First element of this part in each dimension."""
+        """First element of this part in each dimension; the others follow on it. Empty with
+        `interleaved`.
+        """
+
+    @property
+    def interleaved(self) -> global___Interleaved:
+        """Set by the creator if the parts take rows in turn. Absent for a part whose rows follow
+        on each other. A server of an older release finds no offset, and refuses the variable.
+        """
 
     def __init__(
         self,
         *,
         full_shape: collections.abc.Iterable[builtins.int] | None = ...,
         offset: collections.abc.Iterable[builtins.int] | None = ...,
+        interleaved: global___Interleaved | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["full_shape", b"full_shape", "offset", b"offset"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["interleaved", b"interleaved"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["full_shape", b"full_shape", "interleaved", b"interleaved", "offset", b"offset"]) -> None: ...
 
 global___Partition = Partition
+
+@typing.final
+class Interleaved(google.protobuf.message.Message):
+    """The rows `part`, `part` + `parts`, `part` + 2 * `parts` and so on of the whole, in this
+    order: row r of the whole is row r / `parts`, rounded down, of part r % `parts`.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    """Which part this is, from 0."""
+    parts: builtins.int
+    """How many parts there are, at least 1."""
+    def __init__(
+        self,
+        *,
+        part: builtins.int = ...,
+        parts: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "parts", b"parts"]) -> None: ...
+
+global___Interleaved = Interleaved
 
 @typing.final
 class Initializer(google.protobuf.message.Message):

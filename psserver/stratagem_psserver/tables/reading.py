@@ -11,6 +11,7 @@ from stratagem_proto.checkpoint.companions import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.tables import TablePart, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.division import PartRows
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -71,22 +72,16 @@ def _slot_spec(spec: VariableSpec, whole: Whole, slot: Whole) -> VariableSpec:
     )
 
 
-def _first_row(spec: VariableSpec) -> int:
-    return spec.partition.offset[0] if spec.partition.offset else 0
-
-
 def _read_all(
     checkpoint: Checkpoint, table: Table, arenas: list[Arena], sources: Sequence[Whole]
 ) -> None:
-    spec = table.value.initial.spec
-    first, count = _first_row(spec), spec.tensor.shape[0]
-    keys = torch.arange(count)
+    part = PartRows.of(table.value.initial.spec)
+    keys = torch.arange(part.count)
     table.adopt(arenas, [keys, torch.zeros_like(keys)], TableHistory())
     for arena, source in zip(table.arenas, sources, strict=True):
         at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, arena.row_bytes))
-        for start in range(0, count, at_once):
-            stop = min(start + at_once, count)
-            table.fill(arena, start, source.read_rows(checkpoint, first + start, first + stop))
+        for start in range(0, part.count, at_once):
+            table.fill(arena, start, source.read_part(checkpoint, part.some(start, at_once)))
 
 
 @dataclass(frozen=True)
@@ -135,25 +130,20 @@ def _concerned(spec: VariableSpec, whole: WholeTable) -> list[TablePart]:
     if whole.is_dynamic:
         same = len(parts) == max(1, keys.parts)
         return [parts[keys.part]] if same else list(parts)
-    first = _first_row(spec)
-    stop = first + spec.tensor.shape[0]
-    return [
-        part
-        for part in parts
-        if part.row < stop and first < part.row + part.table.spec.tensor.shape[0]
-    ] or list(parts[:1])
+    mine = PartRows.of(spec)
+    return [part for part in parts if part.rows.shared(mine)[0]] or list(parts[:1])
 
 
 def _shares(
     checkpoint: Checkpoint, spec: VariableSpec, parts: Sequence[TablePart]
 ) -> Iterator[_Share]:
     latest = max(part.history.writes for part in parts)
-    first = _first_row(spec)
+    mine = PartRows.of(spec)
     for part in parts:
         keys = part.keys(checkpoint)
         positions = _is_mine(spec, keys).nonzero().squeeze(1)
         behind = latest - part.history.writes
-        yield _Share(part, positions, keys[positions] - first, behind)
+        yield _Share(part, positions, mine.local(keys[positions]), behind)
 
 
 def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
@@ -161,8 +151,7 @@ def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
     if spec.table.HasField("dynamic"):
         dynamic = spec.table.dynamic
         return part_of_keys(keys, max(1, dynamic.parts)) == dynamic.part
-    first = _first_row(spec)
-    return (keys >= first) & (keys < first + spec.tensor.shape[0])
+    return PartRows.of(spec).has(keys)
 
 
 def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from stratagem_proto.division import is_part
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.programs.narrow_rows import NARROW, stored_dtype
@@ -95,19 +96,17 @@ def check_partition(spec: VariableSpec) -> None:
     Raises:
         InvalidArgumentError: It does not.
     """
-    if not spec.HasField("partition"):
+    if not spec.HasField("partition") or is_part(spec):
         return
-    part, shape = spec.partition, spec.tensor.shape
-    fits = len(part.full_shape) == len(part.offset) == len(shape) and all(
-        0 <= offset <= full - size
-        for full, offset, size in zip(part.full_shape, part.offset, shape, strict=True)
+    part, shape = spec.partition, list(spec.tensor.shape)
+    where = f"at {list(part.offset)}"
+    if part.HasField("interleaved"):
+        where = f"with number {part.interleaved.part} of {part.interleaved.parts}"
+    raise InvalidArgumentError(
+        f"variable {spec.name!r} of shape {shape} {where} "
+        f"is not a part of a variable of shape {list(part.full_shape)}",
+        variable=spec.name,
     )
-    if not fits:
-        raise InvalidArgumentError(
-            f"variable {spec.name!r} of shape {list(shape)} at {list(part.offset)} "
-            f"is not a part of a variable of shape {list(part.full_shape)}",
-            variable=spec.name,
-        )
 
 
 def check_origin(spec: VariableSpec) -> None:

@@ -11,6 +11,7 @@ from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.checkpoint.whole import Whole, whole_name
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.reading import read_table
@@ -99,8 +100,7 @@ def _read(
 def _rows(checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bool) -> torch.Tensor:
     if not is_split or not spec.HasField("partition"):
         return whole.read(checkpoint)
-    start = spec.partition.offset[0]
-    return whole.read_rows(checkpoint, start, start + spec.tensor.shape[0])
+    return whole.read_part(checkpoint, PartRows.of(spec))
 
 
 def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, RowIndexError
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
@@ -194,8 +195,10 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     count = variable.spec.tensor.shape[0]
     lowest, highest = map(int, rows.aminmax())
     if lowest < 0 or highest >= count:
+        is_part = variable.spec.HasField("partition")
+        which = f", {PartRows.of(variable.spec)} of the whole on" if is_part else ""
         raise RowIndexError(
             f"rows {lowest} to {highest} of {variable.name!r} were asked for; it has "
-            f"{count} rows, from 0",
+            f"{count} rows, from 0{which}",
             variable=variable.name,
         )

@@ -18,6 +18,7 @@ layouts = st.lists(st.integers(0, 5), min_size=1, max_size=5).map(
     lambda sizes: Layout(tuple(sizes))
 )
 filled = layouts.filter(lambda layout: layout.total > 0)
+in_turn = st.builds(Layout.in_turn, st.integers(1, 40), st.integers(1, 7))
 
 
 def whole_of(layout: Layout) -> torch.Tensor:
@@ -36,10 +37,27 @@ def test_rows_are_divided_as_evenly_as_possible(rows: int, shards: int) -> None:
 @given(layout=layouts)
 def test_shards_follow_on_each_other(layout: Layout) -> None:
     whole = whole_of(layout)
-    assert torch.equal(torch.cat([rows.of(whole) for rows in layout.shards]), whole)
+    assert torch.equal(torch.cat([rows.select(whole) for rows in layout.shards]), whole)
 
 
-@given(data=st.data(), layout=filled)
+@given(layout=layouts | in_turn)
+def test_shards_are_joined_to_the_whole(layout: Layout) -> None:
+    whole = whole_of(layout)
+    shards = [rows.select(whole) for rows in layout.shards]
+    assert [len(shard) for shard in shards] == list(layout.sizes)
+    assert torch.equal(layout.join(shards), whole)
+
+
+@given(layout=in_turn)
+def test_each_row_goes_to_the_shard_after_that_of_the_row_before_it(layout: Layout) -> None:
+    routed = layout.route(torch.arange(layout.total))
+    count = len(layout.sizes)
+    for number, one in enumerate(routed):
+        assert one.positions.tolist() == list(range(number, layout.total, count))
+        assert one.rows.tolist() == list(range(layout.sizes[number]))
+
+
+@given(data=st.data(), layout=filled | in_turn)
 def test_rows_come_back_in_the_order_asked(data: st.DataObject, layout: Layout) -> None:
     numbers = st.integers(0, layout.total - 1)
     rows = torch.tensor(data.draw(st.lists(numbers)), dtype=torch.int64)
@@ -47,7 +65,7 @@ def test_rows_come_back_in_the_order_asked(data: st.DataObject, layout: Layout) 
     if data.draw(st.booleans()):
         rows = rows.sort().values
     routed = layout.route(rows)
-    shards = [rows.of(whole) for rows in layout.shards]
+    shards = [rows.select(whole) for rows in layout.shards]
     parts = [shard[one.rows] for shard, one in zip(shards, routed, strict=True)]
     assert torch.equal(merge(parts, routed), whole[rows])
 
@@ -60,7 +78,7 @@ def test_slices_of_shards_make_up_the_slice_of_the_whole(
     step = data.draw(st.none() | st.integers(1, 4))
     rows = range(layout.total)[data.draw(edge) : data.draw(edge) : step]
     whole = whole_of(layout)
-    shards = [one.of(whole) for one in layout.shards]
+    shards = [one.select(whole) for one in layout.shards]
     pieces = [shards[number][piece] for number, piece in layout.slices(rows)]
     assert torch.equal(torch.cat([whole[:0], *pieces]), whole[list(rows)])
 

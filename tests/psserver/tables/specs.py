@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from stratagem_proto.division import PartRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     DynamicKeys,
     Initializer,
     NormalShape,
-    Partition,
     TableSpec,
     UniformRange,
     VariableSpec,
@@ -62,20 +62,17 @@ def made(spec: VariableSpec) -> VariableSpec:
     return dense
 
 
-def parts(spec: VariableSpec, number: int) -> list[VariableSpec]:
+def parts(spec: VariableSpec, number: int, is_interleaved: bool = False) -> list[VariableSpec]:
     """A variable divided into parts along its first dimension, the larger first."""
-    rows = spec.tensor.shape[0]
-    specs, start = [], 0
+    specs = []
     for index in range(number):
-        size = rows // number + (index < rows % number)
+        rows = PartRows.of_shard(spec.tensor.shape[0], index, number, is_interleaved)
         part = VariableSpec()
         part.CopyFrom(spec)
         part.name = f"{spec.name}/part_{index}"
-        part.tensor.shape[0] = size
-        offset = [start] + [0] * (len(spec.tensor.shape) - 1)
-        part.partition.CopyFrom(Partition(full_shape=spec.tensor.shape, offset=offset))
+        part.tensor.shape[0] = rows.count
+        part.partition.CopyFrom(rows.partition(spec.tensor.shape))
         specs.append(part)
-        start += size
     return specs
 
 

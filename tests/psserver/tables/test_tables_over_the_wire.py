@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stratagem_deploy.processes.process import import_path
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -118,10 +119,12 @@ def test_rows_of_a_huge_table_are_read_assigned_and_stepped(client: RawClient) -
     assert statistics(client, "users").rows == 3
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_tables_train_alike_in_any_number_of_parts(client: RawClient, number: int) -> None:
+@pytest.mark.parametrize(("number", "in_turn"), [(1, False), (3, False), (3, True)])
+def test_tables_train_alike_in_any_number_of_parts(
+    client: RawClient, number: int, in_turn: bool
+) -> None:
     whole = table_spec("items", (1_000_000_000, 4))
-    specs = parts(whole, number) if number > 1 else [whole]
+    specs = parts(whole, number, in_turn) if number > 1 else [whole]
     client.create_as(specs, [])
     rows = torch.arange(0, 1_000_000_000, 12_345_678)
     parameter = torch.nn.Parameter(InitialValues(whole).rows(rows))
@@ -133,11 +136,9 @@ def test_tables_train_alike_in_any_number_of_parts(client: RawClient, number: in
         )
         local.step()
         update_rows(client, ADAGRAD, shared_out(specs, rows, values))
-    found = [
-        read_rows(client, spec.name, *mine)
-        for spec, (mine, _) in zip(specs, shared_out(specs, rows, values).values(), strict=True)
-    ]
-    assert torch.equal(torch.cat(found), parameter)
+    for spec, (mine, _) in zip(specs, shared_out(specs, rows, values).values(), strict=True):
+        read = read_rows(client, spec.name, *mine)
+        assert torch.equal(read, parameter[PartRows.of(spec).has(rows)])
 
 
 def shared_out(
@@ -145,10 +146,19 @@ def shared_out(
 ) -> dict[str, tuple[list[int], torch.Tensor]]:
     shares = {}
     for spec in specs:
-        first = spec.partition.offset[0] if spec.partition.offset else 0
-        mine = (rows >= first) & (rows < first + spec.tensor.shape[0])
-        shares[spec.name] = ((rows[mine] - first).tolist(), values[mine])
+        part = PartRows.of(spec)
+        mine = part.has(rows)
+        shares[spec.name] = (part.local(rows[mine]).tolist(), values[mine])
     return shares
+
+
+def test_a_row_that_a_part_has_not_is_told_with_those_of_the_whole_that_it_has(
+    client: RawClient,
+) -> None:
+    specs = parts(table_spec("items", (7, 4)), 2, is_interleaved=True)
+    client.create_as(specs, [])
+    with pytest.raises(RowIndexError, match="it has 3 rows, from 0, every 2 rows from row 1 of"):
+        read_rows(client, "items/part_1", 3)
 
 
 def test_keys_of_a_dynamic_table_are_any_numbers(client: RawClient) -> None:

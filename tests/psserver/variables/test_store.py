@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -112,6 +113,17 @@ def test_a_model_variable_has_no_owner(store: VariableStore) -> None:
     spec.slot_of = "dense.weight"
     with pytest.raises(InvalidArgumentError, match="SLOT"):
         store.create([spec], [VALUE])
+
+
+def test_a_part_of_those_that_take_rows_in_turn_has_as_many_as_it_says() -> None:
+    spec = model_spec("w", VALUE)
+    for rows, fits in ((4, True), (5, False)):
+        spec.partition.CopyFrom(PartRows(1, 2, 2).partition((rows + 1, 3)))
+        if fits:
+            VariableStore().create([spec], [VALUE])
+            continue
+        with pytest.raises(InvalidArgumentError, match="number 1 of 2 is not a part"):
+            VariableStore().create([spec], [VALUE])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from stratagem._core.namesakes import (
 from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import AlreadyExistsError, AttachmentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
@@ -194,7 +195,8 @@ def traits(spec: VariableSpec) -> tuple[object, ...]:
         tensor.dtype,
         tuple(tensor.shape),
         tuple(spec.partition.full_shape),
-        tuple(spec.partition.offset),
+        # Those of tables follow what the servers have.
+        None if spec.HasField("table") else PartRows.of(spec),
     )
 
 
@@ -205,8 +207,29 @@ def described(spec: VariableSpec) -> str:
     part = f"{dtype}, shape {tuple(spec.tensor.shape)}"
     if spec.HasField("partition"):
         whole = tuple(spec.partition.full_shape)
-        part += f" from row {spec.partition.offset[0]} of {whole}"
+        part += f" {PartRows.of(spec)} of {whole}"
     return f"{spec.name!r} ({part}{owner})"
+
+
+def follow(variables: Sequence[RemoteVariable], found: Sequence[Found]) -> None:
+    """Let tables be placed and divided as they are on the servers already.
+
+    An earlier release divided them in another way, and put them elsewhere.
+
+    Raises:
+        AttachmentError: The parts of a table are not divided in one way.
+    """
+    pairs = list(zip(variables, found, strict=True))
+    for variable, one in pairs:
+        variable.follow(one.server, one.spec)
+    for variable, one in pairs:
+        if variable.spec.partition != one.spec.partition:
+            raise AttachmentError(
+                f"the servers have {described(one.spec)}, where the other parts of the table leave "
+                f"{described(variable.spec)}; restart the servers to begin anew, or restore a "
+                "checkpoint",
+                variable=variable.name,
+            )
 
 
 _LOG = logging.getLogger("stratagem")
@@ -235,8 +258,14 @@ class EarlierRun:
         found = self._found
         kept = [one for one in wanted if one.place.ordinal in found]
         self._require_free(found, wanted)
-        for variable in kept:
-            self._require_equal(found[variable.place.ordinal], variable)
+        those = [found[variable.place.ordinal] for variable in kept]
+        for one, variable in zip(those, kept, strict=True):
+            if traits(one.spec) != traits(variable.spec):
+                raise self._difference(one, variable.spec)
+        follow(kept, those)
+        for one, variable in zip(those, kept, strict=True):
+            if one.server != variable.place.server:
+                raise self._difference(one, variable.spec)
         self._refuse(exchanged(origins_of(one.spec for one in kept), self._origins()))
         return kept
 
@@ -334,11 +363,6 @@ class EarlierRun:
 
     def _key(self, server: int, name: str) -> tuple[str, str]:
         return self._store.servers.addresses[server], name
-
-    def _require_equal(self, found: Found, variable: RemoteVariable) -> None:
-        same_server = found.server == variable.place.server
-        if not same_server or traits(found.spec) != traits(variable.spec):
-            raise self._difference(found, variable.spec)
 
     def _difference(self, found: Found, ours: VariableSpec) -> AttachmentError:
         return AttachmentError(

@@ -15,7 +15,7 @@ from stratagem._core.namesakes import Origin
 from stratagem._core.variables.initial_values import require_dense
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun
+from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun, follow
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.placement import Demand, Place, Placement, server_device
@@ -170,11 +170,12 @@ class RemoteCreation:
 
     def _attach(self, variables: Sequence[RemoteVariable]) -> None:
         found = self._attachment.attach([variable.spec for variable in variables], self._mine)
+        follow(variables, found)
         for variable, one in zip(variables, found, strict=True):
             if self._trains:
                 _require_same_server(variable, one.server)
-            else:
-                self._store.servers.require_visible(one.server)
+            self._store.servers.require_visible(one.server)
+            if not self._trains:
                 variable.place = Place(one.server, one.spec.ordinal)
         if not self._trains:
             # Who trains runs the chief's program, which warns.
@@ -206,7 +207,7 @@ def placed_parameter(
     parts = [
         creation.placed(
             replace(traits, name=shard_name(adoption.name, number)),
-            rows.of(parameter.detach()),
+            rows.select(parameter.detach()),
             Owner(path, Shard(rows, tuple(parameter.shape))),
         )
         for number, rows in enumerate(layout.shards)

@@ -12,12 +12,13 @@ from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._parameter_server.variables.placement import Place
-from stratagem._parameter_server.variables.shards import Routed, merge
+from stratagem._parameter_server.variables.shards import Layout, Routed, merge
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InternalError
-from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
+from stratagem_proto.v1.variable_pb2 import Initializer, Partition, TableSpec, VariableSpec
 
 if TYPE_CHECKING:
     from stratagem._hosting.modules.hosted_parameter import HostedParameter
@@ -35,6 +36,30 @@ class LazyRows(NamedTuple):
 
     initializer: Initializer
     table: TableSpec
+
+
+class TablePart(NamedTuple):
+    """Which part of a table one is.
+
+    Attributes:
+        layout: How the table is divided, which all its parts share.
+        number: Which of these parts it is.
+        row_shape: The shape of a row.
+    """
+
+    layout: Layout
+    number: int
+    row_shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> PartRows:
+        """Its rows."""
+        return self.layout.shards[self.number]
+
+    @property
+    def message(self) -> Partition:
+        """How servers know it."""
+        return self.rows.partition((self.layout.total, *self.row_shape))
 
 
 class TableShard(RemoteVariable):
@@ -99,6 +124,13 @@ class TableShard(RemoteVariable):
     def show_in(self, hosted: HostedParameter) -> None:
         """Drop the initial value, which is on the server now."""
         self._own_leaf = self._nothing
+
+    def follow(self, server: int, spec: VariableSpec) -> None:
+        """Let the table be divided as it is on the servers, which may be in another way."""
+        part = self._owner.shard
+        if isinstance(part, TablePart):
+            part.layout.follow(spec.partition.HasField("interleaved"))
+        self.place = Place(server, self.place.ordinal)
 
     def writing(self, write: Write, value: Any) -> Writing:
         if not self.is_dense and not isinstance(value, IndexedSlices):

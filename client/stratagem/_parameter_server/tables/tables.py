@@ -24,12 +24,12 @@ from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, 
 from stratagem._parameter_server.tables.initial_rows import InitialRows
 from stratagem._parameter_server.tables.parameter import TableParameter, TableView
 from stratagem._parameter_server.tables.recording import AllocationRecorder, taken_rows
-from stratagem._parameter_server.tables.shard import LazyRows, TableShard
+from stratagem._parameter_server.tables.shard import LazyRows, TablePart, TableShard
 from stratagem._parameter_server.tables.variable import Loading, TableAccess, TableVariable
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
-from stratagem._parameter_server.variables.variable import Owner, Shard
+from stratagem._parameter_server.variables.variable import Owner
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import TableSpec
 from stratagem_proto.wire.tensors import encode_dtype
@@ -140,7 +140,7 @@ class Tables:
             return self._partitioning.layout(parameter.shape, parameter.dtype)
         rows, nbytes = parameter.shape[0], parameter.shape.numel() * parameter.itemsize
         most = min(len(self._store.servers), rows)
-        return Layout.div(rows, max(1, min(most, nbytes // _LEAST_SHARD_BYTES)))
+        return Layout.in_turn(rows, max(1, min(most, nbytes // _LEAST_SHARD_BYTES)))
 
     def _demand(self, parameter: TableParameter, part: _Part) -> Demand:
         if part.spec is None:
@@ -265,7 +265,7 @@ class _Part(NamedTuple):
     """
 
     suffix: str
-    shard: Shard | None
+    shard: TablePart | None
     value: torch.Tensor
     spec: TableSpec | None
 
@@ -275,10 +275,14 @@ def _parts(layout: Layout, contents: torch.Tensor, limits: KeyLimits | None) -> 
     specs = [limits.of_part(n, count) if limits else None for n in range(count)]
     if count == 1:
         return [_Part("", None, contents, specs[0])]
-    shards = [Shard(rows, tuple(contents.shape)) for rows in layout.shards]
     return [
-        _Part(shard_name("", number), shard, shard.rows.of(contents), specs[number])
-        for number, shard in enumerate(shards)
+        _Part(
+            shard_name("", number),
+            TablePart(layout, number, tuple(contents.shape[1:])),
+            rows.select(contents),
+            specs[number],
+        )
+        for number, rows in enumerate(layout.shards)
     ]
 
 

@@ -267,7 +267,7 @@ class TableVariable(SplitVariable):
             values = self._shares(value)
         else:
             whole = operand(self, value).detach()
-            values = [rows.of(whole) for rows in self.layout.shards]
+            values = [rows.select(whole) for rows in self.layout.shards]
         pairs = zip(self.parts, values, strict=True)
         self.store.table_changes += 1
         self.store.write({part: part.writing(write, one) for part, one in pairs})

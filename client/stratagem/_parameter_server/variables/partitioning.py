@@ -11,7 +11,8 @@ import torch
 
 from stratagem._core.tensors.operators import TensorStandIn
 from stratagem._core.variables.initial_values import initial_tensor
-from stratagem._parameter_server.variables.shards import Layout, Rows
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("stratagem")
@@ -99,7 +100,7 @@ class Partitioning:
             return [whole]
         if not made and whole.numel() > _LARGE:
             _warn_of_size(whole.numel())
-        return [rows.of(whole) for rows in layout.shards]
+        return [rows.select(whole) for rows in layout.shards]
 
 
 def shard_name(variable: str, number: int) -> str:
@@ -117,17 +118,17 @@ def _made_by_shard(
     for rows in layout.shards:
         if whole is None:
             value = initial_tensor(_made(make, _info(shape, rows)), dtype, None)
-            if value.shape == (rows.size, *shape[1:]):
+            if value.shape == (rows.count, *shape[1:]):
                 values.append(value)
                 continue
             whole = initial_tensor(value, dtype, shape)
-        values.append(rows.of(whole))
+        values.append(rows.select(whole))
     return values
 
 
-def _info(shape: tuple[int, ...], rows: Rows) -> ShardInfo:
+def _info(shape: tuple[int, ...], rows: PartRows) -> ShardInfo:
     inner = shape[1:]
-    return ShardInfo((rows.size, *inner), (rows.offset, *[0] * len(inner)))
+    return ShardInfo((rows.count, *inner), (rows.first, *[0] * len(inner)))
 
 
 def _made(make: Callable[..., Any], info: ShardInfo) -> Any:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from stratagem._core.tensors.indexed_slices import require_integers
 from stratagem._parameter_server.variables.shards import merge
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
 from stratagem_proto.rows import distinct
 
@@ -134,7 +135,7 @@ def embedding(
         functional.embedding(
             one.rows.to(value.device),
             value,
-            _within(shard.offset, shard.size, padding),
+            _within(shard, padding),
             sparse=sparse,
             **options,
         )
@@ -177,10 +178,8 @@ LOOKUPS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
 """What takes the place of torch's functions, by these."""
 
 
-def _within(offset: int, size: int, row: int | None) -> int | None:
-    if row is None or not offset <= row < offset + size:
-        return None
-    return row - offset
+def _within(shard: PartRows, row: int | None) -> int | None:
+    return None if row is None or row not in shard.range else shard.range.index(row)
 
 
 def _require_no_norm(table: ShardedVariable, max_norm: float | None) -> None:

@@ -183,7 +183,7 @@ class ShardedVariable(Assignable, Operators):
 
     def _written(self, write: Write, value: Any, read_value: bool) -> ShardedVariable:
         whole = operand(self, value)
-        values = [rows.of(whole) for rows in self._layout.shards]
+        values = [rows.select(whole) for rows in self._layout.shards]
         self._hooks()._write_each(write, dict(self._with(values)))
         return self
 

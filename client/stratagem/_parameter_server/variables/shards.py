@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from stratagem_proto.division import sizes_of_shards
+from stratagem_proto.division import PartRows, sizes_of_shards
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.rows import ascending_order
 
-
-class Rows(NamedTuple):
-    """Consecutive rows of a variable.
-
-    Attributes:
-        offset: The first row.
-        size: How many rows.
-    """
-
-    offset: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        """The row after the last one."""
-        return self.offset + self.size
-
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return these rows of a strided tensor, as a view."""
-        return whole.narrow(0, self.offset, self.size)
+_FEW_SHARDS = 4
+"""For so many, a look at all rows for each takes less time than sorting them does."""
 
 
 class Routed(NamedTuple):
@@ -80,15 +61,21 @@ class RowCoding(NamedTuple):
     firsts: Sequence[int]
 
 
-@dataclass(frozen=True)
 class Layout:
-    """Which shard has which rows: each has some that follow on those before it.
+    """Which shard has which rows.
 
-    Attributes:
+    Each shard has some that follow on those of the shard before it, or they take rows in turn.
+
+    Args:
         sizes: Number of rows of each shard.
+        is_interleaved: Whether they take rows in turn. Then the shards that have one row more come
+            first.
     """
 
-    sizes: tuple[int, ...]
+    def __init__(self, sizes: tuple[int, ...], is_interleaved: bool = False) -> None:
+        self.sizes = sizes
+        self.total = sum(sizes)
+        self.follow(is_interleaved)
 
     @classmethod
     def div(cls, rows: int, shards: int) -> Layout:
@@ -102,27 +89,49 @@ class Layout:
         """
         return cls(sizes_of_shards(rows, shards))
 
+    @classmethod
+    def in_turn(cls, rows: int, shards: int) -> Layout:
+        """Return the layout by which shards take rows in turn.
+
+        Popular rows, which have low numbers in most vocabularies, are then spread over all shards.
+        """
+        return cls(sizes_of_shards(rows, shards), is_interleaved=shards > 1)
+
+    def follow(self, is_interleaved: bool) -> None:
+        """Divide rows in the way in which they are divided on the servers already."""
+        self.is_interleaved = is_interleaved
+        if is_interleaved:
+            count = len(self.sizes)
+            self.shards = [PartRows(n, size, count) for n, size in enumerate(self.sizes)]
+            stride = max(self.sizes)
+            starts = range(0, count * stride, stride)
+            coding = RowCoding(self.total, count * stride, count, stride, starts, range(count))
+        else:
+            offsets = [*accumulate(self.sizes[:-1], initial=0)]
+            self.shards = list(map(PartRows, offsets, self.sizes))
+            coding = RowCoding(self.total, self.total, 1, 0, offsets, offsets)
+        self._coding = coding
+
     @property
-    def total(self) -> int:
-        """Number of rows of all shards."""
-        return sum(self.sizes)
+    def coding(self) -> RowCoding | None:
+        """How rows are numbered by shards; None if there may be any keys."""
+        return self._coding
 
     @property
     def is_div(self) -> bool:
         """Whether it is what `div` returns."""
-        return self == Layout.div(self.total, len(self.sizes))
+        return not self.is_interleaved and self.sizes == sizes_of_shards(
+            self.total, len(self.sizes)
+        )
 
-    @property
-    def shards(self) -> tuple[Rows, ...]:
-        """The rows of each shard."""
-        offsets = accumulate(self.sizes[:-1], initial=0)
-        return tuple(map(Rows, offsets, self.sizes))
-
-    @cached_property
-    def coding(self) -> RowCoding | None:
-        """How rows are numbered by shards; None if there may be any keys."""
-        offsets = [shard.offset for shard in self.shards]
-        return RowCoding(self.total, self.total, 1, 0, offsets, offsets)
+    def join(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the whole of which these are the shards."""
+        if not self.is_interleaved:
+            return torch.cat(list(values))
+        whole = values[0].new_empty(self.total, *values[0].shape[1:])
+        for rows, value in zip(self.shards, values, strict=True):
+            rows.select(whole).copy_(value)
+        return whole
 
     def route(self, rows: torch.Tensor) -> list[Routed]:
         """Return for each shard which of some rows it has; repeated ones stay so.
@@ -135,23 +144,38 @@ class Layout:
         """
         rows = rows.to("cpu", torch.int64)
         self._require_rows(rows)
-        shards = self.shards
-        if len(shards) == 1:
+        if len(self.shards) == 1:
             return [Routed(torch.arange(len(rows)), rows, 0)]
-        ends = torch.tensor([shard.end for shard in shards])
+        if self.is_interleaved:
+            return self._route_in_turn(rows)
+        ends = torch.tensor([shard.range.stop for shard in self.shards])
         if _ascends(rows):
             # Those of lookups do.
             before = [0, *torch.searchsorted(rows, ends).tolist()]
             return [
-                Routed(torch.arange(start, end), rows[start:end] - shard.offset, start)
-                for shard, (start, end) in zip(shards, pairwise(before), strict=True)
+                Routed(torch.arange(start, end), rows[start:end] - shard.first, start)
+                for shard, (start, end) in zip(self.shards, pairwise(before), strict=True)
             ]
         owners = torch.bucketize(rows, ends, right=True)
         order = ascending_order(owners)
-        counts = torch.bincount(owners, minlength=len(shards)).tolist()
-        rows = rows[order]
-        shares = zip(order.split(counts), rows.split(counts), shards, strict=True)
-        return [Routed(positions, share - shard.offset) for positions, share, shard in shares]
+        counts = torch.bincount(owners, minlength=len(self.shards)).tolist()
+        shares = zip(order.split(counts), rows[order].split(counts), self.shards, strict=True)
+        return [Routed(positions, shard.local(share)) for positions, share, shard in shares]
+
+    def _route_in_turn(self, rows: torch.Tensor) -> list[Routed]:
+        # numpy is several times as fast here as torch.
+        count, numbers = len(self.shards), rows.numpy()
+        places = numbers // count
+        owners = (numbers - places * count).astype(np.min_scalar_type(count))
+        if count <= _FEW_SHARDS:
+            positions = [np.flatnonzero(owners == number) for number in range(count)]
+        else:
+            counts = np.bincount(owners, minlength=count)
+            order = owners.argsort(kind="stable")
+            positions = np.split(order, counts.cumsum()[:-1])
+        return [
+            Routed(torch.from_numpy(some), torch.from_numpy(places[some])) for some in positions
+        ]
 
     def _require_rows(self, rows: torch.Tensor) -> None:
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.total:
@@ -161,13 +185,17 @@ class Layout:
             )
 
     def slices(self, rows: range) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each shard that has any of these ascending rows, and their slice."""
+        """Yield the number of each shard that has any of these ascending rows, and their slice.
+
+        They are in the order of the rows, which shards that take rows in turn are not.
+        """
+        assert not self.is_interleaved
         for number, shard in enumerate(self.shards):
-            first = _first_from(rows, shard.offset)
-            last = _first_from(rows, shard.end)
+            first = _first_from(rows, shard.first)
+            last = _first_from(rows, shard.range.stop)
             if first < last:
-                start = rows[first] - shard.offset
-                yield number, slice(start, rows[last - 1] - shard.offset + 1, rows.step)
+                start = rows[first] - shard.first
+                yield number, slice(start, rows[last - 1] - shard.first + 1, rows.step)
 
 
 def _first_from(rows: range, bound: int) -> int:

@@ -68,7 +68,7 @@ class SplitVariable(Variable):
             return
         whole = operand(self, value)
         for part, rows in zip(self.parts, self.layout.shards, strict=True):
-            part._write(write, rows.of(whole))
+            part._write(write, rows.select(whole))
 
     def _shares(self, slices: IndexedSlices) -> list[IndexedSlices]:
         return [IndexedSlices(*one) for one in self._divided(slices.values, slices.indices)]
@@ -88,7 +88,7 @@ class SplitVariable(Variable):
         values, rows = values_of_rows(gradient)
         if rows is not None:
             return self._divided(values, rows)
-        return [(shard.of(values), None) for shard in self.layout.shards]
+        return [(shard.select(values), None) for shard in self.layout.shards]
 
 
 def joined_slots(
@@ -100,10 +100,10 @@ def joined_slots(
     """
     parts = parts_of(variable)
     first = slots[parts[0]]
-    if len(parts) == 1:
+    if not isinstance(variable, SplitVariable) or len(parts) == 1:
         return first
     return {
-        key: torch.cat([slots[part][key] for part in parts])
+        key: variable.layout.join([slots[part][key] for part in parts])
         if value.shape[:1] == parts[0].shape[:1]
         else value
         for key, value in first.items()
@@ -116,7 +116,7 @@ def divided_slots(variable: Variable, slots: Slots) -> list[Slots]:
         return [slots]
     return [
         {
-            key: rows.of(value) if value.shape[:1] == variable.shape[:1] else value
+            key: rows.select(value) if value.shape[:1] == variable.shape[:1] else value
             for key, value in slots.items()
         }
         for rows in variable.layout.shards

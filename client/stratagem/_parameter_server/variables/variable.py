@@ -18,10 +18,10 @@ from stratagem._core.variables.initial_values import operand
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
-from stratagem._parameter_server.variables.shards import Rows
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -92,6 +92,21 @@ MODES: dict[Write, AssignMode.ValueType] = {
 """What servers call the ways to write."""
 
 
+class AnyShard(Protocol):
+    """Which part of a larger variable one is.
+
+    Attributes:
+        rows: Its rows.
+        message: How servers know it.
+    """
+
+    @property
+    def rows(self) -> PartRows: ...
+
+    @property
+    def message(self) -> Partition: ...
+
+
 class Shard(NamedTuple):
     """Which part of a larger variable one is.
 
@@ -100,14 +115,13 @@ class Shard(NamedTuple):
         shape: The shape of the whole.
     """
 
-    rows: Rows
+    rows: PartRows
     shape: tuple[int, ...]
 
     @property
     def message(self) -> Partition:
         """How servers know it."""
-        offset = [self.rows.offset, *[0] * (len(self.shape) - 1)]
-        return Partition(full_shape=self.shape, offset=offset)
+        return self.rows.partition(self.shape)
 
 
 class Owner(NamedTuple):
@@ -119,7 +133,7 @@ class Owner(NamedTuple):
     """
 
     module_path: str = ""
-    shard: Shard | None = None
+    shard: AnyShard | None = None
 
 
 NO_OWNER = Owner()
@@ -211,7 +225,7 @@ class RemoteVariable(Variable):
             return self._own_leaf
         parameter, shard = self._hosted.leaves[0], self._owner.shard
         # Detached, rows still share what counts the writes to the parameter.
-        return parameter if shard is None else shard.rows.of(parameter.detach())
+        return parameter if shard is None else shard.rows.select(parameter.detach())
 
     @property
     def whole(self) -> torch.Tensor:
@@ -260,6 +274,12 @@ class RemoteVariable(Variable):
                 "make another one",
                 variable=self.name,
             )
+
+    def follow(self, server: int, spec: VariableSpec) -> None:
+        """Be where servers have it already, and divided in the way that they describe.
+
+        Only tables are; others have to be found where this program expects them.
+        """
 
     def end(self) -> None:
         """Note that the servers have deleted it; a module keeps what it has."""
