@@ -69,8 +69,8 @@ class PartRows:
         return Partition(full_shape=shape, offset=[self.first, *[0] * (len(shape) - 1)])
 
     @property
-    def range(self) -> range:
-        """The rows."""
+    def numbers(self) -> range:
+        """The numbers of the rows in the whole variable."""
         return range(self.first, self.first + self.count * self.step, self.step)
 
     def some(self, start: int, count: int) -> PartRows:
@@ -111,7 +111,7 @@ class PartRows:
         apart, has_none = divmod(other.first - self.first, common)
         found = self.first + self.step * (apart * pow(self.step // common, -1, others) % others)
         found += -((found - max(self.first, other.first)) // step) * step
-        stop = min(self.range.stop, other.range.stop)
+        stop = min(self.numbers.stop, other.numbers.stop)
         count = 0 if has_none else len(range(found, stop, step))
         return _numbers(self, found, step, count), _numbers(other, found, step, count)
 
@@ -132,7 +132,7 @@ def are_all(parts: Sequence[PartRows], rows: int) -> bool:
     if step > 1:
         wanted = [PartRows.of_shard(rows, number, step, True) for number in range(count)]
         return count == step and list(parts) == wanted
-    firsts, ends = [part.first for part in parts], [part.range.stop for part in parts]
+    firsts, ends = [part.first for part in parts], [part.numbers.stop for part in parts]
     return all(part.step == 1 for part in parts) and [0, *ends] == [*firsts, rows]
 
 

@@ -156,7 +156,7 @@ class WholeTable(Whole):
         """Return some rows; those that were never written have their initial values."""
         self._require_fixed()
         self._require_rows(rows)
-        value = InitialValues(self.spec).of_range(rows.range)
+        value = InitialValues(self.spec).of_range(rows.numbers)
         value.copy_(nearest(value, stored_dtype(self.spec)))
         for part in self.parts:
             keys = part.keys(checkpoint)

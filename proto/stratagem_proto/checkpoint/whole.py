@@ -113,9 +113,9 @@ class Whole:
 
     def _require_rows(self, rows: PartRows) -> None:
         count = self.shape[0] if self.shape else 1
-        start, stop = rows.range.start, rows.range.stop
+        start, stop = rows.numbers.start, rows.numbers.stop
         if rows.count and rows.step > 1:
-            stop = rows.range[-1] + 1
+            stop = rows.numbers[-1] + 1
         if not 0 <= start <= stop <= count:
             raise RowIndexError(
                 f"{self.name!r} has {count} rows in the checkpoint; rows {start} to "

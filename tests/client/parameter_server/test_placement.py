@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,40 @@ def test_what_grows_is_balanced_by_itself() -> None:
     places = Balanced(range(2))
     demands = [Demand(1000, grows=True), Demand(5), Demand(4), Demand(9, grows=True)]
     assert [places.next(one).server for one in demands] == [0, 0, 1, 1]
+
+
+def looked_up(nbytes: int, parts: int = 1) -> Demand:
+    return Demand(nbytes, grows=True, lookups=Fraction(1, parts))
+
+
+def test_tables_take_turns_by_their_lookups_whatever_lies_between_them() -> None:
+    places = RoundRobin(range(3))
+    dense, small = Demand(8), looked_up(100)
+    demands = [small, dense, dense, small, dense, looked_up(100, 2), looked_up(100, 2), small]
+    assert [places.next(one).server for one in demands] == [0, 1, 2, 1, 1, 2, 2, 0]
+
+
+@given(parts=st.lists(st.integers(1, 3)))
+def test_servers_differ_by_the_lookups_of_one_table_at_most(parts: list[int]) -> None:
+    for make in (RoundRobin, Balanced):
+        places, lookups = make(range(3)), [Fraction(0)] * 3
+        for count in parts:
+            for _ in range(count):
+                lookups[places.next(looked_up(1000, count)).server] += Fraction(1, count)
+        assert max(lookups) - min(lookups) <= 1
+
+
+def test_tables_are_balanced_by_their_lookups_while_their_bytes_are_few() -> None:
+    places = Balanced(range(2))
+    sizes = [2000, 10, 10, 10, 10, 10]
+    assert [places.next(looked_up(size)).server for size in sizes] == [0, 1, 1, 0, 1, 0]
+
+
+def test_large_tables_are_balanced_by_their_bytes_in_the_first_place() -> None:
+    places, gib = Balanced(range(2)), 1 << 30
+    sizes = [8, gib, 8, gib, 8, gib, 8, gib]
+    servers = [places.next(looked_up(size)).server for size in sizes]
+    assert [servers[1::2].count(server) for server in (0, 1)] == [2, 2]
 
 
 @pytest.mark.parametrize("placement", ["balanced", "round_robin"])

@@ -30,7 +30,8 @@ class Model(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.users(ids) + self.items(ids.unsqueeze(1) % HALF)
-        return found + self.names(ids % 50)
+        found += self.names(ids % 50)
+        return found
 
 
 class Training:
@@ -167,3 +168,40 @@ def test_who_comes_later_follows_the_division_that_the_servers_have(
         alone = Training(strategy)
         assert torch.equal(alone.train(3, seed=1), there)
         assert torch.equal(alone.train(3, seed=2), now)
+
+
+COLUMNS = [40_000 // rank for rank in range(1, 27)]
+"""Rows of the tables of a click model; the first four are divided, the others are whole."""
+
+
+@pytest.mark.parametrize("placement", ["round_robin", "balanced"])
+@pytest.mark.parametrize("servers", [2, 3])
+def test_servers_train_as_many_rows_as_each_other_though_popular_ids_are_low(
+    servers: int, placement: str
+) -> None:
+    with running(servers) as cluster, cluster.strategy(placement=placement) as strategy:
+        with strategy.scope():
+            model = nn.ModuleList(stratagem.nn.Embedding(rows, 16) for rows in COLUMNS)
+        optimizer = DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
+
+        def step(ids: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            pairs = list(zip(model, ids, strict=True))
+            stratagem.nn.prefetch(pairs)
+            torch.stack([table(each) for table, each in pairs]).square().sum().backward()
+            optimizer.step()
+
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(4):
+            uniform = torch.rand(26, 512, generator=generator)
+            rows = torch.tensor(COLUMNS).unsqueeze(1)
+            # Ranks by Zipf's law, of which the first is the most popular id.
+            strategy.run(step, args=((rows + 1.0).pow(uniform).long() - 1,))
+        trained = _trained_rows(strategy)
+    assert max(trained) < 1.1 * min(trained)
+
+
+def _trained_rows(strategy: ParameterServerStrategy) -> list[int]:
+    """How many rows each server has stored, which are those that were trained."""
+    listing = strategy.extended._store.listing()  # type: ignore[union-attr]
+    return [sum(info.table.rows for info in listed.variables) for listed in listing.values()]

@@ -57,9 +57,14 @@ class TablePart(NamedTuple):
         return self.layout.shards[self.number]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return (self.layout.total, *self.row_shape)
+
+    @property
     def message(self) -> Partition:
         """How servers know it."""
-        return self.rows.partition((self.layout.total, *self.row_shape))
+        return self.rows.partition(self.shape)
 
 
 class TableShard(RemoteVariable):

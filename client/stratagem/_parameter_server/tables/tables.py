@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -126,7 +127,7 @@ class Tables:
         layout = self._layout(parameter, limits)
         _require_row_dtype(adoption, parameter)
         parts = [
-            _placed_shard(creation, adoption, part, self._demand(parameter, part))
+            _placed_shard(creation, adoption, part, self._demand(parameter, part, layout))
             for part in _parts(layout, contents, limits)
         ]
         make = TableVariable if limits is None else DynamicTable
@@ -142,13 +143,15 @@ class Tables:
         most = min(len(self._store.servers), rows)
         return Layout.in_turn(rows, max(1, min(most, nbytes // _LEAST_SHARD_BYTES)))
 
-    def _demand(self, parameter: TableParameter, part: _Part) -> Demand:
+    def _demand(self, parameter: TableParameter, part: _Part, layout: Layout) -> Demand:
+        lookups = Fraction(1, len(layout.sizes))
         if part.spec is None:
             grows = isinstance(parameter.initial, InitialRows)
-            return Demand(part.value.nbytes, grows=grows)
+            return Demand(part.value.nbytes, grows=grows, lookups=lookups)
         # It has as many parts as there are servers, and nobody knows their sizes.
         servers, keys = self._store.servers.used, part.spec.dynamic
-        return Demand(keys.max_bytes, servers[keys.part % len(servers)], grows=True)
+        server = servers[keys.part % len(servers)]
+        return Demand(keys.max_bytes, server, grows=True, lookups=lookups)
 
     def host(self, table: TableVariable, adoption: Adoption) -> HostedParameter:
         """Let modules see a table by the parameter that it was made of."""

@@ -179,7 +179,7 @@ LOOKUPS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
 
 
 def _within(shard: PartRows, row: int | None) -> int | None:
-    return None if row is None or row not in shard.range else shard.range.index(row)
+    return None if row is None or row not in shard.numbers else shard.numbers.index(row)
 
 
 def _require_no_norm(table: ShardedVariable, max_norm: float | None) -> None:

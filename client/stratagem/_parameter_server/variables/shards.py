@@ -148,7 +148,7 @@ class Layout:
             return [Routed(torch.arange(len(rows)), rows, 0)]
         if self.is_interleaved:
             return self._route_in_turn(rows)
-        ends = torch.tensor([shard.range.stop for shard in self.shards])
+        ends = torch.tensor([shard.numbers.stop for shard in self.shards])
         if _ascends(rows):
             # Those of lookups do.
             before = [0, *torch.searchsorted(rows, ends).tolist()]
@@ -192,7 +192,7 @@ class Layout:
         assert not self.is_interleaved
         for number, shard in enumerate(self.shards):
             first = _first_from(rows, shard.first)
-            last = _first_from(rows, shard.range.stop)
+            last = _first_from(rows, shard.numbers.stop)
             if first < last:
                 start = rows[first] - shard.first
                 yield number, slice(start, rows[last - 1] - shard.first + 1, rows.step)

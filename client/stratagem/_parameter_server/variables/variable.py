@@ -97,11 +97,15 @@ class AnyShard(Protocol):
 
     Attributes:
         rows: Its rows.
+        shape: The shape of the whole.
         message: How servers know it.
     """
 
     @property
     def rows(self) -> PartRows: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
     def message(self) -> Partition: ...
