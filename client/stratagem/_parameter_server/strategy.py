@@ -93,7 +93,10 @@ class ParameterServerStrategy(CheckpointedStrategy):
         placement: Where variables and shards go in the order of their creation. "round_robin": to
             the servers in turn. "balanced": to the one that has the fewest bytes of them; tables
             that store only rows that were written are counted by themselves, as if all rows were.
-            Tables without a fixed vocabulary have a part on each server.
+            With both, tables go to the server of which the fewest lookups a step are expected, one
+            of each table, which its parts share; with "balanced" only as long as servers do not
+            come to differ by more than 64 MiB for it. Tables without a fixed vocabulary have a part
+            on each server.
         pull_dtype: `torch.bfloat16` or `torch.float16`: what trainable variables and rows of
             embedding tables are rounded to when they come for a training step, which halves the
             bytes of float32. Servers keep and step them as they are; all other reads, such as those
