@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import DistributedOptimizer, ParameterServerStrategy
+from stratagem import AttachmentError, DistributedOptimizer, ParameterServerStrategy
 from stratagem.partitioners import MinSizePartitioner
 from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.division import PartRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from tests.checkpoints import load_from, stored
 from tests.client.clusters import Cluster, running
+from tests.conftest import TOKEN
+from tests.psserver.wire import RawClient
 
 ROWS = 12_289  # of 64 bytes: three parts and no more
 HALF = 8_193  # two parts
@@ -141,6 +144,8 @@ def test_a_checkpoint_of_any_division_goes_on_in_another(
         both = load_from(tmp_path / "one"), load_from(tmp_path / "two")
         assert all(torch.equal(both[0][name], both[1][name]) for name in both[0])
         assert torch.equal(training.train(3, seed=2), expected)
+        strategy.save(tmp_path / "two", incremental=True)
+        assert torch.equal(load_from(tmp_path / "two")["users.weight"], expected[:ROWS])
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, None), (None, 2)])
@@ -203,5 +208,44 @@ def test_servers_train_as_many_rows_as_each_other_though_popular_ids_are_low(
 
 def _trained_rows(strategy: ParameterServerStrategy) -> list[int]:
     """How many rows each server has stored, which are those that were trained."""
-    listing = strategy.extended._store.listing()  # type: ignore[union-attr]
+    listing = _store(strategy).listing()
     return [sum(info.table.rows for info in listed.variables) for listed in listing.values()]
+
+
+def test_parts_that_an_earlier_run_lacks_are_made_as_its_others_are_divided() -> None:
+    with running(2) as cluster:
+        with started(cluster, 2) as strategy:
+            Training(strategy)
+            users = [spec for name, spec in specs(strategy).items() if name.startswith("users")]
+            _store(strategy).delete([(1, users[1].name)])
+        with started(cluster, None) as strategy:
+            Training(strategy)
+            parts = [specs(strategy)[spec.name].partition for spec in users]
+    assert parts == [spec.partition for spec in users]
+    assert [part.offset[0] for part in parts] == [0, 6145]
+
+
+def test_parts_that_are_divided_in_two_ways_are_refused() -> None:
+    with running(2) as cluster:
+        with started(cluster, 2) as strategy:
+            Training(strategy)
+            (other,) = (
+                spec for name, spec in specs(strategy).items() if name == "users.weight/part_1"
+            )
+            _store(strategy).delete([(1, other.name)])
+        other.partition.CopyFrom(PartRows.of_shard(ROWS, 1, 2, True).partition((ROWS, 16)))
+        with RawClient(cluster.servers[1], TOKEN) as client:
+            client.create_as([other], [])
+        with started(cluster, None) as strategy:
+            refused = pytest.raises(
+                AttachmentError, match="where the other parts of the table leave"
+            )
+            with refused as caught, strategy.scope():
+                Model()
+    assert caught.value.variable in ("users.weight/part_0", "users.weight/part_1")
+    assert "every 2 rows from row 1 of" in str(caught.value)
+
+
+def _store(strategy: ParameterServerStrategy) -> Any:
+    extended: Any = strategy.extended
+    return extended._store

@@ -19,7 +19,8 @@ from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.cli import app
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.parts import Content
-from tests.checkpoints import are_equal, load_from, save, stored, stored_table
+from stratagem_proto.division import PartRows
+from tests.checkpoints import are_equal, load_from, save, sharded, stored, stored_table
 from tests.client.clusters import running
 
 ROWS = 13
@@ -190,6 +191,31 @@ def test_a_table_becomes_a_file_with_all_its_rows_and_back(tmp_path: Path) -> No
     assert torch.equal(whole["users"], values.where(is_user, 0.5))
     call("import", file, again, "--servers", 3)
     assert answer("diff", tmp_path / "run", again) == {"differences": {}}
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_parts_that_take_rows_in_turn_do_so_on_other_servers(servers: int, tmp_path: Path) -> None:
+    values = torch.arange(ROWS * 2.0).reshape(ROWS, 2)
+    held = [
+        [*some, *others]
+        for some, others in zip(
+            stored_table("users", values, USERS, 2, is_interleaved=True),
+            sharded("dense", values, 2, is_interleaved=True),
+            strict=True,
+        )
+    ]
+    save(tmp_path / "run", held, keep=1)
+    new = answer("reshard", tmp_path / "run", tmp_path / "new", "--servers", servers)["path"]
+    call("verify", new)
+    assert answer("diff", tmp_path / "run", new) == {"differences": {}}
+    assert stored(tmp_path / "new") == stored(tmp_path / "run")
+    specs = {name: one.spec for name, one in open_checkpoint(new).index.tensors.items()}
+    for number in range(servers if servers > 1 else 0):
+        expected = PartRows.of_shard(ROWS, number, servers, True)
+        for name in ("users", "dense"):
+            assert PartRows.of(specs[f"{name}/part_{number}"]) == expected
+    back = answer("reshard", new, tmp_path / "back", "--servers", 2)["path"]
+    assert answer("diff", tmp_path / "run", back) == {"differences": {}}
 
 
 def test_a_table_in_one_piece_stays_so(tmp_path: Path) -> None:
