@@ -235,15 +235,14 @@ def test_parts_that_are_divided_in_two_ways_are_refused() -> None:
             _store(strategy).delete([(1, other.name)])
         other.partition.CopyFrom(PartRows.of_shard(ROWS, 1, 2, True).partition((ROWS, 16)))
         with RawClient(cluster.servers[1], TOKEN) as client:
+            client.open()
             client.create_as([other], [])
-        with started(cluster, None) as strategy:
-            refused = pytest.raises(
-                AttachmentError, match="where the other parts of the table leave"
-            )
-            with refused as caught, strategy.scope():
-                Model()
-    assert caught.value.variable in ("users.weight/part_0", "users.weight/part_1")
-    assert "every 2 rows from row 1 of" in str(caught.value)
+        refused = pytest.raises(AttachmentError, match="where the other parts of the table leave")
+        with started(cluster, None) as strategy, refused as caught:
+            Training(strategy)
+    assert caught.value.variable == "users.weight/part_0"
+    assert "from row 0 of" in str(caught.value)
+    assert "every 2 rows from row 0 of" in str(caught.value)
 
 
 def _store(strategy: ParameterServerStrategy) -> Any:
