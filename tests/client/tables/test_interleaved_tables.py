@@ -148,6 +148,20 @@ def test_a_checkpoint_of_any_division_goes_on_in_another(
         assert torch.equal(load_from(tmp_path / "two")["users.weight"], expected[:ROWS])
 
 
+def test_servers_that_begin_with_ranges_of_rows_keep_them(tmp_path: Path) -> None:
+    with running(2) as cluster, started(cluster, 2) as strategy:
+        training = Training(strategy)
+        then = training.train(4, seed=1)
+        ranges = {name: spec.partition for name, spec in specs(strategy).items()}
+        strategy.save(tmp_path)
+        expected = training.train(3, seed=2)
+    with running(2, restore=str(tmp_path)) as cluster, started(cluster, None) as strategy:
+        training = Training(strategy)
+        assert {name: spec.partition for name, spec in specs(strategy).items()} == ranges
+        assert torch.equal(training.rows(), then)
+        assert torch.equal(training.train(3, seed=2), expected)
+
+
 @pytest.mark.parametrize(("first", "second"), [(2, None), (None, 2)])
 def test_who_comes_later_follows_the_division_that_the_servers_have(
     first: int | None, second: int | None
@@ -243,6 +257,24 @@ def test_parts_that_are_divided_in_two_ways_are_refused() -> None:
     assert caught.value.variable == "users.weight/part_0"
     assert "from row 0 of" in str(caught.value)
     assert "every 2 rows from row 0 of" in str(caught.value)
+
+
+def test_a_table_is_used_on_the_server_that_an_earlier_release_has_put_it_on() -> None:
+    with running(2, num_workers=2) as cluster:
+        with started(cluster, None) as strategy:
+            there = Training(strategy)
+            spec, rows = specs(strategy)["names.weight"], there.rows()
+            assert spec.device.startswith("/job:ps/replica:0/task:0/")
+            _store(strategy).delete([(0, spec.name)])
+        with RawClient(cluster.servers[1], TOKEN) as client:
+            client.open()
+            client.create_as([spec], [])
+        with started(cluster, None) as chief, started(cluster, None, worker=1) as worker:
+            trainings = Training(chief), Training(worker)
+            assert torch.equal(trainings[0].rows(), rows)
+            now = trainings[0].train(1, seed=1)
+            assert torch.equal(trainings[1].rows(), now)
+            assert specs(worker)["names.weight"].device.startswith("/job:ps/replica:0/task:1/")
 
 
 def _store(strategy: ParameterServerStrategy) -> Any:
