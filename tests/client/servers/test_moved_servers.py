@@ -171,3 +171,29 @@ def test_who_steps_together_with_others_is_told_that_a_server_went_back(
     servers.move(1)
     with pytest.raises(stratagem.SessionLostError, match="was restarted"):
         strategy.run(step)
+
+
+def test_rows_that_were_asked_for_ahead_are_dropped_with_what_their_server_has_lost(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    strategy = stack.enter_context(ParameterServerStrategy(Resolver(servers)))
+    with strategy.scope():
+        table = stratagem.nn.DynamicEmbedding(2)
+    optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+    ids = torch.arange(40)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        table(ids).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    strategy.save(servers.root)
+    strategy.run(step)
+    trained = table(ids)
+    batches = iter(strategy.lookahead([ids, ids], lambda batch: [(table, batch)]))
+    next(batches)
+    servers.move(1)
+    lost = table(ids)
+    assert not torch.equal(lost, trained)
+    assert torch.equal(strategy.run(lambda: table(ids)), lost)
