@@ -155,17 +155,18 @@ def _fit_bags(values: torch.Tensor) -> bool:
     return is_fast and values.dim() > 1 and values.numel() > 0
 
 
-def are_ascending(rows: torch.Tensor, count: int) -> bool:
+def are_ascending(rows: torch.Tensor, count: int | None = None) -> bool:
     """Return whether indices are distinct, in ascending order, and within a number of rows.
 
     Args:
         rows: An int64 vector on the CPU.
-        count: The number of rows.
+        count: The number of rows; None if any number is an index.
     """
     each = rows.numpy()
     if not len(each):
         return True
-    return each[0] >= 0 and each[-1] < count and bool((each[1:] > each[:-1]).all())
+    exist = count is None or (each[0] >= 0 and each[-1] < count)
+    return bool(exist and (each[1:] > each[:-1]).all())
 
 
 def set_rows(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -189,7 +190,7 @@ def put(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
         set_rows(into, rows, values)
     else:
         # torch would copy the elements one by one.
-        _whole(into).put(rows.numpy(), _whole(values.contiguous()))
+        WholeRows(into).put(rows.numpy(), _whole(values.contiguous()))
 
 
 def are_whole(tensor: torch.Tensor) -> bool:
@@ -199,18 +200,13 @@ def are_whole(tensor: torch.Tensor) -> bool:
     return tensor.nbytes // tensor.shape[0] <= _MOST_ROW_BYTES
 
 
-class Taken(NamedTuple):
-    """Copies of rows.
+Wholes: TypeAlias = npt.NDArray[np.void]
+"""Copies of rows, a numpy element for each."""
 
-    Attributes:
-        rows: The indices of the rows.
-        elements: Their elements as one vector, which may be changed.
-        wholes: The same memory as one numpy element per row.
-    """
 
-    rows: npt.NDArray[np.int64]
-    elements: torch.Tensor
-    wholes: npt.NDArray[np.void]
+def as_elements(wholes: Wholes, dtype: torch.dtype) -> torch.Tensor:
+    """Return the elements of copies of rows as one vector, in the same memory."""
+    return torch.from_numpy(wholes.view(np.uint8)).view(dtype)
 
 
 class WholeRows:
@@ -218,27 +214,31 @@ class WholeRows:
 
     Args:
         tensor: A CPU tensor for which `are_whole` is true.
+
+    Attributes:
+        dtype: The dtype of a row as one element.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._rows, self._dtype = _whole(tensor), tensor.dtype
+        self._rows = _whole(tensor)
+        self.dtype: np.dtype[np.void] = self._rows.dtype
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Taken:
+    def take(self, rows: npt.NDArray[np.int64], into: Wholes) -> None:
         """Copy rows.
 
         Args:
-            rows: A vector of indices of its rows.
+            rows: A vector of indices of its rows, which were checked: others are clipped.
+            into: Gets the copies.
         """
-        wholes = self._rows.take(rows)
-        elements = torch.from_numpy(wholes.view(np.uint8)).view(self._dtype)
-        return Taken(rows, elements, wholes)
+        # With `mode="raise"` numpy would make a copy more.
+        self._rows.take(rows, out=into, mode="clip")
 
-    def put(self, taken: Taken) -> None:
+    def put(self, rows: npt.NDArray[np.int64], wholes: Wholes) -> None:
         """Write copies of distinct rows back, with their present elements."""
-        self._rows.put(taken.rows, taken.wholes)
+        self._rows.put(rows, wholes)
 
 
-def _whole(tensor: torch.Tensor) -> npt.NDArray[np.void]:
+def _whole(tensor: torch.Tensor) -> Wholes:
     """Return the memory of a tensor as a vector with one element per row."""
     row_bytes = tensor.nbytes // tensor.shape[0]
     # As bytes, since numpy does not have all dtypes of torch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs import initial_values
 from stratagem_proto.programs.counter_random import philox
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.v1.variable_pb2 import (
@@ -51,8 +53,9 @@ def truncated(mean: float, std: float, low: float, high: float) -> Initializer:
 def test_philox_gives_the_words_that_its_authors_published(
     counter: list[int], key: tuple[int, int], expected: list[int]
 ) -> None:
-    words = [np.array([word], dtype=np.uint64) for word in counter]
-    assert [int(word[0]) for word in philox(words, key)] == expected
+    words = [np.array([word], dtype=np.uint64) for word in (*counter, *key)]
+    made = philox(words[:4], (words[4], words[5]))
+    assert [int(word[0]) for word in made] == expected
 
 
 @pytest.mark.parametrize("initializer", [UNIFORM, NORMAL, truncated(0.0, 1.0, -2.0, 1.0)])
@@ -181,6 +184,31 @@ def test_truncated_values_come_no_further_than_torchs_after_rounding() -> None:
     spec = table_spec("u", (20_000, 5), truncated(0.0, 1.0, -0.1, 0.1), dtype=torch.bfloat16)
     bound = torch.tensor(0.1).bfloat16()
     assert InitialValues(spec).whole().abs().max() == bound
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
+def test_rows_of_several_variables_are_those_of_each(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padded = Initializer(seed=5, normal=NORMAL.normal, zero_row=3)
+    kinds = [UNIFORM, NORMAL, padded, Initializer(constant=0.5), truncated(0.0, 1.0, -2.0, 1.0)]
+    asked = [
+        (InitialValues(table_spec(f"t{number}", (50, *row), kind, dtype=dtype)), rows)
+        for number, (kind, row, dtype) in enumerate(
+            itertools.product(
+                [*kinds, truncated(2.0, 1.0, 1.0, 3.0)], [(16,), (3,), (2, 8), (0,)], FLOATS
+            )
+        )
+        for rows in (torch.tensor([3, 49, 3, 0]), torch.empty(0, dtype=torch.int64))
+    ]
+    alone = [each.rows(rows) for each, rows in asked]
+    monkeypatch.setattr(initial_values, "_ELEMENTS_AT_ONCE", at_once)
+    for expected, joint in zip(alone, initial_values.initial_rows(asked), strict=True):
+        assert joint.dtype == expected.dtype
+        assert torch.equal(joint, expected)
+
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def test_uniform_values_stay_in_their_range() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from stratagem_proto.rows import (
     WholeRows,
     are_ascending,
+    as_elements,
     ascending_order,
     distinct,
     put,
@@ -160,10 +162,12 @@ def test_whole_rows_are_taken_and_put_back(
     before, rows = table.clone(), torch.randperm(1000)[:count]
     whole = WholeRows(table)
 
-    taken = whole.take(rows.numpy())
-    assert torch.equal(taken.elements, before[rows].flatten())
-    taken.elements.add_(1)
-    whole.put(taken)
+    taken = np.empty(count, whole.dtype)
+    whole.take(rows.numpy(), into=taken)
+    elements = as_elements(taken, dtype)
+    assert torch.equal(elements, before[rows].flatten())
+    elements.add_(1)
+    whole.put(rows.numpy(), taken)
 
     before[rows] += 1
     assert torch.equal(table, before)

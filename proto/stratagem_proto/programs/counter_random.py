@@ -19,20 +19,19 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def philox(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
+def philox(counter: Sequence[Words], key: tuple[Words, Words]) -> list[Words]:
     """Philox-4x32-10: four random words for each counter of four words.
 
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
     Args:
         counter: Four arrays that broadcast against each other.
-        key: Two 32-bit words.
+        key: Two arrays of words, which broadcast against the counters.
     """
     a, b, c, d = counter
     for number in range(_ROUNDS):
         first, second = (
-            np.uint64((word + number * step) & 0xFFFFFFFF)
-            for word, step in zip(key, _WEYL, strict=True)
+            (word + np.uint64(number * step)) & _LOW for word, step in zip(key, _WEYL, strict=True)
         )
         low, high = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
         a, b = (high >> _HALF) ^ b ^ first, high & _LOW
@@ -40,23 +39,24 @@ def philox(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
     return [a, b, c, d]
 
 
-def words_of_rows(rows: npt.NDArray[np.int64], columns: int, key: int) -> Words:
+def words_of_rows(rows: Rows, columns: int, keys: Words | int) -> Words:
     """Return a random word for each element of some rows.
 
     Args:
         rows: Numbers of the rows; any int64.
         columns: Elements of a row.
-        key: 64 bits.
+        keys: 64 bits, or as many for each row.
 
     Returns:
-        Words of shape (rows, columns). One depends on its row, its column and the key, and on
-        nothing else.
+        Words of shape (rows, columns). One depends on its row with its key and on its column, and
+        on nothing else.
     """
     blocks = np.arange(-(-columns // 4), dtype=np.uint64)
     numbers = rows.view(np.uint64)[:, None]
     none = np.zeros(1, dtype=np.uint64)
     counter = (blocks, none, numbers & _LOW, numbers >> _HALF)
-    made = philox(counter, (key & 0xFFFFFFFF, key >> 32))
+    key = np.asarray(keys, np.uint64).reshape(-1, 1)
+    made = philox(counter, (key & _LOW, key >> _HALF))
     return np.stack(made, axis=-1).reshape(len(rows), -1)[:, :columns]
 
 

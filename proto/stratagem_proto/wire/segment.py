@@ -100,15 +100,19 @@ class Segment:
         self._kept[kinds] = views
 
     def _views(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
-        sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
-        places, _ = starts(sizes)
+        counts = [shape.numel() for _, shape in kinds]
+        sizes = [dtype.itemsize * count for (dtype, _), count in zip(kinds, counts, strict=True)]
+        places, end = starts(sizes)
+        if end > self.nbytes:
+            for start, size in zip(places, sizes, strict=True):
+                self.view(start, size)
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
             return [
-                torch.frombuffer(self.view(start, size), dtype=dtype).view(shape)
-                if size
+                torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=start).view(shape)
+                if count
                 else torch.empty(shape, dtype=dtype)
-                for (dtype, shape), start, size in zip(kinds, places, sizes, strict=True)
+                for (dtype, shape), start, count in zip(kinds, places, counts, strict=True)
             ]
 
 

@@ -18,6 +18,7 @@ from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBind
 from stratagem_psserver.optimization.certainty import is_ordinary_state
 from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.store import VariableStore
 
@@ -138,7 +139,7 @@ class FlatGroup:
         # Whether the scalars in the state are equal for all variables.
         self._agree = False
 
-    def put(self) -> None:
+    def put(self, undo: Undo) -> None:
         pass
 
     def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:

@@ -15,6 +15,7 @@ from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
@@ -56,8 +57,12 @@ class RepeatedGroup(Protocol):
     def step(self, gradients: Gradients) -> None:
         """Change variables and state, given the gradients of the whole step."""
 
-    def put(self) -> None:
-        """Write back copies of rows; call it when all groups are stepped."""
+    def put(self, undo: Undo) -> None:
+        """Write back copies of rows; call it when all groups are stepped.
+
+        Args:
+            undo: Gets to know when something is changed.
+        """
 
     def commit(self, store: VariableStore) -> None:
         """Put the state into slot variables of the store."""
@@ -143,7 +148,7 @@ class WholeGroup:
             self._settings, self._optimizer = settings, None
         return all([settings.is_ordinary(dtype) for dtype in self._dtypes])
 
-    def put(self) -> None:
+    def put(self, undo: Undo) -> None:
         pass
 
     def step(self, gradients: Gradients) -> None:

@@ -7,6 +7,7 @@ the step itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TypeVar
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
@@ -114,6 +115,7 @@ class RepeatedStep:
 
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing is changed.
+            DataLossError: There was none when some variables were changed already.
         """
         # Their memory belongs to the request, so no reference may remain after the step.
         gradients, self._gradients = self._gradients, _NONE
@@ -123,8 +125,8 @@ class RepeatedStep:
             for group in self._groups:
                 undo.begun = not group.is_by_rows
                 group.step(gradients)
-        for group in self._groups:
-            group.put()
+            for group in self._groups:
+                group.put(undo)
 
     def commit(self, store: VariableStore) -> None:
         """Put the state into slot variables of the store."""
@@ -173,7 +175,8 @@ class _Making:
     def _by_rows(
         self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
-        parameters = _all_made(map(RowParameter.of, bindings, self._places_of(bindings)))
+        limit = repeat(self._store.memory_limit)
+        parameters = _all_made(map(RowParameter.of, bindings, self._places_of(bindings), limit))
         group = RowGroup(number, settings, parameters or ())
         return group if parameters and group.has_rules else None
 

@@ -53,6 +53,18 @@ def sparse_rule(
     return found if _is_same(rule, rest, dtype) else None
 
 
+def is_joinable(rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype) -> bool:
+    """Return whether rows of several variables have the same bytes if they are stepped as one.
+
+    Args:
+        rule: An optimizer for which there is a `sparse_rule`.
+        values: As for `sparse_rule`.
+        dtype: The dtype of the parameters.
+    """
+    rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
+    return rule.cls in _RULES and _is_same_apart(rule, rest, dtype)
+
+
 def _sgd(values: Mapping[str, Value], rows: torch.Tensor, gradient: torch.Tensor, _: State) -> None:
     rows.add_(gradient, alpha=-_number(values, "lr"))
 
@@ -94,6 +106,26 @@ def _is_same(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> 
     return True
 
 
+@lru_cache(maxsize=1024)
+def _is_same_apart(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> bool:
+    generator, values = torch.Generator().manual_seed(0), {"lr": 0.1, **dict(rest)}
+    sizes = [rows * columns for rows, columns in _SHAPES]
+    joint = torch.randn(1 + _STEPS, sum(sizes), 1, dtype=dtype, generator=generator)
+    value, *gradients = joint.unbind()
+    whole = _Trial(rule, values, value)
+    parts = [_Trial(rule, values, part) for part in value.split(sizes)]
+    for gradient in gradients:
+        _RULES[rule.cls](values, whole.value, gradient, whole.state)
+        for part, of_part in zip(parts, gradient.split(sizes), strict=True):
+            _RULES[rule.cls](values, part.value, of_part, part.state)
+    each = zip(whole.value.split(sizes), parts, strict=True)
+    return all(_are_same_bytes(ours, part.value) for ours, part in each)
+
+
+def _are_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(each.flatten().view(torch.uint8) for each in (one, other)))
+
+
 class _Trial:
     """A parameter with an optimizer, for the comparison of a rule with torch."""
 
@@ -121,6 +153,4 @@ class _Trial:
             return False
         pairs = [(each, other.state[key]) for key, each in self.state.items()]
         pairs.append((self.value, other.value))
-        return all(
-            torch.equal(*(each.flatten().view(torch.uint8) for each in pair)) for pair in pairs
-        )
+        return all(_are_same_bytes(*pair) for pair in pairs)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.initial_values import InitialValues, initial_rows
 from stratagem_proto.programs.narrow_rows import nearest, rounded, stored_dtype
+from stratagem_proto.rows import WholeRows, are_whole
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 if TYPE_CHECKING:
@@ -40,8 +42,18 @@ class FoundRows:
         return self.positions < 0
 
     @cached_property
+    def new(self) -> npt.NDArray[np.int64]:
+        """The places of the keys that have no row."""
+        return np.flatnonzero(self.positions.numpy() < 0)
+
+    @cached_property
+    def new_keys(self) -> torch.Tensor:
+        """The keys that have no row."""
+        return torch.from_numpy(self.keys.numpy()[self.new])
+
+    @cached_property
     def num_new(self) -> int:
-        return int(self.is_new.sum())
+        return int(np.count_nonzero(self.positions.numpy() < 0))
 
     def only(self, wanted: torch.Tensor) -> FoundRows:
         """Return some of the keys, which a mask selects."""
@@ -65,15 +77,25 @@ class Arena:
         self.table, self.initial = table, InitialValues(spec)
         self.dtype = stored_dtype(spec)
         self.storage = self._allocated(table.capacity)
+        self._wholes: WholeRows | None = None
+        self._wholes_of: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        return math.prod(self.initial.row_shape) * self.dtype.itemsize
+        return self.initial.columns * self.dtype.itemsize
 
     @property
     def is_narrow(self) -> bool:
         """Whether numbers are stored in fewer bits than what is computed with."""
         return self.dtype != self.initial.dtype
+
+    @property
+    def whole_rows(self) -> WholeRows | None:
+        """The present storage, for copying rows; None if its rows cannot be copied whole."""
+        if self._wholes_of is not self.storage:
+            self._wholes_of = self.storage
+            self._wholes = WholeRows(self.storage) if are_whole(self.storage) else None
+        return self._wholes
 
     def read(self, found: FoundRows) -> torch.Tensor:
         """Return a copy of some rows; those that are not stored have their initial values."""
@@ -123,3 +145,41 @@ class Arena:
                 f"{self.row_bytes} bytes, which this machine does not have; use more "
                 "servers, or a table with a limit"
             ) from error
+
+
+class RowsRead(NamedTuple):
+    """Rows of an arena that are to be read.
+
+    Attributes:
+        arena: The arena.
+        keys: The keys of the rows, an int64 vector; they may repeat.
+        into: The tensor that gets the rows.
+    """
+
+    arena: Arena
+    keys: torch.Tensor
+    into: torch.Tensor
+
+
+def read_rows(reads: Sequence[RowsRead]) -> None:
+    """Copy rows of several arenas; those that are not stored have their initial values.
+
+    The latter are made together, since that costs little more than those of one arena.
+    """
+    missing = list[tuple[RowsRead, FoundRows]]()
+    for read in reads:
+        arena, keys, into = read
+        found = arena.table.find(keys)
+        if arena.is_narrow:
+            into.copy_(arena.read(found))
+            continue
+        if not found.num_new:
+            torch.index_select(arena.storage, 0, found.positions, out=into)
+            continue
+        if found.num_new < len(keys):
+            torch.index_select(arena.storage, 0, found.positions.clamp(min=0), out=into)
+        missing.append((read, found))
+    if missing:
+        rows = initial_rows([(one.arena.initial, found.new_keys) for one, found in missing])
+        for (one, found), made in zip(missing, rows, strict=True):
+            one.into.index_copy_(0, torch.from_numpy(found.new), made)

@@ -1,7 +1,9 @@
-"""A hash table from keys to positions, which takes many keys at a time."""
+"""Maps from keys to positions, which take many keys at a time."""
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 # The keys of a bucket fill one line of the processor's cache.
@@ -12,6 +14,8 @@ _ENTRY_BYTES = 8 + 4
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 MAX_POSITIONS = 2**31 - 1
+
+_Ints = npt.NDArray[np.int64]
 
 
 class KeyIndex:
@@ -51,30 +55,37 @@ class KeyIndex:
         """Return the size of an index with that many keys."""
         return _buckets_for(count) * _WIDTH * _ENTRY_BYTES
 
+    def more_nbytes(self, more: int) -> int:
+        """Return how many bytes so many more keys take."""
+        return max(0, KeyIndex.nbytes_for(len(self) + more) - self.nbytes)
+
     def find(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the positions of keys as an int64 vector; -1 for keys that have none.
 
         Args:
             keys: An int64 vector, in any order and with any repetitions.
         """
-        bucket = self._bucket(keys)
-        found, last = self._look(keys, bucket)
-        open_ = self._gone_on(found, last)
+        each = keys.numpy()
+        bucket = self._bucket(each)
+        found = self._look(each, bucket)
+        # Nearly always all are found at once: of 512 keys that takes 21 us, and 115 with torch.
+        open_ = np.flatnonzero(found < 0)
         while len(open_):
+            # A key lies in the next bucket only if its own is full.
+            is_full = self._positions.numpy()[bucket[open_], _WIDTH - 1] >= 0
+            open_ = open_[is_full]
             bucket[open_] = (bucket[open_] + 1) % self._buckets
-            found[open_], last = self._look(keys[open_], bucket[open_])
-            open_ = open_[self._gone_on(found[open_], last)]
-        return found.long()
+            found[open_] = self._look(each[open_], bucket[open_])
+            open_ = open_[found[open_] < 0]
+        return torch.from_numpy(found)
 
-    def _look(self, keys: torch.Tensor, bucket: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = self._positions.index_select(0, bucket)
-        is_key = self._keys.index_select(0, bucket) == keys.unsqueeze(1)
-        return positions.where(is_key, -1).amax(1), positions[:, -1]
-
-    @staticmethod
-    def _gone_on(found: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Return the keys that may lie in the next bucket, because this one is full."""
-        return ((found < 0) & (last >= 0)).nonzero().squeeze(1)
+    def _look(self, keys: _Ints, bucket: _Ints) -> _Ints:
+        is_key = self._keys.numpy().take(bucket, axis=0) == keys[:, None]
+        # The first match: behind the keys of a bucket may be what was never put in whole.
+        place = bucket * _WIDTH + is_key.argmax(1)
+        found: _Ints = self._positions.view(-1).numpy().take(place).astype(np.int64)
+        found[~is_key.any(1)] = -1
+        return found
 
     def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
         """Add distinct keys that the index does not have.
@@ -104,7 +115,7 @@ class KeyIndex:
     def _put(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
         placed: list[torch.Tensor] = []
         try:
-            bucket = self._bucket(keys)
+            bucket = torch.from_numpy(self._bucket(keys.numpy()))
             while len(keys):
                 bucket, order = bucket.sort()
                 keys, positions = keys[order], positions[order]
@@ -128,14 +139,70 @@ class KeyIndex:
     def _taken(self, bucket: torch.Tensor) -> torch.Tensor:
         return (self._positions.index_select(0, bucket) >= 0).sum(1)
 
-    def _bucket(self, keys: torch.Tensor) -> torch.Tensor:
+    def _bucket(self, keys: _Ints) -> _Ints:
         """Return the buckets of keys by multiplicative hashing: the upper bits of a product.
 
         Knuth, "The Art of Computer Programming", volume 3, section 6.4.
         """
-        mixed = (keys ^ (keys >> 32)) * _MULTIPLIER
-        upper = mixed >> min(63, 65 - self._buckets.bit_length())
-        return upper & (self._buckets - 1)
+        bucket: _Ints = keys >> 32
+        bucket ^= keys
+        bucket *= _MULTIPLIER
+        bucket >>= min(63, 65 - self._buckets.bit_length())
+        bucket &= self._buckets - 1
+        return bucket
+
+
+class PositionArray:
+    """The positions of the rows of a fixed vocabulary, an int32 for each row of it.
+
+    It has the methods of `KeyIndex`, and finds 512 rows in 4 us. The memory is none of the
+    machine's until a row near by is stored.
+
+    Args:
+        rows: The number of rows of the vocabulary.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._count = 0
+        # One more than the position, since memory of zeros comes untouched.
+        self._behind = torch.zeros(rows, dtype=torch.int32)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        return self._behind.nbytes
+
+    @staticmethod
+    def nbytes_for(rows: int) -> int:
+        """Return the size of the array of a vocabulary."""
+        return 4 * rows
+
+    def more_nbytes(self, more: int) -> int:
+        """Return 0: all memory was taken at first."""
+        return 0
+
+    def find(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the positions of rows as an int64 vector; -1 for those that have none.
+
+        Raises:
+            IndexError: The vocabulary has no such row.
+        """
+        return self._behind.index_select(0, keys).long().sub_(1)
+
+    def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        """Add distinct rows that have no position."""
+        self._behind.index_copy_(0, keys, positions.add(1).int())
+        self._count += len(keys)
+
+    def reserve(self, more: int) -> None:
+        """Do nothing: all memory was taken at first."""
+
+    def items(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all rows that have a position, in ascending order, and their positions."""
+        keys = self._behind.nonzero().squeeze(1)
+        return keys, self._behind[keys].long().sub_(1)
 
 
 def _buckets_for(count: int) -> int:

@@ -13,7 +13,7 @@ from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST, TableSpec
 from stratagem_psserver.tables.key_index import MAX_POSITIONS, KeyIndex
 
 # Bytes of a row's key and of the time of its last write, and of how often it was written.
-_ROW_OVERHEAD = 16
+ROW_OVERHEAD = 16
 _COUNT_BYTES = 4
 # An eviction sorts all rows by age, so it removes at least this part of the rows.
 _SHARE_EVICTED = 16
@@ -93,7 +93,7 @@ class Retention:
 
 def rows_nbytes(row_bytes: int, rows: int) -> int:
     """Return the bytes of stored rows with their keys, their times and their index."""
-    return rows * (row_bytes + _ROW_OVERHEAD) + KeyIndex.nbytes_for(rows)
+    return rows * (row_bytes + ROW_OVERHEAD) + KeyIndex.nbytes_for(rows)
 
 
 def largest(nbytes: Callable[[int], int], available: int) -> int:

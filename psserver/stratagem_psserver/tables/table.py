@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -16,8 +16,8 @@ from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, FoundRows
 from stratagem_psserver.tables.idle_time import IdleTime
-from stratagem_psserver.tables.key_index import KeyIndex
-from stratagem_psserver.tables.retention import Retention, oldest, rarest, rows_nbytes
+from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
+from stratagem_psserver.tables.retention import ROW_OVERHEAD, Retention, oldest, rarest
 from stratagem_psserver.tables.table_snapshot import TableSnapshot
 
 FIRST_ROWS = 64
@@ -42,7 +42,8 @@ class Table:
         self.is_dynamic = spec.table.HasField("dynamic")
         self._retention = Retention.of(spec.table)
         self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
-        self._index = KeyIndex()
+        self._vocabulary = 0 if self.is_dynamic else spec.tensor.shape[0]
+        self._index: KeyIndex | PositionArray = KeyIndex()
         self._rows, self._clock, self._swept = 0, 0, 0
         self._evicted, self._dropped = 0, 0
         self._keys = torch.empty(0, dtype=torch.int64)
@@ -157,7 +158,8 @@ class Table:
         self._clock, self._swept = history.writes, history.swept
         self._evicted, self._dropped = history.evicted_rows, history.dropped_gradients
         self._aged, self.idle_time = history.aged, self.idle_time.restored(history)
-        self._index = KeyIndex(self._rows)
+        is_array = self._fits_array(self.capacity)
+        self._index = PositionArray(self._vocabulary) if is_array else KeyIndex(self._rows)
 
     def fill(self, arena: Arena, start: int, rows: torch.Tensor) -> None:
         """Write the numbers of adopted rows; those of the variable itself can be found then.
@@ -198,26 +200,49 @@ class Table:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        needed = min(self._rows + found.num_new, self.most_rows())
+        needed = self._rows + found.num_new
+        if needed > self.capacity:
+            needed = min(needed, self.most_rows())
         if needed > self.capacity:
             self._grow(needed, memory_limit)
+        else:
+            memory_limit.take(self.name, self._index.more_nbytes(needed - self._rows))
         with allocating(_ADVICE):
             self._index.reserve(needed - self._rows)
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
+        is_array = self._fits_array(wanted)
         try:
-            memory_limit.take(self.name, self._growth(wanted))
+            memory_limit.take(self.name, self._growth(wanted, is_array))
         except ResourceExhaustedError:
             # There is no memory for later rows; take what these rows need.
-            wanted = needed
-            memory_limit.take(self.name, self._growth(wanted))
+            wanted, is_array = needed, self._has_array
+            memory_limit.take(self.name, self._growth(wanted, is_array))
+        index = self._index
+        if is_array and not self._has_array:
+            with allocating(_ADVICE):
+                index = PositionArray(self._vocabulary)
+                index.insert(*self._index.items())
         self._resize(wanted)
+        self._index = index
 
-    def _growth(self, capacity: int) -> int:
+    @property
+    def _has_array(self) -> bool:
+        return isinstance(self._index, PositionArray)
+
+    def _fits_array(self, capacity: int) -> bool:
+        """Return whether an array of positions takes no more memory than so many rows."""
+        array = PositionArray.nbytes_for(self._vocabulary)
+        return 0 < array <= capacity * (self._row_bytes + ROW_OVERHEAD)
+
+    def _growth(self, capacity: int, is_array: bool) -> int:
         """Return the additional bytes of a table with that capacity."""
-        before = rows_nbytes(self._row_bytes, self.capacity)
-        return rows_nbytes(self._row_bytes, capacity) - before
+        rows = capacity - self.capacity
+        nbytes = rows * (self._row_bytes + ROW_OVERHEAD) - self._index.nbytes
+        if is_array:
+            return nbytes + PositionArray.nbytes_for(self._vocabulary)
+        return nbytes + KeyIndex.nbytes_for(capacity)
 
     def attach(self, arenas: Sequence[Arena]) -> None:
         """Add slots to all rows; evict the oldest rows if the limits are exceeded."""
@@ -236,6 +261,15 @@ class Table:
         """Remove a slot from all rows."""
         self.arenas.remove(arena)
 
+    def is_plain_write(self, found: FoundRows) -> bool:
+        """Return whether a write of these distinct keys leaves none out and evicts no row."""
+        if self._is_sweep_due(self._clock + 1):
+            return False
+        rows = self._rows + found.num_new
+        # The capacity is within the limits.
+        fits = rows <= self.capacity or rows <= self.most_rows()
+        return fits and (not found.num_new or self.admission.needed == 1)
+
     def store(self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]) -> None:
         """Write rows; new rows get their initial values in the arenas that are not written.
 
@@ -244,27 +278,42 @@ class Table:
             rows: The numbers for each arena, in the order of the keys.
         """
         with allocating(_ADVICE):
-            kept = found.positions[~found.is_new] if found.num_new else found.positions
-            self._keep(kept)
-            self._clock += 1
-            self._touched.index_fill_(0, kept, self._clock)
-            self._count(kept)
-            found = self._with_room(found)
-            begun = self._begun(found, rows) if found.num_new else {}
-            narrow = {a: a.to_store(found.keys, each, self._clock) for a, each in rows.items()}
-            positions = self._place(found) if found.num_new else found.positions
-        for arena, fresh in begun.items():
-            arena.storage[self._rows - found.num_new : self._rows] = fresh
-        for arena, values in narrow.items():
+            clock = self._clock + 1
+            stored = {each: each.to_store(found.keys, rows[each], clock) for each in rows}
+        positions = self.begin_write(found, rows)
+        for arena, values in stored.items():
             put(arena.storage, positions, values)
 
-    def _begun(
-        self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]
-    ) -> dict[Arena, torch.Tensor]:
+    def begin_write(self, found: FoundRows, written: Collection[Arena]) -> torch.Tensor:
+        """Do all of `store` but writing rows, which the caller does next.
+
+        Args:
+            found: As for `store`.
+            written: The arenas that the caller writes.
+
+        Returns:
+            The positions of the rows, in the order of the keys.
+        """
+        with allocating(_ADVICE):
+            positions = found.positions.numpy()
+            kept = positions[positions >= 0] if found.num_new else positions
+            if self._snapshots:
+                self._keep(torch.from_numpy(kept))
+            self._clock += 1
+            self._touched.numpy()[kept] = self._clock
+            if self._retention.counts_writes:
+                self._count(torch.from_numpy(kept))
+            found = self._with_room(found)
+            begun = self._begun(found, written) if found.num_new else {}
+            placed = self._place(found) if found.num_new else found.positions
+        for arena, fresh in begun.items():
+            arena.storage[self._rows - found.num_new : self._rows] = fresh
+        return placed
+
+    def _begun(self, found: FoundRows, written: Collection[Arena]) -> dict[Arena, torch.Tensor]:
         """Return the initial values of new rows in the arenas that are not written."""
-        fresh = found.keys[found.is_new]
-        others = [arena for arena in self.arenas if arena not in rows]
-        return {arena: arena.begun(fresh) for arena in others}
+        others = [arena for arena in self.arenas if arena not in written]
+        return {arena: arena.begun(found.new_keys) for arena in others}
 
     def drop(self, keys: torch.Tensor) -> None:
         """Count keys whose gradients are dropped, because they have no row yet."""
@@ -294,10 +343,9 @@ class Table:
         return rarest(self._counts[: self._rows], touched, self._clock, number)
 
     def _count(self, positions: torch.Tensor) -> None:
-        """Count a write of rows, if it matters."""
-        if self._retention.counts_writes:
-            counts = self._counts.index_select(0, positions)
-            self._counts.index_copy_(0, positions, counts.clamp_(max=_MOST_COUNTED).add_(1))
+        """Count a write of rows."""
+        counts = self._counts.index_select(0, positions)
+        self._counts.index_copy_(0, positions, counts.clamp_(max=_MOST_COUNTED).add_(1))
 
     def pass_time(self, milliseconds: int) -> int:
         """Evict the rows that are idle for too long now, and return how many there were.
@@ -318,19 +366,22 @@ class Table:
         return len(doomed)
 
     def _too_old(self) -> torch.Tensor:
-        retention = self._retention
-        due = self._clock - self._swept >= retention.sweep_interval
-        if not retention.evict_after or not due:
+        if not self._is_sweep_due(self._clock):
             return _NONE
         self._swept = self._clock
         age = self._clock - self._touched[: self._rows]
-        return (age >= retention.evict_after).nonzero().squeeze(1)
+        return (age >= self._retention.evict_after).nonzero().squeeze(1)
+
+    def _is_sweep_due(self, clock: int) -> bool:
+        retention = self._retention
+        return bool(retention.evict_after) and clock - self._swept >= retention.sweep_interval
 
     def _place(self, found: FoundRows) -> torch.Tensor:
         """Return the positions of keys; new keys get the next free ones."""
-        keys, rows = found.keys[found.is_new], self._rows + found.num_new
+        keys, rows = found.new_keys, self._rows + found.num_new
         places = torch.arange(self._rows, rows)
-        positions = found.positions.masked_scatter(found.is_new, places)
+        positions = found.positions.clone()
+        positions.numpy()[found.new] = places.numpy()
         self._keep(places)
         self.admission.mark_stored(keys)
         self._index.insert(keys, places)

@@ -32,6 +32,10 @@ class HeldTable(Variable):
     stored: SnapshotKeys = field(kw_only=True)
     number: int = field(kw_only=True)
 
+    @property
+    def live_arena(self) -> None:
+        return None
+
     def keys(self) -> torch.Tensor:
         return self.stored.rows.keys()
 

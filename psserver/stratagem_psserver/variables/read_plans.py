@@ -12,7 +12,13 @@ from stratagem_proto.v1.parameter_server_pb2 import ReadContents, ReadHeader, Re
 from stratagem_proto.wire.contents import all_of
 from stratagem_proto.wire.placed import SegmentLayout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
-from stratagem_psserver.variables.selections import Selected, is_wanted, select
+from stratagem_psserver.variables.selections import (
+    Selected,
+    fill_all,
+    is_wanted,
+    select,
+    tensors_of,
+)
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
@@ -80,7 +86,7 @@ class ReadPlan(NamedTuple):
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the values."""
-        return [each.tensor() for each in self.selected]
+        return tensors_of(self.selected)
 
     def fill(self, into: Sequence[torch.Tensor]) -> None:
         """Copy the values into tensors of their kinds."""
@@ -89,9 +95,8 @@ class ReadPlan(NamedTuple):
         with torch.no_grad():
             if self.is_whole:
                 torch._foreach_copy_([*into], self.tensors())
-                return
-            for each, tensor in zip(self.selected, into, strict=True):
-                each.fill(tensor)
+            else:
+                fill_all(self.selected, into)
 
 
 def _contents(wanted: Sequence[bool], selected: Sequence[Selected], layout: SegmentLayout) -> bytes:

@@ -66,6 +66,11 @@ class Variable:
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def live_arena(self) -> Arena | None:
+        """The arena that has its present rows; None if it is no table, or one of a snapshot."""
+        return self.arena
+
     def set_storage(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
         """Set the tensor that contains the value, and the joint memory that the tensor is in."""
         if self.joint is not None:

@@ -322,9 +322,10 @@ def test_rows_are_as_they_were_if_there_is_no_memory_for_the_state(
     rows = torch.arange(3)
     gradients = [Gradient(name, 0, torch.ones(3, COLUMNS), rows) for name in NAMES]
     step = optimizers.prepare(program, gradients)
-    monkeypatch.setattr(torch, "empty", out_of_memory)
-    with pytest.raises(MemoryError, match="needs memory for 64 rows of 12 bytes"):
-        step.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", out_of_memory)
+        with pytest.raises(MemoryError, match="needs memory for 64 rows of 12 bytes"):
+            step.run()
     for name in NAMES:
         assert torch.equal(store.get(name).rows(torch.arange(ROWS)), before[name])
 

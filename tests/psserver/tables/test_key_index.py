@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_psserver.tables.key_index import KeyIndex
+from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -20,7 +20,7 @@ def vector(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def add(index: KeyIndex, known: dict[int, int], keys: list[int]) -> None:
+def add(index: KeyIndex | PositionArray, known: dict[int, int], keys: list[int]) -> None:
     """Gives the keys that are new the next positions, in both."""
     new = [key for key in dict.fromkeys(keys) if key not in known]
     positions = list(range(len(known), len(known) + len(new)))
@@ -39,6 +39,35 @@ def test_it_finds_what_a_dictionary_finds(added: list[list[int]], asked: list[in
     assert len(index) == len(known)
     held, positions = index.items()
     assert dict(zip(held.tolist(), positions.tolist(), strict=True)) == known
+
+
+rows = st.integers(0, 70)
+
+
+@given(st.lists(st.lists(rows, max_size=30), max_size=8), st.lists(rows, max_size=30))
+def test_an_array_of_positions_finds_what_an_index_finds(
+    added: list[list[int]], asked: list[int]
+) -> None:
+    array, index, known = PositionArray(71), KeyIndex(), dict[int, int]()
+    for keys in added:
+        before = dict(known)
+        add(array, known, keys)
+        add(index, before, keys)
+        asked = asked + keys
+        assert array.find(vector(asked)).tolist() == index.find(vector(asked)).tolist()
+    assert len(array) == len(index)
+    held, positions = array.items()
+    assert dict(zip(held.tolist(), positions.tolist(), strict=True)) == known
+    assert array.nbytes == PositionArray.nbytes_for(71) == 4 * 71
+
+
+@pytest.mark.parametrize("row", [-1, 71])
+def test_an_array_of_positions_has_no_rows_beyond_its_vocabulary(row: int) -> None:
+    array = PositionArray(71)
+    with pytest.raises(IndexError):
+        array.find(vector([3, row]))
+    with pytest.raises(IndexError):
+        array.insert(vector([row]), vector([0]))
 
 
 @pytest.mark.parametrize("key", [0, -1, LOWEST, HIGHEST])

@@ -21,6 +21,7 @@ from stratagem_proto.v1.variable_pb2 import (
 )
 from stratagem_proto.wire.tensors import DTYPES
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
 from tests.psserver.tables.specs import (
@@ -169,6 +170,7 @@ def counted_by_hand(variable: Variable) -> int:
     """Bytes of all tensors that a table holds."""
     table = table_of(variable)
     tensors = [arena.storage for arena in table.arenas]
+    assert isinstance(table._index, KeyIndex)
     tensors += [table._keys, table._touched, table._index._keys]
     tensors.append(table._index._positions)
     if table.admission.needed > 1:
@@ -287,3 +289,55 @@ def test_parts_of_a_table_have_the_rows_of_the_whole() -> None:
         for index, size in enumerate(sizes)
     ]
     assert torch.equal(torch.cat(read_parts), InitialValues(spec).whole())
+
+
+def stored(variable: Variable, keys: torch.Tensor, limit: VariableMemoryLimit) -> None:
+    """Writes rows with their first number."""
+    table = table_of(variable)
+    found = table.find(keys)
+    table.make_room(found, limit)
+    table.store(found, {table.value: keys.float().unsqueeze(1).expand(-1, 4).contiguous()})
+
+
+def test_a_fixed_vocabulary_is_found_by_an_array_that_is_no_larger_than_its_rows() -> None:
+    vocabulary, limit = 20_000, VariableMemoryLimit()
+    users = hosted(table_spec("users", (vocabulary, 4), NORMAL))
+    kinds = list[tuple[int, bool]]()
+    for stop in range(0, vocabulary, 500):
+        stored(users, torch.arange(stop, stop + 500), limit)
+        table = table_of(users)
+        kinds.append((table.capacity * (16 + 16), isinstance(table._index, PositionArray)))
+        rows = users.rows(torch.arange(vocabulary))
+        assert torch.equal(rows[: stop + 500, 0], torch.arange(stop + 500).float())
+        expected = InitialValues(users.spec).rows(torch.arange(stop + 500, vocabulary))
+        assert torch.equal(rows[stop + 500 :], expected)
+    assert {is_array for _, is_array in kinds} == {False, True}
+    assert all(is_array == (nbytes >= 4 * vocabulary) for nbytes, is_array in kinds)
+    tensors = [table._keys, table._touched, table.value.storage]
+    assert table.nbytes == sum(each.nbytes for each in tensors) + 4 * vocabulary
+
+
+@pytest.mark.parametrize("vocabulary", [3000, 30_000, 1_000_000])
+def test_a_table_never_takes_more_than_it_has_asked_for(vocabulary: int) -> None:
+    users, limit = (
+        hosted(table_spec("users", (vocabulary, 4), NORMAL)),
+        VariableMemoryLimit(1 << 40),
+    )
+    table = table_of(users)
+    limit.record("users", table.nbytes)
+    for start in range(0, 3000, 100):
+        stored(users, torch.arange(start, start + 100), limit)
+        assert table.nbytes <= limit.used
+        limit.record("users", table.nbytes)
+
+
+def test_a_table_without_memory_for_an_array_goes_on_with_its_index() -> None:
+    vocabulary = 100_000
+    users = hosted(table_spec("users", (vocabulary, 4), NORMAL))
+    # Enough for the rows and an index, and too little for the array, too.
+    limit = VariableMemoryLimit(15_000 * 32 + KeyIndex.nbytes_for(15_000))
+    for start in range(0, 13_000, 100):
+        stored(users, torch.arange(start, start + 100), limit)
+        limit.record("users", table_of(users).nbytes)
+    assert isinstance(table_of(users)._index, KeyIndex)
+    assert torch.equal(users.rows(torch.arange(13_000))[:, 0], torch.arange(13_000).float())
