@@ -30,7 +30,7 @@ class Tables(nn.Module):
         super().__init__()
         dims = (4, 2, 4, 4)
         tables = [embedding(rows, dim) for rows, dim in zip(SIZES, dims, strict=True)]
-        self.tables = nn.ModuleList(tables)
+        self.tables: Any = nn.ModuleList(tables)
 
     def loss(self, ids: Sequence[torch.Tensor], scale: float = 1.0) -> torch.Tensor:
         """Return a number to which each lookup contributes in its own way."""
