@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -75,20 +75,20 @@ class RowWiseAdagrad(Optimizer):
         if not state:
             state["sum"] = parameter.new_zeros(parameter.shape[:1])
         if not gradient.is_sparse:
-            _step_rows(parameter, gradient, state["sum"], group)
+            step_rows(parameter, gradient, state["sum"], group)
             return
         gradient = gradient.coalesce()
         (rows,) = gradient.indices()
         values, sums = parameter.index_select(0, rows), state["sum"].index_select(0, rows)
-        _step_rows(values, gradient.values(), sums, group)
+        step_rows(values, gradient.values(), sums, group)
         parameter.index_copy_(0, rows, values)
         state["sum"].index_copy_(0, rows, sums)
 
 
-def _step_rows(
-    rows: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, group: dict[str, Any]
+def step_rows(
+    rows: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, group: Mapping[str, Any]
 ) -> None:
-    """Step rows and their sums in place.
+    """Step rows and their sums in place; `group` has the hyperparameters.
 
     No operation multiplies and adds at once: torch rounds those differently for the last elements
     of a tensor, so parts of a parameter would come to other bytes than all of it.
@@ -97,7 +97,7 @@ def _step_rows(
     if group["maximize"]:
         gradient = -gradient
     squares = (gradient + rows * decay if decay else gradient).square()
-    sums.add_(squares.mean(tuple(range(1, rows.dim()))) if rows.dim() > 1 else squares)
+    sums.add_(squares.flatten(1).mean(1) if rows.dim() > 1 else squares)
     multiplier = group["lr"] / sums.sqrt().add_(group["eps"])
     multiplier = multiplier.view(-1, *[1] * (rows.dim() - 1)) if rows.dim() > 1 else multiplier
     if decay:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from stratagem_proto.programs.optimizers import OptimizerRule, Value
+from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad, step_rows
 from stratagem_psserver.optimization.dry_run import Hyperparameters
 from stratagem_psserver.optimization.gradients import as_sparse
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
@@ -79,6 +80,14 @@ def _adagrad(
     rows.add_(torch.div(gradient, deviation, out=scratch), alpha=-rate)
 
 
+def _row_wise_adagrad(
+    values: Mapping[str, Value], rows: torch.Tensor, gradient: torch.Tensor, state: State
+) -> None:
+    sums = state["sum"]
+    if count := len(sums):
+        step_rows(rows.view(count, -1), gradient.view(count, -1), sums, values)
+
+
 def _number(values: Mapping[str, Value], key: str) -> float:
     value = values[key]
     assert isinstance(value, (int, float))
@@ -88,6 +97,7 @@ def _number(values: Mapping[str, Value], key: str) -> float:
 _RULES: Mapping[type[torch.optim.Optimizer], SparseRule] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adagrad: _adagrad,
+    RowWiseAdagrad: _row_wise_adagrad,
 }
 
 
@@ -109,8 +119,20 @@ def _is_same(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> 
 @lru_cache(maxsize=1024)
 def _is_same_apart(rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype) -> bool:
     generator, values = torch.Generator().manual_seed(0), {"lr": 0.1, **dict(rest)}
-    sizes = [rows * columns for rows, columns in _SHAPES]
-    joint = torch.randn(1 + _STEPS, sum(sizes), 1, dtype=dtype, generator=generator)
+    return all(
+        _are_same_apart(rule, values, width, dtype, generator) for width in (1, _SHAPES[-1][1])
+    )
+
+
+def _are_same_apart(
+    rule: OptimizerRule,
+    values: Mapping[str, Value],
+    width: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> bool:
+    sizes = [max(1, rows * columns // width) for rows, columns in _SHAPES]
+    joint = torch.randn(1 + _STEPS, sum(sizes), width, dtype=dtype, generator=generator)
     value, *gradients = joint.unbind()
     whole = _Trial(rule, values, value)
     parts = [_Trial(rule, values, part) for part in value.split(sizes)]
@@ -127,7 +149,7 @@ def _are_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Trial:
-    """A parameter with an optimizer, for the comparison of a rule with torch."""
+    """A parameter with an optimizer that has taken a step, to compare a rule with torch."""
 
     def __init__(
         self, rule: OptimizerRule, values: Mapping[str, Value], value: torch.Tensor
@@ -135,6 +157,8 @@ class _Trial:
         self.value = value.clone()
         self._optimizer = make_optimizer(rule, values, [self.value])
         self._optimizer.param_groups[0]["params"] = [self.value]
+        # Not every class makes its state when it is built.
+        self.step(torch.ones_like(value))
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

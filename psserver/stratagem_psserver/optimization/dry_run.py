@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class StepNeeds:
     layout: StateLayout
     takes_sparse: bool
 
-    @property
+    @cached_property
     def has_rows(self) -> bool:
         """Whether some of the state is one number for each row."""
         return any(state.is_per_row for state in self.layout.values())
@@ -123,14 +123,11 @@ def _dry_run(
     if not sparse:
         return StepNeeds(_layout(rule, rest, dtype, False), False)
     try:
-        layout = _layout(rule, rest, dtype, True)
+        return StepNeeds(_layout(rule, rest, dtype, True), True)
     except InvalidArgumentError:
         if rule.cls.__name__ not in ROW_WISE:
             raise
         return StepNeeds(_layout(rule, rest, dtype, False), False)
-    needs = StepNeeds(layout, True)
-    # Bindings may pass sparse rows as a single one, whose state would be one number.
-    return replace(needs, takes_sparse=not needs.has_rows)
 
 
 def _layout(

@@ -60,7 +60,8 @@ class _RowBinding:
 
     def _bound(self, gradient: RowGradient, value: torch.Tensor, state: State) -> BoundParameter:
         layout, sparse = self.needs.layout, self.needs.takes_sparse
-        if sparse and _can_be_one_row(gradient):
+        # State by rows tells one row from several.
+        if sparse and not self.needs.has_rows and _can_be_one_row(gradient):
             gradient = RowGradient(gradient.rows[:1], None, _one_row(gradient.values))
             value = _one_row(value)
             state = {

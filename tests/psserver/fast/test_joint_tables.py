@@ -141,7 +141,7 @@ def test_tables_have_the_bytes_of_torch(case: str) -> None:
     for name, expected in local.items():
         rows = ours.store.get(name).rows(torch.arange(len(expected)))
         assert torch.equal(rows, expected)
-    assert ours.repeated == (3 if case == "Adagrad" else 4)
+    assert ours.repeated == (4 if case == "SGD" else 3)
 
 
 def test_tables_whose_counts_of_steps_differ_are_stepped_apart() -> None:
