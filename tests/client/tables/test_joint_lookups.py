@@ -89,7 +89,9 @@ def test_training_gives_the_rows_that_torch_gives(
         local.zero_grad()
         expected = theirs.loss(ids)
         expected.backward()
-        local.step()
+        # torch's Adagrad would say that it checks none.
+        with torch.sparse.check_sparse_tensor_invariants(False):
+            local.step()
         assert torch.equal(strategy.run(step, args=(ids,)), expected)
     for mine, other in zip(ours.tables, theirs.tables, strict=True):
         assert torch.equal(mine.weight.detach(), other.weight.detach())
