@@ -203,7 +203,7 @@ def test_no_optimizer_keeps_what_it_was_lent(name: str) -> None:
     if name == "SparseAdam":
         pytest.skip("steps row-sparse gradients only")
     parameter = torch.nn.Parameter(torch.ones(LARGE).reshape(-1, 50))
-    optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
+    optimizer = OPTIMIZERS[name].cls([parameter], lr=0.1)  # type: ignore[call-arg]
     if name in ("SGD", "RMSprop"):
         optimizer.param_groups[0]["momentum"] = 0.9
     program = optimizer_program(optimizer)

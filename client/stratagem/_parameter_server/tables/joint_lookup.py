@@ -217,7 +217,8 @@ class JointLookup:
         if in_run:
             self._keep(reads=True)
         else:
-            self._read(self._tables)
+            # Only a run may have rounded values.
+            self._read(self._tables, training=False)
         return self._found()
 
     def kept(self) -> Sequence[Lookup]:
@@ -240,7 +241,7 @@ class JointLookup:
             # Not a list, which would compare what they contain.
             fresh = {table for table in self._tables if table.pulled.is_empty}
             if reads:
-                self._read([table for table in self._tables if table in fresh])
+                self._read([table for table in self._tables if table in fresh], self.training)
             self._keep_each(fresh)
 
     def _keep_each(self, fresh: Collection[TableVariable]) -> None:
@@ -250,7 +251,7 @@ class JointLookup:
             else:
                 values.copy_(table.pulled_or_missing(self._rows[table], self.training))
 
-    def _read(self, tables: Sequence[TableVariable]) -> None:
+    def _read(self, tables: Sequence[TableVariable], training: bool) -> None:
         parts, rows, values = list[Any](), list[torch.Tensor](), list[torch.Tensor]()
         for table in tables:
             of_parts = self._rows_of_parts[table]
@@ -261,7 +262,7 @@ class JointLookup:
                     rows.append(wanted)
                     values.append(into)
         if parts:
-            tables[0].store.rows(parts, rows, self.training, values)
+            tables[0].store.rows(parts, rows, training, values)
 
     # What lookups find.
 
