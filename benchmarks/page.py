@@ -39,8 +39,9 @@ def tables(folder: Path) -> dict[str, str]:
     """What goes where, of the results that are in a folder."""
     reports = _reports(folder)
     found = {"goals": goals(reports).markdown() + "\n" + conditions(reports)}
-    if "scheduling" in reports:
-        found["scheduling"] = figures_table(reports["scheduling"].figures).markdown()
+    for name in ("clicks", "scheduling"):
+        if name in reports:
+            found[name] = figures_table(reports[name].figures).markdown()
     if "capacity" in reports:
         found["capacity"] = capacities(reports["capacity"]).markdown()
     files = {name.value: name.file for name in Name} | _PROGRAMS

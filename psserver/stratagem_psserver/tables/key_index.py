@@ -212,10 +212,14 @@ def _buckets_for(count: int) -> int:
 
 def _places_in_runs(ordered: torch.Tensor) -> torch.Tensor:
     """Return for each element of a sorted vector how many equal ones stand before it."""
-    counts = torch.unique_consecutive(ordered, return_counts=True)[1]
-    starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    places: torch.Tensor = torch.arange(len(ordered)) - starts
-    return places
+    each = ordered.numpy()
+    is_first = np.ones(len(each), np.bool_)
+    np.not_equal(each[1:], each[:-1], out=is_first[1:])
+    firsts = np.flatnonzero(is_first)
+    # torch's `repeat_interleave` shares out even some hundred elements among threads: it took a
+    # third of a step in which all rows were new.
+    starts = np.repeat(firsts, np.diff(firsts, append=len(each)))
+    return torch.from_numpy(np.arange(len(each)) - starts)
 
 
 MOST_KEYS = 1 << 19
