@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.harness.figures import Cell, Figure
 from benchmarks.harness.goal import Goal
 
-_PER_BASE_UNIT: Mapping[str, float] = {"s": 1, "ms": 1e3, "us": 1e6, "MB": 1e-6}
+_PER_BASE_UNIT: Mapping[str, float] = {"": 1, "s": 1, "ms": 1e3, "us": 1e6, "MB": 1e-6}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     @property
     def kind(self) -> _Kind:
         """The kind of the table's rows."""
-        return self.table.has_keys, self.table.shape[1:], self.table.dtype
+        return self.table.row_kind
 
 
 class SummedGradient(NamedTuple):

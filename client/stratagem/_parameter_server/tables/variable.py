@@ -79,6 +79,7 @@ class TableVariable(SplitVariable):
         pulled: The rows that the run of the replicas has looked up so far.
         pulling: To be held while that is read or written.
         summed: The gradient that was last handed to autograd, if it is added up already.
+        row_kind: Whether rows have keys, in place of numbers from 0; their shape and dtype.
     """
 
     parts: tuple[TableShard, ...]
@@ -96,6 +97,8 @@ class TableVariable(SplitVariable):
         super().__init__(traits, parts, layout)
         self.store = store
         self.reach = reach
+        # Asked for several times in each lookup.
+        self.row_kind = layout.coding is None, self.shape[1:], self.dtype
         self._hosted: HostedParameter | None = None
         self.pulling = threading.Lock()
         self.forget()
@@ -108,7 +111,7 @@ class TableVariable(SplitVariable):
     @property
     def has_keys(self) -> bool:
         """Whether its rows have keys, in place of numbers from 0."""
-        return self.layout.coding is None
+        return self.row_kind[0]
 
     @property
     def is_readable(self) -> bool:
@@ -181,7 +184,8 @@ class TableVariable(SplitVariable):
 
     def forget(self) -> None:
         """Pull rows anew from now on."""
-        self.pulled = PulledRows(self.shape[1:], self.dtype)
+        _, shape, dtype = self.row_kind
+        self.pulled = PulledRows(shape, dtype)
         self.summed = None
         self._prefetched: dict[int | None, list[Lookup]] = {}
 
