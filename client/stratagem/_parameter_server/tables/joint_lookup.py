@@ -8,7 +8,7 @@ slices of joint memory; a sort, a search and a sum of its own took most of a ste
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -242,14 +242,11 @@ class JointLookup:
             fresh = {table for table in self._tables if table.pulled.is_empty}
             if reads:
                 self._read([table for table in self._tables if table in fresh], self.training)
-            self._keep_each(fresh)
-
-    def _keep_each(self, fresh: Collection[TableVariable]) -> None:
-        for table, values in self._values.items():
-            if table in fresh:
-                table.pulled.add(self._rows[table], values)
-            else:
-                values.copy_(table.pulled_or_missing(self._rows[table], self.training))
+            for table, values in self._values.items():
+                if table in fresh:
+                    table.pulled.add(self._rows[table], values)
+                else:
+                    values.copy_(table.pulled_or_missing(self._rows[table], self.training))
 
     def _read(self, tables: Sequence[TableVariable], training: bool) -> None:
         parts, rows, values = list[Any](), list[torch.Tensor](), list[torch.Tensor]()
