@@ -208,17 +208,18 @@ class JointLookup:
 
     # Pulling.
 
-    def pulled(self, in_run: bool = True) -> Sequence[Lookup]:
-        """Bring the rows, and return the lookups.
+    def pulled(self) -> Sequence[Lookup]:
+        """Bring the rows as the run first looked each up, and return the lookups."""
+        self._keep(reads=True)
+        return self._found()
+
+    def read(self, rounded: bool) -> Sequence[Lookup]:
+        """Bring the rows as they are now, which no run keeps, and return the lookups.
 
         Args:
-            in_run: Whether each row is to be as the run first looked it up, and stay so.
+            rounded: Whether they may be rounded on their way, as a training step's may.
         """
-        if in_run:
-            self._keep(reads=True)
-        else:
-            # Only a run may have rounded values.
-            self._read(self._tables, training=False)
+        self._read(self._tables, rounded)
         return self._found()
 
     def kept(self) -> Sequence[Lookup]:
@@ -248,7 +249,7 @@ class JointLookup:
                 else:
                     values.copy_(table.pulled_or_missing(self._rows[table], self.training))
 
-    def _read(self, tables: Sequence[TableVariable], training: bool) -> None:
+    def _read(self, tables: Sequence[TableVariable], rounded: bool) -> None:
         parts, rows, values = list[Any](), list[torch.Tensor](), list[torch.Tensor]()
         for table in tables:
             of_parts = self._rows_of_parts[table]
@@ -259,7 +260,7 @@ class JointLookup:
                     rows.append(wanted)
                     values.append(into)
         if parts:
-            tables[0].store.rows(parts, rows, training, values)
+            tables[0].store.rows(parts, rows, rounded, values)
 
     # What lookups find.
 

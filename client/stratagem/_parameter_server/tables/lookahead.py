@@ -227,7 +227,7 @@ def _fetch(ahead: RowsAhead) -> None:
     """
     with suppress(StratagemError):
         for joint in _joint([each for each in ahead.wanted if not each.table.evicts]):
-            joint.pulled(in_run=False)
+            joint.read(joint.training)
             for table in {each.table for each in joint.lookups}:
                 ahead.stale[table] = torch.zeros(len(joint.rows_of(table)), dtype=torch.bool)
                 ahead.found[table] = joint
@@ -248,7 +248,7 @@ def _ask_again(ahead: RowsAhead) -> None:
             if stale.any()
         ]
         for joint in _joint(again):
-            for lookup in joint.pulled(in_run=False):
+            for lookup in joint.read(joint.training):
                 table, stale = lookup.wanted.table, ahead.stale[lookup.wanted.table]
                 ahead.found[table].values_of(table)[stale] = lookup.values[lookup.places]
                 stale.zero_()

@@ -166,7 +166,8 @@ class TableVariable(SplitVariable):
         for place, one in enumerate(waiting):
             if one.is_of(leaf, ids, training):
                 return waiting.pop(place)
-        (found,) = JointLookup([Wanted(self, leaf, ids)], training).pulled(replica is not None)
+        joint = JointLookup([Wanted(self, leaf, ids)], training)
+        (found,) = joint.read(rounded=False) if replica is None else joint.pulled()
         return found
 
     def prefetched(self, lookup: Lookup, replica: int | None = None) -> None:
