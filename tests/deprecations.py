@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from stratagem._core import deprecation
+from stratagem._core import options
 
 
 @contextmanager
 def warns_to_use(replacement: str) -> Iterator[None]:
     """Scope in which an old spelling is called, whose warning names a new one."""
-    deprecation.warned.clear()
+    options.warned.clear()
     with pytest.warns(DeprecationWarning, match=f"use {replacement}"):
         yield

@@ -10,21 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem import config
 from stratagem._core import tracebacks as _tracebacks
-from stratagem._core.contexts.context import has_strategy, in_cross_replica_context
-from stratagem._core.contexts.global_scope import experimental_set_strategy
+from stratagem._core.contexts import (
+    experimental_set_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
 from stratagem._core.device_names import device
-from stratagem._core.enums import (
+from stratagem._core.distributed_values import DistributedValues, Mirrored, PerReplica
+from stratagem._core.notices import Notice
+from stratagem._core.options import (
     CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
     ReduceOp,
+    RunOptions,
+    ValueContext,
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._core.notices import Notice
-from stratagem._core.options import CommunicationOptions, InputContext, RunOptions, ValueContext
-from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.distributed_values import DistributedValues, Mirrored, PerReplica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.replica_context import ReplicaContext, get_replica_context
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem._hosting import default_strategy as _default_strategy
 from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from stratagem._strategies.extended import StrategyExtended
@@ -90,7 +96,7 @@ if TYPE_CHECKING:
     from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
     from stratagem._cluster.spec import ClusterSpec
-    from stratagem._core.values.cross_device_ops import (
+    from stratagem._core.reduction import (
         CrossDeviceOps,
         HierarchicalCopyAllReduce,
         NcclAllReduce,
@@ -239,19 +245,19 @@ _LATE = {
     "ClusterDeviceFilters": "stratagem._cluster.device_filters",
     "ClusterSpec": "stratagem._cluster.spec",
     "ConfigProto": "stratagem_proto.v1.cluster_pb2",
-    "CrossDeviceOps": "stratagem._core.values.cross_device_ops",
+    "CrossDeviceOps": "stratagem._core.reduction",
     "DistributedDataset": "stratagem._input.dataset",
     "DistributedIterator": "stratagem._input.iterator",
     "DistributedOptimizer": "stratagem._hosting.optimizers.optimizer",
-    "HierarchicalCopyAllReduce": "stratagem._core.values.cross_device_ops",
+    "HierarchicalCopyAllReduce": "stratagem._core.reduction",
     "InputIterator": "stratagem._input.iterator",
     "MirroredStrategy": "stratagem._local.mirrored",
     "MultiStepContext": "stratagem._strategies.multi_step",
     "MultiWorkerMirroredStrategy": "stratagem._multi_worker.strategy",
-    "NcclAllReduce": "stratagem._core.values.cross_device_ops",
+    "NcclAllReduce": "stratagem._core.reduction",
     "OneDeviceStrategy": "stratagem._local.one_device",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
-    "ReductionToOneDevice": "stratagem._core.values.cross_device_ops",
+    "ReductionToOneDevice": "stratagem._core.reduction",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
     "ServerTasks": "stratagem._ps_client.moving.survey",

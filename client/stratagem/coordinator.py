@@ -4,7 +4,7 @@ from stratagem._coordinator.coordinator import ClusterCoordinator
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem._coordinator.standby import stand_by
-from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
+from stratagem._core.contexts import experimental_get_current_worker_index
 
 __all__ = [
     "ClusterCoordinator",

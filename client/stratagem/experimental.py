@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stratagem import partitioners
-from stratagem._core.enums import CommunicationImplementation
-from stratagem._core.options import CommunicationOptions, ValueContext
+from stratagem._core.options import CommunicationImplementation, CommunicationOptions, ValueContext
 from stratagem._input.iterator import Optional
 from stratagem._local.central_storage import CentralStorageStrategy
 from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy

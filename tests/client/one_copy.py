@@ -13,8 +13,7 @@ from torch import Tensor
 
 import stratagem
 from stratagem._core.device_names import torch_device
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.hosting import Hosting
 from stratagem._hosting.modules.adoption import Adoption

@@ -11,7 +11,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from stratagem import ClosureInputError, IndexedSlices
-from stratagem._core.values.distributed_values import Mirrored, PerReplica
+from stratagem._core.distributed_values import Mirrored, PerReplica
 from stratagem._shipping.outcome_forms import PLAIN
 from stratagem_proto.v1 import worker_pb2 as pb
 from tests.fuzzing.target import Target

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.programs.slot_names import SlotName
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import torch
 
-from stratagem._core.namesakes import Origin, Origins, form_of, origins_by_names
+from stratagem._core.names import Origin, Origins, form_of, origins_by_names
 from stratagem_proto.programs.slot_names import SlotName
 
 _KEY = "stratagem.origins"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stratagem._core.namesakes import Origin, form_of, origins_by_names
+from stratagem._core.names import Origin, form_of, origins_by_names
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.programs.slot_names import SlotName

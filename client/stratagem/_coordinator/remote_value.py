@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from stratagem._coordinator.closure import Result
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.tensors.operators import as_array
-from stratagem._core.values.distributed_values import DistributedValues, Mirrored
+from stratagem._core.distributed_values import DistributedValues, Mirrored
+from stratagem._core.nests import map_leaves
+from stratagem._core.tensors import as_array
 from stratagem._shipping.kinds import RemoteObject
 
 

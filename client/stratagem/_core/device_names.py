@@ -11,8 +11,23 @@ from types import TracebackType
 import torch
 from torch._C import _get_default_device, _len_torch_function_stack
 
-from stratagem._core.nesting import nesting_error
-from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
+
+
+def nesting_error(what: str) -> ContextError:
+    """Return the error for leaving a scope in which another one is open.
+
+    Args:
+        what: The kind of scope.
+
+    Spec: CTX-13.
+    """
+    return ContextError(
+        f"{what} scope nesting error: a scope that was opened inside of this one is "
+        "still open where this one is left; move experimental_set_strategy out of "
+        "`with`, or close the inner scope first"
+    )
+
 
 # Compiled, by `re` itself, only once a name is read.
 _PARTS = (

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from stratagem._core.enums import ReduceOp
     from stratagem._core.names import UniqueNames
-    from stratagem._core.options import CommunicationOptions, RunOptions
+    from stratagem._core.options import CommunicationOptions, ReduceOp, RunOptions
     from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

@@ -9,8 +9,8 @@ from weakref import finalize
 import torch
 from torch.optim import Optimizer
 
-from stratagem._core.values.regroup import select_replica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import select_replica
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import GroupStep, OptimizerStep
 from stratagem_proto.programs.optimizers import require_honoured, rule_named, values_of
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from stratagem._core.enums import ReduceOp
-from stratagem._core.values.without_rows import has_no_rows
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import has_no_rows
+from stratagem._core.options import ReduceOp
+from stratagem._core.variables import Variable
 
 if TYPE_CHECKING:
-    from stratagem._core.variables.variable import Variable
+    from stratagem._core.variables import Variable
     from stratagem._gradients.compressor import Compressor
     from stratagem._gradients.limiter import Limiter
     from stratagem._tracing.optimizer_rules import VariableRule

@@ -7,15 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stratagem._core.contexts import context as _context
-from stratagem._core.contexts.context import has_strategy, require_strategy
-from stratagem._core.contexts.scope import Scope
-from stratagem._core.distributed_variables.updating import smallest_by_name
-from stratagem._core.enums import ReduceOp
-from stratagem._core.options import CommunicationOptions, InputContext, ValueContext
-from stratagem._core.replicas.replica_context import ReplicaContext
-from stratagem._core.variables.creators import NextCreator, creator_scope
-from stratagem._core.variables.variable import Variable
+from stratagem._core import contexts
+from stratagem._core.contexts import Scope, has_strategy, require_strategy
+from stratagem._core.options import CommunicationOptions, InputContext, ReduceOp, ValueContext
+from stratagem._core.replica_context import ReplicaContext
+from stratagem._core.update_functions import smallest_by_name
+from stratagem._core.variable_creation import NextCreator, creator_scope
+from stratagem._core.variables import Variable
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
@@ -72,7 +70,7 @@ class _DefaultScope(Scope[Strategy]):
         if has_strategy():
             raise ContextError(
                 "Must not nest tf.distribute.Strategy scopes: the default strategy's "
-                f"is entered within that of {_context.get_strategy()}"
+                f"is entered within that of {contexts.get_strategy()}"
             )
         if not self._guards:
             self._require_unused()
@@ -90,7 +88,7 @@ class _DefaultScope(Scope[Strategy]):
 def _create_by_default(next_creator: NextCreator, **kwargs: Any) -> Variable:
     # Another strategy's scope may have been opened inside this one: CTX-15.
     if has_strategy():
-        require_strategy(_context.DEFAULT.strategy)
+        require_strategy(contexts.DEFAULT.strategy)
     return next_creator(**kwargs)
 
 
@@ -98,7 +96,7 @@ class _DefaultStrategy(Strategy):
     """One replica on whatever device torch uses. Spec: DEF-1 to DEF-11."""
 
     def __init__(self) -> None:
-        if hasattr(_context.DEFAULT, "strategy"):
+        if hasattr(contexts.DEFAULT, "strategy"):
             _refuse_second()
         super().__init__(_DefaultExtended(self))
 
@@ -202,5 +200,5 @@ class _DefaultReplicaContext(ReplicaContext):
 def install() -> None:
     """Put the default strategy in charge of this process."""
     strategy = _DefaultStrategy()
-    _context.DEFAULT.strategy = strategy
-    _context.DEFAULT.replica_context = _DefaultReplicaContext(strategy, 0)
+    contexts.DEFAULT.strategy = strategy
+    contexts.DEFAULT.replica_context = _DefaultReplicaContext(strategy, 0)

@@ -13,9 +13,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from stratagem._core.contexts.context import cross_replica
-from stratagem._core.contexts.scope import entered
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import cross_replica, entered
+from stratagem._core.variables import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._core.contexts.context import current_context, require_strategy
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.values.regroup import regroup
+from stratagem._core.contexts import current_context, require_strategy
+from stratagem._core.distributed_values import regroup
+from stratagem._core.nests import map_leaves
 from stratagem._input.peekable import Peekable
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import PassRead

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from stratagem._core.tensors.nests import leaves
+from stratagem._core.nests import leaves
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.peekable import Peekable
 from stratagem._input.reader import StatefulDataset, length

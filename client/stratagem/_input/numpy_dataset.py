@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stratagem._core.tensors.nests import leaves, map_leaves, opened
+from stratagem._core.nests import leaves, map_leaves, opened
 from stratagem_proto.errors import InvalidArgumentError
 
 

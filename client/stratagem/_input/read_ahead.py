@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from stratagem._core.replicas.replica_thread import TorchState
+from stratagem._core.replica_threads import TorchState
 
 _Item = TypeVar("_Item")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratagem._core.tensors.nests import leaves
+from stratagem._core.nests import leaves
 from stratagem._input.rounds import Position, Round
 from stratagem_proto.input_order import ENDED, BatchRead
 

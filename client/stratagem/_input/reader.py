@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from stratagem._core.tensors.nests import opened
+from stratagem._core.nests import opened
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 _NUMERIC_KINDS = frozenset("biufc")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from stratagem._core.tensors.nests import leaves, map_leaves
+from stratagem._core.nests import leaves, map_leaves
 from stratagem._input.reader import Reader, State
 from stratagem._input.splitting import cut, rows_in, split, without_rows
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.values.distributed_values import PerReplica
+from stratagem._core.distributed_values import PerReplica
+from stratagem._core.nests import map_leaves
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratagem._core.tensors.nests import leaves, map_leaves
+from stratagem._core.nests import leaves, map_leaves
 from stratagem_proto.errors import InvalidArgumentError, UnbatchedInputError
 
 

@@ -11,18 +11,17 @@ from torch.nn import Parameter
 
 from stratagem._core import device_names
 from stratagem._core.device_names import canonicalize, list_logical_devices, torch_device
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
-from stratagem._core.distributed_variables.mirrored import created_copies
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.distributed_variables.updating import run_updates, smallest_by_name
-from stratagem._core.enums import ReduceOp, VariableSynchronization
-from stratagem._core.options import CommunicationOptions
-from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_variables import (
+    AggregatingVariable,
+    SyncOnReadVariable,
+)
+from stratagem._core.options import CommunicationOptions, ReduceOp, VariableSynchronization
+from stratagem._core.update_functions import run_updates, smallest_by_name
+from stratagem._core.variable_creation import NextCreator, VariableTraits
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption
+from stratagem._local.extended import created_copies
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.devices import distinct_devices, require_local
 from stratagem._strategies.extended import StrategyExtended

@@ -9,11 +9,10 @@ import torch
 from torch.nn import Parameter
 
 from stratagem._core.device_names import torch_device
-from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import PerReplica
+from stratagem._core.reduction import CrossDeviceOps
+from stratagem._core.variable_creation import VariableTraits
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients.step import OptimizerStep, VariableGradients
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.adoption import Adoption

@@ -10,20 +10,22 @@ import torch
 
 from stratagem._core import device_names
 from stratagem._core.device_names import canonicalize
-from stratagem._core.distributed_variables.mirrored import (
+from stratagem._core.distributed_variables import (
     CopiedVariable,
     MirroredVariable,
-    created_copies,
-    require_mean_exists,
-    require_supported,
+    copy_name,
 )
-from stratagem._core.distributed_variables.updating import run_updates
-from stratagem._core.enums import ReduceOp, VariableSynchronization
-from stratagem._core.options import CommunicationOptions, InputContext
-from stratagem._core.values.reduction import Axis
-from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import (
+    CommunicationOptions,
+    InputContext,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from stratagem._core.reduction import Axis
+from stratagem._core.update_functions import run_updates
+from stratagem._core.variable_creation import NextCreator
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._local.copies import CopiesHosting
 from stratagem._local.replica_group import ReplicaGroup
@@ -35,6 +37,24 @@ if TYPE_CHECKING:
     from stratagem._input.sharding import InputWorker
     from stratagem.cluster_resolver import ClusterResolver
     from stratagem_proto.input_order import BatchRead
+
+
+def created_copies(
+    first: Variable, next_creator: NextCreator, devices: Sequence[str], kwargs: dict[str, Any]
+) -> list[Variable]:
+    """Return a variable and copies of it, of the same value. Spec: VAR-3.
+
+    Args:
+        first: The variable.
+        next_creator: Creates the copies.
+        devices: Where to.
+        kwargs: What `first` was created from.
+    """
+    value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
+    return [first] + [
+        next_creator(**{**kwargs, **value, "name": copy_name(first.name, number)}, device=device)
+        for number, device in enumerate(devices, start=1)
+    ]
 
 
 class CopiesExtended(StrategyExtended):
@@ -220,3 +240,30 @@ class CopiesExtended(StrategyExtended):
 
     def _input_left(self, here: bool, read: BatchRead | None) -> bool:
         return self._replicas.input_left(here, read)
+
+
+def require_supported(name: str, synchronization: VariableSynchronization) -> None:
+    """Check that copies can be kept in this way.
+
+    Raises:
+        InvalidArgumentError: They cannot. Spec: VAR-20.
+    """
+    if synchronization is VariableSynchronization.NONE:
+        raise InvalidArgumentError(
+            "`NONE` variable synchronization mode is not supported with copies on "
+            f"several devices; leave synchronization out for variable {name!r}"
+        )
+
+
+def require_mean_exists(variable: Variable) -> None:
+    """Check that the mean of assignments has the variable's dtype.
+
+    Raises:
+        InvalidArgumentError: It has not. Spec: VAR-23.
+    """
+    fractional = variable.dtype.is_floating_point or variable.dtype.is_complex
+    if variable.aggregation is VariableAggregation.MEAN and not fractional:
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} cannot have aggregation=MEAN and a "
+            f"non-floating dtype, {variable.dtype}; use SUM, or a floating dtype"
+        )

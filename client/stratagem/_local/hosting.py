@@ -13,8 +13,9 @@ from torch import nn
 from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState
 from stratagem._checkpoints.origins import origins_in, with_origins
 from stratagem._checkpoints.restore_status import RestoreStatus
-from stratagem._core.contexts.context import cross_replica
-from stratagem._core.namesakes import (
+from stratagem._core.contexts import cross_replica
+from stratagem._core.distributed_values import select_replica
+from stratagem._core.names import (
     Confusion,
     Origin,
     Origins,
@@ -24,8 +25,7 @@ from stratagem._core.namesakes import (
     lacking,
     surplus,
 )
-from stratagem._core.values.regroup import select_replica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.local import LocalOptimizers
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots

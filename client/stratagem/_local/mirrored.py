@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._core.device_names import list_logical_devices
-from stratagem._core.values.cross_device_ops import CrossDeviceOps, default_cross_device_ops
-from stratagem._core.variables.variable import Variable
+from stratagem._core.reduction import CrossDeviceOps, default_cross_device_ops
+from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.extended import CopiesExtended
 from stratagem._local.replica_group import LocalReplicas

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from stratagem._core.values.cross_device_ops import ReductionToOneDevice
-from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.variable import Variable
+from stratagem._core.reduction import ReductionToOneDevice
+from stratagem._core.variable_creation import NextCreator
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.default_strategy import OneReplicaExtended
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.copies import CopiesHosting

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._core.distributed_variables.mirrored import MirroredVariable
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.enums import ReduceOp
-from stratagem._core.options import CommunicationOptions
-from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.values.distributed_values import Mirrored, PerReplica
-from stratagem._core.values.placement import at_destinations, components
-from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes, reduce_nest
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import Mirrored, PerReplica, at_destinations, components
+from stratagem._core.distributed_variables import MirroredVariable, SyncOnReadVariable
+from stratagem._core.options import CommunicationOptions, ReduceOp
+from stratagem._core.reduction import (
+    Axis,
+    CrossDeviceOps,
+    combine,
+    gather,
+    reduce_axes,
+    reduce_nest,
+)
+from stratagem._core.variables import Variable
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError

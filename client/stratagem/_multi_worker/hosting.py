@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stratagem._core.enums import ReduceOp
-from stratagem._core.namesakes import Origin, exchanged
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.values.regroup import select_replica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import select_replica
+from stratagem._core.names import Origin, exchanged
+from stratagem._core.options import ReduceOp
+from stratagem._core.reduction import CrossDeviceOps
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._hosting.hosting import MadeElsewhere, Slots
 from stratagem._hosting.modules.adoption import Adoption

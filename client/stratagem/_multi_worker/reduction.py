@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 
-from stratagem._core.enums import ReduceOp
-from stratagem._core.options import CommunicationOptions
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.tensors.nests import leaves, map_leaves
-from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.values.placement import components, place
-from stratagem._core.values.reduction import (
+from stratagem._core.distributed_values import PerReplica, components, place
+from stratagem._core.nests import leaves, map_leaves
+from stratagem._core.options import CommunicationOptions, ReduceOp
+from stratagem._core.reduction import (
     Axis,
     addends,
     axis_sum,
@@ -30,6 +27,7 @@ from stratagem._core.values.reduction import (
     gather,
     sum_of_plain,
 )
+from stratagem._core.tensors import IndexedSlices
 from stratagem._local.replica_group import EQUAL_COPIES, AcrossReplicas, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
 

@@ -11,8 +11,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from stratagem._core.device_names import DeviceName, list_logical_devices
 from stratagem._core.options import CommunicationOptions
-from stratagem._core.values.cross_device_ops import default_cross_device_ops
-from stratagem._core.variables.variable import Variable
+from stratagem._core.reduction import default_cross_device_ops
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._input.sharding import InputWorker
 from stratagem._local.copies import Unite

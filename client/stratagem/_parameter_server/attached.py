@@ -11,10 +11,10 @@ import torch
 from torch.nn import Parameter
 
 from stratagem._cluster.membership import Membership
-from stratagem._core.enums import VariableAggregation, VariableSynchronization
-from stratagem._core.scalar_sinks import Sink
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import VariableAggregation, VariableSynchronization
+from stratagem._core.scalars import Sink
+from stratagem._core.variable_creation import VariableTraits
+from stratagem._core.variables import Variable
 from stratagem._hosting.attached import Attached
 from stratagem._hosting.hosting import MadeElsewhere, living_hostings
 from stratagem._hosting.modules.adoption import Adoption

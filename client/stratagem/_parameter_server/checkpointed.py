@@ -12,9 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stratagem._checkpoints.restore_status import RestoreStatus
-from stratagem._core.contexts.context import require_cross_replica_or_default
-from stratagem._core.contexts.scope import entered
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import entered, require_cross_replica_or_default
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable

@@ -12,7 +12,7 @@ import torch
 
 from stratagem._checkpoints.restore_status import RestoreStatus
 from stratagem._cluster.membership import Membership
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts import entered
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.cut import snapshot_of
 from stratagem._parameter_server.checkpoints.saving import Series

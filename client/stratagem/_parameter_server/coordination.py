@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._core.contexts.worker_index import runs_on_a_worker
+from stratagem._core.contexts import runs_on_a_worker
 from stratagem._core.protocols import AnyStrategy
-from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variable_creation import NextCreator
+from stratagem._core.variables import Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.own_rows import can_be_read_again
 from stratagem._input.pipeline import InputPipeline

@@ -11,14 +11,14 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
-from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.assignment import Write
+from stratagem._core.contexts import current_replica_id
 from stratagem._core.device_names import DeviceName, torch_device
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
-from stratagem._core.distributed_variables.updating import smallest_by_name
-from stratagem._core.enums import VariableSynchronization
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_variables import AggregatingVariable
+from stratagem._core.options import VariableSynchronization
+from stratagem._core.update_functions import smallest_by_name
+from stratagem._core.variable_creation import NextCreator
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._input.iterator import DistributedIterator

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from torch import nn
 
 from stratagem._core.names import UniqueNames
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import Hosting
 from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.other_steps import leave_to_optimizer

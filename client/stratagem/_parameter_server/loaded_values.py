@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.agreement import Agreement, Held, mark_of

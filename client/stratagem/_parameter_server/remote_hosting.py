@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stratagem._cluster.membership import Membership
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.step import GradientOverlap, OptimizerStep
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots

@@ -9,8 +9,8 @@ from itertools import chain
 
 import torch
 
-from stratagem._core.enums import ReduceOp
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import ReduceOp
+from stratagem._core.variables import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.step import GradientOverlap, OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore

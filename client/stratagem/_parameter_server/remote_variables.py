@@ -9,14 +9,12 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
-from stratagem._core.contexts.context import cross_replica, get_strategy
+from stratagem._core.assignment import Write
+from stratagem._core.contexts import cross_replica, get_strategy
 from stratagem._core.device_names import torch_device
-from stratagem._core.names import UniqueNames
-from stratagem._core.namesakes import form_of
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.initial_values import initial_tensor
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.names import UniqueNames, form_of
+from stratagem._core.variable_creation import VariableTraits, initial_tensor
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.task import Settings

@@ -13,8 +13,7 @@ import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
-from stratagem._core.contexts.context import require_cross_replica_or_default
-from stratagem._core.contexts.scope import Scope, entered
+from stratagem._core.contexts import Scope, entered, require_cross_replica_or_default
 from stratagem._core.device_names import canonicalize
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.optimizers.compiler import defer_compiler

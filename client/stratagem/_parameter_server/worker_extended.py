@@ -12,12 +12,11 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts import entered
 from stratagem._core.device_names import DeviceName
-from stratagem._core.enums import ReduceOp
-from stratagem._core.options import CommunicationOptions, InputContext
-from stratagem._core.values.reduction import Axis
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import CommunicationOptions, InputContext, ReduceOp
+from stratagem._core.reduction import Axis
+from stratagem._core.variables import Variable
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._parameter_server.coordination import Coordination

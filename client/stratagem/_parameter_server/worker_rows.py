@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.variable import Variable
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem_proto.errors import FailedPreconditionError
 
 _KEY = "tensor"

@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from stratagem._core.contexts.presence import Presence
+from stratagem._core.contexts import Presence
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 
 

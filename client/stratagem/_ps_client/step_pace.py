@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from statistics import median
 
-from stratagem._core.contexts.context import get_replica_context, has_strategy
+from stratagem._core.contexts import get_replica_context, has_strategy
 from stratagem._ps_client.closure_identity import is_running
 from stratagem_proto.v1.session_pb2 import StepPace as StepPaceMessage
 

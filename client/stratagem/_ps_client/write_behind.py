@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from stratagem._core.contexts.presence import Presence
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.contexts import Presence
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.step_count import StepCount
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import hyperparameters_of
 from stratagem._hosting.attached import Attached
 from stratagem._hosting.modules.hosted_parameter import HostedParameter

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts import entered
 from stratagem._hosting.hosting import hosting_of
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping.classes import read_by_program
 from stratagem._shipping.pickling import ATOMS, Pickler, is_plain_tensor, reduced_tensor

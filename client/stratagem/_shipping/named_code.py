@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from stratagem._core.enums import ReduceOp
+from stratagem._core.options import ReduceOp
 from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.classes import Classes
 from stratagem._shipping.pickling import Unpickler, _rebuilt, partial_of

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from stratagem._core.contexts.context import require_cross_replica_or_default
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts import entered, require_cross_replica_or_default
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts import require_cross_replica_or_default
 from stratagem._core.options import InputContext, ValueContext
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended_arguments import require_function

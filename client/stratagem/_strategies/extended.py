@@ -8,27 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._core.contexts.context import (
+from stratagem._core.contexts import (
     current_context,
+    entered,
     require_cross_replica_or_default,
     require_strategy,
 )
-from stratagem._core.contexts.scope import entered
-from stratagem._core.distributed_variables.updating import (
+from stratagem._core.distributed_values import (
+    marked,
+    refused_destinations,
+    replicas_without_rows,
+    running_without_rows,
+)
+from stratagem._core.names import UniqueNames, form_of
+from stratagem._core.options import ReduceOp, destined_reduce_op_from
+from stratagem._core.replica_context import get_replica_context
+from stratagem._core.scalars import Scalars
+from stratagem._core.update_functions import (
     has_differing_copies,
     require_equal_copies,
     require_same_everywhere,
 )
-from stratagem._core.enums import ReduceOp, destined_reduce_op_from
-from stratagem._core.names import UniqueNames
-from stratagem._core.namesakes import form_of
-from stratagem._core.replicas.replica_context import get_replica_context
-from stratagem._core.scalars import Scalars
-from stratagem._core.values.placement import refused_destinations
-from stratagem._core.values.without_rows import marked, replicas_without_rows, running_without_rows
-from stratagem._core.variables.creators import NextCreator, creator_scope
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variable_creation import NextCreator, VariableTraits, creator_scope
+from stratagem._core.variables import Variable
 from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._strategies import extended_arguments
 from stratagem._strategies.hooks import StrategyHooks

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core.distributed_values import DistributedValues, refused_destinations
+from stratagem._core.nests import opened
 from stratagem._core.options import RunOptions
-from stratagem._core.tensors.nests import opened
-from stratagem._core.values.distributed_values import DistributedValues
-from stratagem._core.values.placement import refused_destinations
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:

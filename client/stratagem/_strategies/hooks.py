@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._core import device_names
+from stratagem._core.assignment import Write
+from stratagem._core.distributed_values import (
+    DistributedValues,
+    per_replica_values,
+    select_component,
+)
+from stratagem._core.nests import leaves, map_leaves, opened
 from stratagem._core.options import InputContext
-from stratagem._core.tensors.nests import leaves, map_leaves, opened
-from stratagem._core.values.distributed_values import DistributedValues
-from stratagem._core.values.reduction import Axis, combine, gather, reduce_axes
-from stratagem._core.values.regroup import per_replica_values, select_component
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.variable import Variable
+from stratagem._core.reduction import Axis, combine, gather, reduce_axes
+from stratagem._core.variables import Variable
 from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus
-    from stratagem._core.enums import ReduceOp
-    from stratagem._core.options import CommunicationOptions, ValueContext
+    from stratagem._core.options import CommunicationOptions, ReduceOp, ValueContext
     from stratagem._core.protocols import AnyHosting
     from stratagem._core.scalars import Scalars
-    from stratagem._core.variables.creators import NextCreator
+    from stratagem._core.variable_creation import NextCreator
     from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._input.sharding import InputWorker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stratagem._core.contexts.context import get_strategy
-from stratagem._core.enums import ReduceOp
-from stratagem._core.replicas.replica_context import get_replica_context
-from stratagem._core.tensors.nests import leaves
+from stratagem._core.contexts import get_strategy
+from stratagem._core.nests import leaves
+from stratagem._core.options import ReduceOp
+from stratagem._core.replica_context import get_replica_context
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from stratagem._core.contexts.context import require_cross_replica_or_default
-from stratagem._core.contexts.scope import entered
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.options import InputContext
+from stratagem._core.contexts import entered, require_cross_replica_or_default
+from stratagem._core.options import InputContext, old_spelling
 from stratagem._input.options import InputOptions, InputReplicationMode
 from stratagem._strategies.described_cluster import require_described
 from stratagem._strategies.extended_arguments import require_function

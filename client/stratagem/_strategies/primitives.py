@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
-from stratagem._core.distributed_variables.updating import run_update
-from stratagem._core.enums import ReduceOp
-from stratagem._core.replicas.threads import run_replicas
-from stratagem._core.values.placement import place
-from stratagem._core.values.reduction import reduce_nest
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import place
+from stratagem._core.distributed_variables import AggregatingVariable
+from stratagem._core.options import ReduceOp
+from stratagem._core.reduction import reduce_nest
+from stratagem._core.replica_threads import run_replicas
+from stratagem._core.update_functions import run_update
+from stratagem._core.variables import Variable
 from stratagem._strategies.multi_step import GivesInputs, MultiStepContext, run_steps
 from stratagem_proto.errors import InvalidArgumentError
 

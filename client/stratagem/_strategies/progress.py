@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from stratagem._core.contexts.context import current_context
-from stratagem._core.scalar_sinks import Sink
+from stratagem._core.contexts import current_context
+from stratagem._core.scalars import Sink
 from stratagem_proto.errors import ContextError, InvalidTypeError
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from stratagem._core.contexts import context
-from stratagem._core.contexts.context import (
+from stratagem._core import contexts
+from stratagem._core.contexts import (
+    ImplicitScope,
+    Scope,
     current_context,
     require_cross_replica_or_default,
     running_with,
 )
-from stratagem._core.contexts.scope import ImplicitScope, Scope
-from stratagem._core.enums import ReduceOp, reduce_op_from
-from stratagem._core.options import RunOptions
-from stratagem._core.tensors.nests import leaves
-from stratagem._core.values.reduction import Axis
-from stratagem._core.values.without_rows import warn_of_replicas_without_rows
+from stratagem._core.distributed_values import warn_of_replicas_without_rows
+from stratagem._core.nests import leaves
+from stratagem._core.options import ReduceOp, RunOptions, reduce_op_from
+from stratagem._core.reduction import Axis
 from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
@@ -237,9 +237,9 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
 
 
 # The stack of contexts is below strategies and knows no more than that they are there.
-get_strategy: Callable[[], Strategy] = cast("Callable[[], Strategy]", context.get_strategy)
+get_strategy: Callable[[], Strategy] = cast("Callable[[], Strategy]", contexts.get_strategy)
 
 
 def default_strategy() -> Strategy:
     """Return the strategy that is in charge outside of every scope."""
-    return cast("Strategy", context.DEFAULT.strategy)
+    return cast("Strategy", contexts.DEFAULT.strategy)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts import entered
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._shipping.outcome_forms import OutcomeForm, form_of_hosts
 from stratagem._strategies.multi_step import MultiStepContext, run_steps

@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem._cluster.spec import Tasks
 from stratagem._core.device_names import DeviceName, list_logical_devices
-from stratagem._core.values.cross_device_ops import default_cross_device_ops
+from stratagem._core.reduction import default_cross_device_ops
 from stratagem._local.extended import CopiesExtended
 from stratagem._local.replica_group import LocalReplicas, ReplicaGroup
 from stratagem._multi_worker.place import WorkerPlace

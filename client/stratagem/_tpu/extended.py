@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from stratagem._core.options import InputContext
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from stratagem._local.extended import CopiesExtended

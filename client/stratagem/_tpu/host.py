@@ -13,13 +13,14 @@ from torch.nn import Parameter
 
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._core.device_names import torch_device
-from stratagem._core.distributed_variables.mirrored import MirroredVariable, copy_name
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.enums import VariableAggregation, VariableSynchronization
-from stratagem._core.options import CommunicationOptions
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_variables import MirroredVariable, SyncOnReadVariable, copy_name
+from stratagem._core.options import (
+    CommunicationOptions,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from stratagem._core.variable_creation import VariableTraits
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.hosting import MadeElsewhere, living_hostings
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.copies import CopiesHosting

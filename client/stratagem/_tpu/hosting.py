@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.variables.variable import Variable
+from stratagem._core.reduction import CrossDeviceOps
+from stratagem._core.variables import Variable
 from stratagem._gradients.local import LocalOptimizers
 from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import CopiesHosting, Unite

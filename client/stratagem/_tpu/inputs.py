@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from stratagem._core.tensors.nests import leaves
-from stratagem._core.values.placement import components
+from stratagem._core.distributed_values import components
+from stratagem._core.nests import leaves
 from stratagem._input.iterator import DistributedIterator
 from stratagem._strategies.multi_step import GivesInputs
 from stratagem._strategies.strategy import Strategy

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch.nn import Parameter
 
-from stratagem._core.distributed_variables.mirrored import CopiedVariable
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_variables import CopiedVariable
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from stratagem._core.device_names import canonicalize
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.values.cross_device_ops import ReductionToOneDevice
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_variables import SyncOnReadVariable
+from stratagem._core.reduction import ReductionToOneDevice
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import Unite
 from stratagem._local.extended import CopiesExtended

@@ -11,11 +11,10 @@ from weakref import ref
 import torch
 from torch.nn import Parameter
 
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.values.distributed_values import DistributedValues
-from stratagem._core.values.regroup import regroup
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import DistributedValues, regroup
+from stratagem._core.distributed_variables import SyncOnReadVariable
+from stratagem._core.nests import map_leaves
+from stratagem._core.variables import Variable
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._tracing.lifting import Lifter
 from stratagem._tracing.source import definition_of, refused
 

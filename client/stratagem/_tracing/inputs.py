@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import torch
 
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.assignment import Write
+from stratagem._core.variable_creation import VariableTraits
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._tracing.numbers import NumberNode, traced
 from stratagem._tracing.recording import RecordedValue, Recording, Source
 from stratagem._tracing.source import refused

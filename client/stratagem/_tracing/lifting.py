@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 import torch
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.variable import Variable
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem._tracing.numbers import MATH_STAND_INS, as_number
 from stratagem._tracing.source import Location, refused
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.source import Location, here, refused
 from stratagem_proto.errors import StratagemError

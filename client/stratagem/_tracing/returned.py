@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.variables.variable import Variable
+from stratagem._core.nests import map_leaves
+from stratagem._core.variables import Variable
 from stratagem._tracing.inputs import TracedInputs, TracedVariable
 from stratagem._tracing.numbers import is_traced, node_of
 from stratagem._tracing.recording import RecordedValue, Source

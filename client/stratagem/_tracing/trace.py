@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._tracing.encoding import encode_graph
 from stratagem._tracing.inputs import TracedInputs, TracedVariable
 from stratagem._tracing.lifting import Lifter

@@ -8,7 +8,7 @@ too.
 
 from __future__ import annotations
 
-from stratagem._core.enums import VariableAggregation
+from stratagem._core.options import VariableAggregation
 from stratagem.contrib._loops import MultiStepContext
 from stratagem.contrib._strategies import (
     MirroredStrategy,

@@ -8,11 +8,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.enums import VariableAggregation
-from stratagem._core.options import InputContext
-from stratagem._core.replicas.replica_context import get_replica_context
-from stratagem._core.values.regroup import select_replica
+from stratagem._core.distributed_values import select_replica
+from stratagem._core.options import InputContext, VariableAggregation, old_spelling
+from stratagem._core.replica_context import get_replica_context
 from stratagem._input.input_function import dataset_of, input_function_pipeline
 from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import old_spelling
+from stratagem._core.variables import Variable
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

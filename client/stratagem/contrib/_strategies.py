@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 import torch
 
 from stratagem._cluster.spec import ClusterSpec
-from stratagem._core.contexts.context import cross_replica
-from stratagem._core.deprecation import old_spelling
+from stratagem._core.contexts import cross_replica
 from stratagem._core.device_names import list_logical_devices
-from stratagem._core.enums import VariableAggregation
-from stratagem._core.values.cross_device_ops import CrossDeviceOps
-from stratagem._core.values.distributed_values import Mirrored
+from stratagem._core.distributed_values import Mirrored
+from stratagem._core.options import VariableAggregation, old_spelling
+from stratagem._core.reduction import CrossDeviceOps
 from stratagem._local import mirrored, one_device
 from stratagem._parameter_server import strategy as parameter_server
 from stratagem._strategies.described_cluster import require_described

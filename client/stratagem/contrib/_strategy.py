@@ -8,14 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stratagem._core.contexts.context import in_cross_replica_context, require_strategy
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.enums import VariableAggregation
-from stratagem._core.options import RunOptions
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.values.placement import components
-from stratagem._core.values.regroup import select_replica_mirrored
+from stratagem._core.contexts import in_cross_replica_context, require_strategy
+from stratagem._core.distributed_values import PerReplica, components, select_replica_mirrored
+from stratagem._core.nests import map_leaves
+from stratagem._core.options import RunOptions, VariableAggregation, old_spelling
 from stratagem._input.iterator import InputIterator
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._loops import MultiStepContext, PerDeviceDataset, Step, unpacking

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from stratagem._core import device_names
-from stratagem._core.contexts.context import (
+from stratagem._core.contexts import (
     DEFAULT,
     has_strategy,
     in_cross_replica_context,
     require_replica,
 )
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
-from stratagem._core.variables.variable import Variable
+from stratagem._core.options import old_spelling
+from stratagem._core.replica_context import ReplicaContext, get_replica_context
+from stratagem._core.variables import Variable
 from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem.contrib._strategies import DefaultStrategy
 from stratagem.contrib._strategy import DistributionStrategy, entered, in_tower_words

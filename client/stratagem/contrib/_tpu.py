@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._core.deprecation import old_spelling
 from stratagem._core.device_names import canonicalize
-from stratagem._core.enums import ReduceOp, VariableAggregation
-from stratagem._core.options import RunOptions
-from stratagem._core.values.distributed_values import DistributedValues
-from stratagem._core.values.placement import components
-from stratagem._core.values.reduction import combine
+from stratagem._core.distributed_values import DistributedValues, components
+from stratagem._core.options import ReduceOp, RunOptions, VariableAggregation, old_spelling
+from stratagem._core.reduction import combine
 from stratagem._input.iterator import InputIterator
 from stratagem._strategies.described_cluster import require_described
 from stratagem._tpu import strategy as hosts

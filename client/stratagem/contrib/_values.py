@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stratagem._core import device_names
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.enums import ReduceOp, VariableAggregation
-from stratagem._core.values.distributed_values import DistributedValues, PerReplica
-from stratagem._core.values.placement import components
-from stratagem._core.values.reduction import combine
-from stratagem._core.values.regroup import select_replica_mirrored
+from stratagem._core.distributed_values import (
+    DistributedValues,
+    PerReplica,
+    components,
+    select_replica_mirrored,
+)
+from stratagem._core.options import ReduceOp, VariableAggregation, old_spelling
+from stratagem._core.reduction import combine
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import stratagem
 from stratagem import PerReplica, Variable
-from stratagem._core.contexts.context import updating
+from stratagem._core.contexts import updating
 from stratagem._hosting.modules.hosted_parameter import (
     HostedParameter,
     hosted_parameter,

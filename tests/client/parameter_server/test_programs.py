@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._core.enums import ReduceOp
+from stratagem._core.options import ReduceOp
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import GroupStep, OptimizerStep

@@ -10,7 +10,7 @@ import torch
 import stratagem
 from stratagem import MirroredStrategy, NcclAllReduce, ReductionToOneDevice, config
 from stratagem._core.device_names import canonicalize, torch_device
-from stratagem._core.values.cross_device_ops import default_cross_device_ops
+from stratagem._core.reduction import default_cross_device_ops
 
 LOCAL = "/job:localhost/replica:0/task:0/device:GPU:"
 

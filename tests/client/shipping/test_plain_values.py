@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stratagem import IndexedSlices, InvalidTypeError
-from stratagem._core.values.distributed_values import Mirrored, PerReplica
+from stratagem._core.distributed_values import Mirrored, PerReplica
 from stratagem._shipping.outcome_forms import PLAIN
 
 

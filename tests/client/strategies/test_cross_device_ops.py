@@ -17,7 +17,7 @@ from stratagem import (
     PerReplica,
     ReductionToOneDevice,
 )
-from stratagem._core.values.cross_device_ops import (
+from stratagem._core.reduction import (
     default_cross_device_ops,
     nccl_connects,
 )

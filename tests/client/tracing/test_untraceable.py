@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables import LocalVariable
 from stratagem._tracing.trace import trace
 from stratagem_proto.errors import UpdateFunctionError
 from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables import LocalVariable
 from stratagem._tracing.trace import TracedUpdate
 from stratagem_proto.v1.update_program_pb2 import GraphInput
 

@@ -8,7 +8,7 @@ import torch
 
 import stratagem
 from stratagem import Variable
-from stratagem._core.tensors.operators import as_array
+from stratagem._core.tensors import as_array
 
 
 @pytest.mark.parametrize(

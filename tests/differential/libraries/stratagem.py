@@ -16,10 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import stratagem
 from stratagem._cluster import roles
-from stratagem._core import device_names
-from stratagem._core.contexts import context
-from stratagem._core.values import regroup
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core import contexts, device_names, distributed_values
+from stratagem._core.variable_creation import creator_scope
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem.cluster_resolver import _slurm
 from tests.client.clusters import running
@@ -39,7 +37,9 @@ class Stratagem:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.distribute = self.v1 = Names(stratagem, stratagem.experimental, regroup, context)
+        self.distribute = self.v1 = Names(
+            stratagem, stratagem.experimental, distributed_values, contexts
+        )
         self.contrib: Any = stratagem.contrib
         self.roles: Any = roles
         self.devices: Any = device_names

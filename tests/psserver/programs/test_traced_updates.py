@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem import IndexedSlices, Variable
-from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables import LocalVariable
 from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.programs.graph_run import prepare

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._core.contexts.context import current_replica_id
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core.contexts import current_replica_id
+from stratagem._core.variable_creation import creator_scope
 from tests.client.two_replicas import TwoReplicas, number, shared
 from tests.spec.contexts.contexts import CROSS, DEFAULT, REPLICA, state
 

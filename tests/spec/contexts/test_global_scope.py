@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import stratagem
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core.variable_creation import creator_scope
 from tests.client.two_replicas import TwoReplicas
 from tests.spec.contexts.contexts import CROSS, DEFAULT, state
 

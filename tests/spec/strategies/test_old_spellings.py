@@ -12,13 +12,13 @@ import torch
 
 import stratagem
 from stratagem import contrib, experimental
-from stratagem._core import deprecation
+from stratagem._core import options
 from stratagem._strategies.old_spellings import MovedToExtended
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:
-    deprecation.warned.clear()
+    options.warned.clear()
     strategy = stratagem.OneDeviceStrategy("CPU:0")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -36,7 +36,7 @@ def test_a_process_is_told_once_of_each_spelling() -> None:
 
 
 def test_where_warnings_are_errors_every_use_is_one() -> None:
-    deprecation.warned.clear()
+    options.warned.clear()
     for _ in range(2):
         with pytest.raises(DeprecationWarning, match=r"use stratagem\.OneDeviceStr"):
             contrib.OneDeviceStrategy("CPU:0")

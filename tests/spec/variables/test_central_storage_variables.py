@@ -17,8 +17,8 @@ from stratagem import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
-from stratagem._core.variables.local import LocalVariable
+from stratagem._core.distributed_variables import AggregatingVariable
+from stratagem._core.variables import LocalVariable
 from tests.client.two_replicas import number, shared
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN

@@ -15,9 +15,8 @@ from stratagem import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._core.distributed_variables.mirrored import MirroredVariable
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core.distributed_variables import MirroredVariable, SyncOnReadVariable
+from stratagem._core.variable_creation import creator_scope
 from tests.client.two_replicas import number
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"

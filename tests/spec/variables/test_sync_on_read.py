@@ -17,7 +17,7 @@ from stratagem import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
+from stratagem._core.distributed_variables import SyncOnReadVariable
 from tests.client.two_replicas import number
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN

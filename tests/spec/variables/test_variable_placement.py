@@ -10,7 +10,7 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, partitioners
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core.variable_creation import creator_scope
 from tests.client.clusters import Cluster, running, tasks_of
 
 

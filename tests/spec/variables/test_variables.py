@@ -12,8 +12,8 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, VariableSynchronization
-from stratagem._core.replicas import threads
-from stratagem._core.variables.creators import creator_scope
+from stratagem._core.replica_threads import canonical_name
+from stratagem._core.variable_creation import creator_scope
 from tests.client.two_replicas import HOME, TwoReplicas, number, shared
 
 MEAN = VariableAggregation.MEAN
@@ -171,7 +171,7 @@ def test_the_innermost_creator_sees_the_call_first(strategy: TwoReplicas) -> Non
 @pytest.mark.spec("VAR-10")
 def test_canonical_names_have_no_numbers(name: str | None, canonical: str) -> None:
     """Every `_<digits>` directly before a `/`, and a trailing one."""
-    assert threads.canonical_name(name) == canonical
+    assert canonical_name(name) == canonical
 
 
 @pytest.mark.spec("VAR-10")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from stratagem import Variable
-from stratagem._core.interruption import is_interruptible, uninterrupted
+from stratagem._core.waiting import is_interruptible, uninterrupted
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running

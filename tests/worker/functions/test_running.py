@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
+from stratagem._core.contexts import experimental_get_current_worker_index
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._shipping.outcome_forms import PICKLED
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stratagem import ParameterServerStrategy, Variable
-from stratagem._core.interruption import Guard, guarded_by
+from stratagem._core.waiting import Guard, guarded_by
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.group import ServerGroup

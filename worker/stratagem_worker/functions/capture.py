@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from stratagem._core.contexts.presence import Presence
+from stratagem._core.contexts import Presence
 from stratagem_proto.lines import LineSplitter, visible
 from stratagem_proto.v1 import worker_pb2 as pb
 

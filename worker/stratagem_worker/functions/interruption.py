@@ -16,7 +16,7 @@ from importlib import _bootstrap
 from types import CodeType
 from typing import Generic, TypeVar
 
-from stratagem._core.interruption import Guard, guarded_by
+from stratagem._core.waiting import Guard, guarded_by
 from stratagem_proto.whereabouts import stack_of
 
 Name = TypeVar("Name")
@@ -43,7 +43,7 @@ class Interruptible(Generic[Name]):
 
     CPython raises the exception in the thread before one of the next instructions of its Python
     code. That must not be one of our own, so there is no lock here: one that is just being taken
-    would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.interruption`),
+    would stay taken. Nor one of gRPC's, so it is put off there (`stratagem._core.waiting`),
     nor one of a module that is being imported, nor one of a `__del__`, or of a callback of a weak
     reference or of the collector, where Python drops exceptions.
     """

@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from stratagem._core.contexts.global_scope import clear_remains
-from stratagem._core.contexts.worker_index import on_worker
+from stratagem._core.contexts import clear_remains, on_worker
 from stratagem._ps_client.closure_identity import running
 from stratagem._ps_client.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from stratagem._core.contexts.context import cross_replica, current_replica_id
+from stratagem._core.contexts import cross_replica, current_replica_id
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader
 
 from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
 from stratagem._coordinator.monitor import Patience
-from stratagem._core.contexts.worker_index import experimental_get_current_worker_index, on_worker
-from stratagem._core.variables.creators import NextCreator, creator_scope
-from stratagem._core.variables.local import LocalVariable
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import experimental_get_current_worker_index, on_worker
+from stratagem._core.variable_creation import NextCreator, creator_scope
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.own_rows import can_be_read_again
 from stratagem._input.reader import Reader, check_dataset, is_dataset

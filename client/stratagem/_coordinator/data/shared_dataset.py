@@ -13,7 +13,7 @@ from typing import Any
 from stratagem._coordinator.completion_reporter import CompletionReporter
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
 from stratagem._coordinator.data.worker_values import WorkerValues
-from stratagem._core.contexts.worker_index import on_worker
+from stratagem._core.contexts import on_worker
 from stratagem._core.names import UniqueNames
 from stratagem._input.numbered_batches import NumberedBatches, Order, require_numbered, seed_of
 from stratagem._input.read_order import digest_of_indices

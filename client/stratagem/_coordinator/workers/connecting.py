@@ -10,7 +10,7 @@ from itertools import count
 from stratagem._cluster.membership import COORDINATOR
 from stratagem._coordinator.completion_reporter import CompletionReporter
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.connections.session import Identity

@@ -16,10 +16,8 @@ from torch import nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from stratagem._core.contexts.context import cross_replica, current_replica_id
-from stratagem._core.names import UniqueNames
-from stratagem._core.namesakes import form_of
-from stratagem._core.program_frames import labels_of
+from stratagem._core.contexts import cross_replica, current_replica_id
+from stratagem._core.names import UniqueNames, form_of, labels_of
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.other_steps import OpenScope, require_untrained
 from stratagem._hosting.modules.registry import Owner, ParameterRegistry

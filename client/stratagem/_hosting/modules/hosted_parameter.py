@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from stratagem._core.contexts.context import current_replica_id
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import current_replica_id
+from stratagem._core.variables import Variable
 from stratagem._hosting.modules.outside_changes import OutsideChanges
 
 # More of them are looked through before the next step does.

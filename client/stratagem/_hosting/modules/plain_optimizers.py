@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
-from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.replica_context import get_replica_context
 from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.other_steps import adopt_before_step
 from stratagem._hosting.modules.unscoped import workers

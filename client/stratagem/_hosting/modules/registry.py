@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
 from stratagem._hosting.modules.replica_buffers import ReplicaView

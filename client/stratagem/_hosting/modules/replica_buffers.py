@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.contexts import current_replica_id
 
 Value = TypeVar("Value")
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import torch
 from torch.optim import Optimizer
 
-from stratagem._core.contexts.context import (
+from stratagem._core.contexts import (
     current_context,
     current_replica_id,
     has_strategy,
     updating,
 )
-from stratagem._core.enums import ReduceOp, reduce_op_from
-from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.options import ReduceOp, reduce_op_from
+from stratagem._core.replica_context import get_replica_context
 from stratagem._gradients.compressor import compressor_for
 from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import Contribution, OptimizerStep, group_steps, untouched
@@ -32,7 +32,7 @@ from stratagem_proto.errors import ContextError, FailedPreconditionError, Invali
 from stratagem_proto.programs.gradient_limits import GradientLimits
 
 if TYPE_CHECKING:
-    from stratagem._core.replicas.replica_context import ReplicaContext
+    from stratagem._core.replica_context import ReplicaContext
     from stratagem._hosting.hosting import Hosting
     from stratagem._strategies.strategy import Strategy
     from stratagem.compression import Compression

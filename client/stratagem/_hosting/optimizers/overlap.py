@@ -9,7 +9,7 @@ from weakref import WeakMethod
 
 import torch
 
-from stratagem._core.values.without_rows import has_no_rows
+from stratagem._core.distributed_values import has_no_rows
 from stratagem._gradients.step import GradientOverlap
 from stratagem._hosting.optimizers.trained import TrainedTensors
 from stratagem_proto.errors import FailedPreconditionError

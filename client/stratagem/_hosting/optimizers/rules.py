@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import GroupStep
 from stratagem_proto.programs.optimizers import OptimizerRule, require_honoured, values_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts import require_cross_replica_or_default
 from stratagem._hosting.optimizers.state_elsewhere import StateElsewhere, refused
 from stratagem._hosting.optimizers.trained import Trained, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import OptimizerWrapper

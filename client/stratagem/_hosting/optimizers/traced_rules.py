@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.optim import Optimizer
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import GroupStep, hyperparameters_of
 from stratagem._hosting.optimizers.rules import Groups, State
 from stratagem._tracing.captured import Captured

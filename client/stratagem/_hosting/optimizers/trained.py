@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
-from stratagem._core.contexts.context import current_replica_id, has_strategy
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import current_replica_id, has_strategy
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
 from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.other_steps import leave_to_optimizer

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from stratagem._checkpoints.origins_on_servers import origins_of
 from stratagem._cluster.membership import Membership
-from stratagem._core.namesakes import (
+from stratagem._core.names import (
     Confusion,
     Origin,
     Origins,

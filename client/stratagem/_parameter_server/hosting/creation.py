@@ -10,10 +10,8 @@ import torch
 
 from stratagem._checkpoints.origins_on_servers import origins_of
 from stratagem._cluster.membership import Membership
-from stratagem._core.names import UniqueNames
-from stratagem._core.namesakes import Origin
-from stratagem._core.variables.initial_values import require_dense
-from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.names import Origin, UniqueNames
+from stratagem._core.variable_creation import VariableTraits, require_dense
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun, follow
 from stratagem._parameter_server.hosting.store import RemoteStore

@@ -8,7 +8,7 @@ from operator import is_
 
 import torch
 
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
 from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.pushing.push import Update
 from stratagem._parameter_server.variables.split_variable import parts_of

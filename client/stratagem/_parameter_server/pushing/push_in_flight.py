@@ -11,7 +11,7 @@ from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 import torch
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.wire.placed import SegmentLayout

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from stratagem._core.interruption import uninterrupted
-from stratagem._core.variables.variable import Variable
+from stratagem._core.variables import Variable
+from stratagem._core.waiting import uninterrupted
 from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.push import Update
 from stratagem._parameter_server.variables.split_variable import SplitVariable, values_of_rows

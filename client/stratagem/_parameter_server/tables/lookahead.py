@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import nn
 
-from stratagem._core.interruption import uninterrupted
-from stratagem._core.tensors.indexed_slices import require_integers
-from stratagem._core.tensors.nests import leaves
-from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.distributed_values import DistributedValues
+from stratagem._core.nests import leaves
+from stratagem._core.tensors import require_integers
+from stratagem._core.waiting import uninterrupted
 from stratagem._gradients.step import OptimizerStep
 from stratagem._input.lookahead import Lookups
 from stratagem._parameter_server.hosting.store import RemoteStore

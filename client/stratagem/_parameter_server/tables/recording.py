@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import swap_tensors
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.contexts import current_replica_id
 from stratagem._parameter_server.tables.initial_rows import (
     REMEDY,
     Constant,

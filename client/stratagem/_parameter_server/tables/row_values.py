@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.tensors import IndexedSlices
 from stratagem_proto.rows import summed
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.assignment import Write
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variable_creation import VariableTraits
 from stratagem._parameter_server.variables.placement import Place
 from stratagem._parameter_server.variables.shards import Layout, Routed, merge
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
-from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variable_creation import VariableTraits
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosted_parameter import HostedParameter

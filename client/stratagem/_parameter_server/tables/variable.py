@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from stratagem._core.contexts.context import current_replica_id
-from stratagem._core.tensors.indexed_slices import IndexedSlices, require_integers
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.initial_values import operand
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.assignment import Write
+from stratagem._core.contexts import current_replica_id
+from stratagem._core.tensors import IndexedSlices, require_integers
+from stratagem._core.variable_creation import VariableTraits, operand
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.tables.joint_lookup import (
     JointLookup,
     Lookup,

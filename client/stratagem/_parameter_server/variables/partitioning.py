@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stratagem._core.tensors.operators import TensorStandIn
-from stratagem._core.variables.initial_values import initial_tensor
+from stratagem._core.tensors import TensorStandIn
+from stratagem._core.variable_creation import initial_tensor
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from stratagem._core.tensors.indexed_slices import require_integers
+from stratagem._core.tensors import require_integers
 from stratagem._parameter_server.variables.shards import merge
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError

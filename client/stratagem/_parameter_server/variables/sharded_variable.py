@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratagem._core.contexts.context import DEFAULT
+from stratagem._core.assignment import Assignable, Write
+from stratagem._core.contexts import DEFAULT
 from stratagem._core.names import UniqueNames
-from stratagem._core.tensors.indexed_slices import IndexedSlices, row_numbers
-from stratagem._core.tensors.operators import Operators, as_array
-from stratagem._core.variables.assignable import Assignable, Write
-from stratagem._core.variables.initial_values import operand
-from stratagem._core.variables.variable import Variable
+from stratagem._core.tensors import IndexedSlices, Operators, as_array, row_numbers
+from stratagem._core.variable_creation import operand
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
 from stratagem._parameter_server.variables.sharded_lookup import index_rows
 from stratagem._parameter_server.variables.shards import Layout, merge

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.initial_values import operand
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.assignment import Write
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variable_creation import VariableTraits, operand
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 

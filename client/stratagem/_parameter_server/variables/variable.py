@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from stratagem._checkpoints.origins_on_servers import message_of
-from stratagem._core.contexts.context import current_replica_id
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
-from stratagem._core.namesakes import Origin
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.variables.assignable import Write
-from stratagem._core.variables.initial_values import operand
-from stratagem._core.variables.traits import VariableTraits
-from stratagem._core.variables.variable import Variable
+from stratagem._core.assignment import Write
+from stratagem._core.contexts import current_replica_id
+from stratagem._core.distributed_variables import AggregatingVariable
+from stratagem._core.names import Origin
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variable_creation import VariableTraits, operand
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import grpc
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.connections.primary_search import PrimaryAddress
 from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem_proto.v1 import servers_pb2 as pb

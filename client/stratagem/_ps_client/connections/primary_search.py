@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import grpc
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.asking import Answer

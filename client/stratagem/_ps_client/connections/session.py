@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError

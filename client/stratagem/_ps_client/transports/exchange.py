@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import cast
 
-from stratagem._core.interruption import awaited
+from stratagem._core.waiting import awaited
 from stratagem._ps_client.transports.call import Call
 from stratagem._ps_client.transports.links import Links
 from stratagem_proto.errors import MalformedStreamError

@@ -7,7 +7,7 @@ from functools import partial
 
 import grpc
 
-from stratagem._core.interruption import abandonable, is_interruptible, uninterrupted
+from stratagem._core.waiting import abandonable, is_interruptible, uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call, Cancellable, Responses, Style, once
 from stratagem._ps_client.transports.handshake import Handshake
 from stratagem_proto.memory import keep_freed_memory

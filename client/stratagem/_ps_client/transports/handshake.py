@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from stratagem._core.interruption import abandonable, uninterrupted
+from stratagem._core.waiting import abandonable, uninterrupted
 from stratagem._ps_client.transports.call import Call, Cancellable
 from stratagem_proto.wire.proving import CHALLENGE, Proving
 

@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.grpc_transport import GrpcTransport
 from stratagem._ps_client.transports.socket_transport import SocketTransport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stratagem._core.interruption import uninterrupted
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call, Responses, Style
 from stratagem._ps_client.transports.exchange import Exchange
 from stratagem._ps_client.transports.links import Links

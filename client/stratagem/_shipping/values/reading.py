@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.distributed_values import Mirrored, PerReplica
+from stratagem._core.distributed_values import Mirrored, PerReplica
+from stratagem._core.tensors import IndexedSlices
 from stratagem._shipping.values import buffers
 from stratagem._shipping.values.named_classes import (
     Known,

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.values.distributed_values import Mirrored, PerReplica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.distributed_values import Mirrored, PerReplica
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping.values import buffers
 from stratagem._shipping.values.named_classes import class_name, is_named_tuple, is_structure

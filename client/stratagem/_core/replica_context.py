@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from stratagem._core.contexts import context
-from stratagem._core.contexts.context import ThreadContext, cross_replica, require_replica
-from stratagem._core.deprecation import old_spelling
-from stratagem._core.enums import ReduceOp, reduce_op_from
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.tensors.nests import leaves, map_leaves
-from stratagem._core.tensors.operators import TensorStandIn
-from stratagem._core.values.distributed_values import DistributedValues, PerReplica
-from stratagem._core.values.placement import place
-from stratagem._core.values.reduction import dimensions
+from stratagem._core import contexts
+from stratagem._core.contexts import ThreadContext, cross_replica, require_replica
+from stratagem._core.distributed_values import DistributedValues, PerReplica, place
+from stratagem._core.nests import leaves, map_leaves
+from stratagem._core.options import ReduceOp, old_spelling, reduce_op_from
+from stratagem._core.reduction import dimensions
+from stratagem._core.tensors import IndexedSlices, TensorStandIn
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._core.options import CommunicationOptions
     from stratagem._core.protocols import AnyStrategy
-
 
 MergeCall = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
 
@@ -247,7 +243,7 @@ class _AllReduce(torch.autograd.Function):
 
 # The stack of contexts is below replicas and knows no more than that they are there.
 get_replica_context: Callable[[], ReplicaContext | None] = cast(
-    "Callable[[], ReplicaContext | None]", context.get_replica_context
+    "Callable[[], ReplicaContext | None]", contexts.get_replica_context
 )
 
 

@@ -1,30 +1,57 @@
-"""The public `Variable`: what all kinds of variables have in common."""
+"""The public `Variable`, and the plain one: one tensor on one device of this process."""
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratagem._core.enums import VariableAggregation, VariableSynchronization
-from stratagem._core.tensors.indexed_slices import IndexedSlices, row_numbers
-from stratagem._core.tensors.operators import Operators, as_array, is_in_place
-from stratagem._core.variables.assignable import Assignable, Write
-from stratagem._core.variables.creators import create
-from stratagem._core.variables.elements import ElementAccess
-from stratagem._core.variables.graph_members import GraphMembers
-from stratagem._core.variables.traits import VariableTraits
+from stratagem._core import device_names
+from stratagem._core.assignment import Assignable, Coordinates, ElementAccess, Write
+from stratagem._core.options import VariableAggregation, VariableSynchronization
+from stratagem._core.tensors import IndexedSlices, Operators, as_array, is_in_place, row_numbers
+from stratagem._core.variable_creation import VariableTraits, create, initial_tensor, operand
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.rows import set_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stratagem._core.protocols import AnyStrategy
+
+
+def of_graphs(member: str, remedy: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses what only variables of graphs can do."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise graph_refusal(member, remedy)
+
+    return refuse
+
+
+def graph_refusal(member: str, remedy: str) -> UnimplementedError:
+    """Return the error of a member that belongs to graphs."""
+    return UnimplementedError(
+        f"Variable.{member} belongs to graphs and their sessions, which there are none of here; "
+        f"use {remedy}"
+    )
+
+
+class GraphMembers:
+    """The members of a variable that belong to graphs. Spec: VAR-25."""
+
+    initializer: None = None
+    eval = of_graphs("eval", "read_value() or numpy()")
+    initialized_value = of_graphs("initialized_value", "read_value()")
+    count_up_to = of_graphs("count_up_to", "a dataset of numbers, or assign_add(1)")
+    to_proto = of_graphs("to_proto", "strategy.save()")
+    from_proto = of_graphs("from_proto", "strategy.restore()")
+    initial_value = property(of_graphs("initial_value", "read_value()"))
 
 
 class VariableReference:
@@ -375,12 +402,166 @@ class Variable(Assignable, ElementAccess, GraphMembers, Operators, metaclass=Var
 
 def _make(**kwargs: Any) -> Any:
     """The last creator: makes a plain variable, or calls a strategy's `make`."""
-    # The plain variable is a subclass of this module's class.
-    from stratagem._core.variables.local import LocalVariable
-
     kwargs.pop("per_worker_variable", None)
     return kwargs.pop("make", LocalVariable)(**kwargs)
 
 
 _INIT = signature(Variable.__init__)
 _SIGNATURE = _INIT.replace(parameters=list(_INIT.parameters.values())[1:])
+
+
+class LocalVariable(Variable):
+    """A variable whose tensor lives in this process.
+
+    It takes the arguments of `Variable`, and two of its own.
+
+    Args:
+        device: Where to put it; by default the current device, else that of the initial value.
+        colocate_with: Variable on whose device to put it instead.
+    """
+
+    def __init__(  # noqa: PLR0913 - the signature of tf.Variable
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        synchronization: VariableSynchronization | None = None,
+        aggregation: VariableAggregation | None = None,
+        device: str | torch.device | None = None,
+        colocate_with: Variable | None = None,
+    ) -> None:
+        self._traits = VariableTraits.of(name, trainable, synchronization, aggregation)
+        initial = initial_tensor(initial_value, dtype, shape)
+        if colocate_with is not None:
+            device = colocate_with.device_name
+        device = device or device_names.current() or initial.device
+        self._device_name = device_names.resolve(device)
+        target = device_names.torch_device(self._device_name)
+        leaf = initial.detach().to(target, copy=True)
+        differentiable = leaf.is_floating_point() or leaf.is_complex()
+        self._leaf = leaf.requires_grad_(self.trainable and differentiable)
+
+    @classmethod
+    def over(cls, leaf: torch.Tensor, traits: VariableTraits, device_name: str) -> LocalVariable:
+        """Return a variable whose tensor is `leaf` itself, not a copy.
+
+        Args:
+            leaf: A leaf of autograd.
+            traits: What the variable is called and used for.
+            device_name: Full name of the device of `leaf`.
+        """
+        variable = cls.__new__(cls)
+        variable._traits = traits
+        variable._device_name = device_name
+        variable._leaf = leaf
+        return variable
+
+    def _copied(
+        self, strategy: AnyStrategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> LocalVariable:
+        leaf = copy.deepcopy(self._leaf, memo)
+        copied = LocalVariable.over(leaf, traits, self._device_name)
+        copied._strategy = strategy
+        return copied
+
+    def follow(self, leaf: torch.Tensor) -> None:
+        """Have `leaf` itself as the variable's tensor from now on."""
+        self._leaf = leaf
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._leaf.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._leaf.shape
+
+    @property
+    def device_name(self) -> str:
+        return self._device_name
+
+    def value(self) -> torch.Tensor:
+        return self._leaf
+
+    def _result(self) -> Any:
+        # What several copies return becomes mirrored, and no variable.
+        container = self.container
+        is_copy = container is not None and len(container.values) > 1
+        return self._saved_value() if is_copy else self
+
+    def _target(self, function: str) -> torch.Tensor:
+        if self._container_ref is not None:
+            self._before_write(function)
+        return self._leaf
+
+    def _before_write(self, function: str) -> None:
+        container = self.container
+        if container is not None:
+            container._before_write_of_copy(self, function)
+
+    def _replace_elements(self, places: Coordinates, values: torch.Tensor) -> None:
+        self._write(Write.ASSIGN, self._leaf.detach().index_put(places.coordinates, values))
+
+    @torch.no_grad()
+    def _write(self, write: Write, value: Any) -> None:
+        if self._container_ref is not None:
+            self._before_write(write.value)
+        if isinstance(value, IndexedSlices):
+            _SCATTERS[write](self._leaf, *self._rows(value))
+        else:
+            _WRITES[write](self._leaf, operand(self, value).to(self.device))
+
+    def _rows(self, slices: IndexedSlices) -> tuple[torch.Tensor, torch.Tensor]:
+        slices = slices.to(self.device)
+        fits = slices.values.shape[1:] == self.shape[1:]
+        if self.shape == () or not fits or slices.dtype != self.dtype:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} of shape {tuple(self.shape)} and dtype "
+                f"{self.dtype} cannot take rows of shape "
+                f"{tuple(slices.values.shape[1:])} and dtype {slices.dtype}"
+            )
+        return self._checked_indices(slices.indices), slices.values
+
+    def _checked_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        rows = self.shape[0]
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} has rows 0 to {rows - 1}, but the indices "
+                f"reach from {int(indices.min())} to {int(indices.max())}"
+            )
+        return indices
+
+
+_WRITES: dict[Write, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    Write.ASSIGN: torch.Tensor.copy_,
+    Write.ASSIGN_ADD: torch.Tensor.add_,
+    Write.ASSIGN_SUB: torch.Tensor.sub_,
+}
+
+
+def _reduced(reduction: str) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def scatter(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        shape = (-1,) + (1,) * (values.dim() - 1)
+        index = indices.view(shape).expand_as(values)
+        return target.scatter_reduce_(0, index, values, reduction)
+
+    return scatter
+
+
+def _divided(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    divisors = _reduced("prod")(torch.ones_like(target), indices, values)
+    rows = torch.unique(indices)
+    return set_rows(target, rows, (target[rows] / divisors[rows]).to(target.dtype))
+
+
+_SCATTERS: dict[Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    Write.SCATTER_ADD: lambda t, i, v: t.index_add_(0, i, v),
+    Write.SCATTER_SUB: lambda t, i, v: t.index_add_(0, i, v, alpha=-1),
+    Write.SCATTER_MUL: _reduced("prod"),
+    Write.SCATTER_DIV: _divided,
+    Write.SCATTER_MIN: _reduced("amin"),
+    Write.SCATTER_MAX: _reduced("amax"),
+    Write.SCATTER_UPDATE: set_rows,
+}

@@ -1,14 +1,141 @@
-"""The values that variables start with and that are written into them."""
+"""What a new variable is called, starts with, and which functions make it.
+
+A creator takes the next creator and the keyword arguments of the variable. The innermost sees the
+call first; the last one makes a plain local variable.
+Spec: VAR-1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from stratagem._core.tensors.operators import TensorStandIn
+from stratagem._core.device_names import nesting_error
+from stratagem._core.options import VariableAggregation, VariableSynchronization
+from stratagem._core.tensors import TensorStandIn
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from stratagem._core.variables import Variable
+
+
+@dataclass(frozen=True)
+class VariableTraits:
+    """What a variable is called and how it is meant to be used."""
+
+    name: str
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+    @classmethod
+    def of(
+        cls,
+        name: str | None = None,
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization | None = None,
+        aggregation: VariableAggregation | None = None,
+    ) -> VariableTraits:
+        """Return the traits with open ones filled in.
+
+        Raises:
+            InvalidArgumentError: A mode is not a member of its enumeration. Spec: VAR-15, VAR-19,
+                VAR-21, VAR-22.
+        """
+        name = name or "Variable"
+        synchronization = synchronization or VariableSynchronization.AUTO
+        aggregation = aggregation or VariableAggregation.NONE
+        require_member(VariableSynchronization, synchronization, name)
+        require_member(VariableAggregation, aggregation, name)
+        if trainable is None:
+            trainable = synchronization is not VariableSynchronization.ON_READ
+        return cls(name, trainable, synchronization, aggregation)
+
+
+def require_member(enumeration: type[Enum], mode: object, name: str) -> None:
+    """Check that a mode is a member of its enumeration.
+
+    Args:
+        enumeration: The enumeration.
+        mode: What the user passed.
+        name: Name of the variable, for the message.
+
+    Raises:
+        InvalidArgumentError: It is not. Spec: VAR-21, VAR-22.
+    """
+    if not isinstance(mode, enumeration):
+        kind = enumeration.__name__.removeprefix("Variable").lower()
+        raise InvalidArgumentError(
+            f"Invalid variable {kind} mode: {mode!r} for variable {name!r}; pass a "
+            f"member of {enumeration.__name__}"
+        )
+
+
+NextCreator = Callable[..., "Variable"]
+"""The rest of the chain; takes keyword arguments."""
+
+Creator = Callable[..., "Variable"]
+"""A link of the chain: takes a `NextCreator` and keyword arguments."""
+
+
+class _Creators(threading.local):
+    def __init__(self) -> None:
+        self.stack: tuple[Creator, ...] = ()
+
+
+_creators = _Creators()
+
+
+def creators() -> tuple[Creator, ...]:
+    """Return the creators of this thread, outermost first."""
+    return _creators.stack
+
+
+def clear_creators() -> None:
+    """Leave all scopes of creators of this thread."""
+    _creators.stack = ()
+
+
+def create(last: NextCreator, **kwargs: object) -> Variable:
+    """Make a variable by way of the creators of this thread."""
+    step: NextCreator = last
+    for creator in _creators.stack:
+        step = partial(creator, step)
+    return step(**kwargs)
+
+
+class creator_scope:
+    """Scope in which variables are created by `added`, the last one first.
+
+    Raises:
+        ContextError: On leaving: a scope opened inside is still open. This one can be left once
+            that is closed. Spec: CTX-13.
+    """
+
+    def __init__(self, *added: Creator) -> None:
+        self._added = added
+
+    def __enter__(self) -> None:
+        self._outer = _creators.stack
+        self._inside = (*self._outer, *self._added)
+        _creators.stack = self._inside
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if _creators.stack is not self._inside:
+            raise nesting_error("Variable creator")
+        _creators.stack = self._outer
 
 
 def initial_tensor(

@@ -1,4 +1,4 @@
-"""Running update functions on a variable that has one copy."""
+"""Running update functions on copies of a variable, or on its only one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._core import device_names
-from stratagem._core.contexts.context import require_strategy, updating
-from stratagem._core.enums import VariableSynchronization
-from stratagem._core.tensors.indexed_slices import IndexedSlices
-from stratagem._core.tensors.nests import map_leaves
-from stratagem._core.values.distributed_values import PerReplica
-from stratagem._core.values.regroup import regroup_updates, select_component, select_replica
-from stratagem._core.variables.variable import Variable
+from stratagem._core.contexts import require_strategy, updating
+from stratagem._core.distributed_values import (
+    PerReplica,
+    regroup_updates,
+    select_component,
+    select_replica,
+)
+from stratagem._core.nests import map_leaves
+from stratagem._core.options import VariableSynchronization
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variables import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

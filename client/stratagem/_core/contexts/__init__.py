@@ -1,1 +1,0 @@
-"""Which strategy and which replica the running code is in."""

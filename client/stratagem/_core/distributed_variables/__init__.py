@@ -1,1 +1,0 @@
-"""Variables with a copy for each replica."""

@@ -1,1 +1,0 @@
-"""Running replica functions, each in its context."""

@@ -1,1 +1,0 @@
-"""Tensors and nests of them, and what may be done with them."""

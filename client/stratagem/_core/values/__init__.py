@@ -1,1 +1,0 @@
-"""Values that differ between replicas, and how they are merged."""

@@ -1,1 +1,0 @@
-"""Variables, and how they are created."""
