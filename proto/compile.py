@@ -7,7 +7,6 @@ installs without a compiler, and a review shows the generated change.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
@@ -15,11 +14,6 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-
-# By path, since the scripts of a virtual environment that is not activated are not on PATH.
-PLUGINS = [
-    Path(sys.executable).with_name(name) for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
-]
 
 Modules = dict[Path, str]
 """Source text by path, relative to the import root."""
@@ -38,29 +32,17 @@ def main() -> None:
 
 
 def compiled() -> Modules:
-    """Returns what the sources compile to, leaving the tree as it is."""
+    """Returns what the sources compile to, leaving the tree as it is.
+
+    Services get no stubs: handlers and calls go by the descriptors of their methods.
+    """
     sources = sorted(ROOT.rglob("*.proto"))
-    # A source without a service would get _grpc modules with nothing in them.
-    services = [source for source in sources if declares_service(source)]
     with tempfile.TemporaryDirectory() as out:
-        run_protoc(sources, f"--python_out={out}", f"--mypy_out=quiet:{out}")
-        run_protoc(services, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}")
+        includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
+        outputs = [f"--python_out={out}", f"--pyi_out={out}"]
+        if protoc.main(["protoc", *includes, *outputs, *map(str, sources)]):
+            raise SystemExit("protoc refused the sources; its reasons are above")
         return read(Path(out))
-
-
-def declares_service(source: Path) -> bool:
-    lines = source.read_text(encoding="utf-8").splitlines()
-    return any(line.startswith("service ") for line in lines)
-
-
-def run_protoc(sources: list[Path], *outputs: str) -> None:
-    if not sources:
-        return
-    includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
-    plugins = [f"--plugin={plugin}" for plugin in PLUGINS]
-    command = ["protoc", *includes, *plugins, *outputs, *map(str, sources)]
-    if protoc.main(command):
-        raise SystemExit("protoc refused the sources; its reasons are above")
 
 
 def read(root: Path) -> Modules:
@@ -68,8 +50,7 @@ def read(root: Path) -> Modules:
     return {
         path.relative_to(root): path.read_text(encoding="utf-8")
         for suffix in ("py", "pyi")
-        for pattern in (f"*_pb2.{suffix}", f"*_pb2_grpc.{suffix}")
-        for path in root.rglob(pattern)
+        for path in root.rglob(f"*_pb2.{suffix}")
     }
 
 

@@ -73,7 +73,7 @@ def number(dtype: torch.dtype = torch.float64) -> GraphInput:
     return _input(GraphInput.KIND_NUMBER, dtype)
 
 
-def _input(kind: GraphInput.Kind.ValueType, dtype: torch.dtype) -> GraphInput:
+def _input(kind: GraphInput.Kind, dtype: torch.dtype) -> GraphInput:
     return GraphInput(kind=kind, dtype=encode_dtype(dtype), label="weight")
 
 

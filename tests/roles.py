@@ -56,7 +56,7 @@ def begin(server: ParameterServer, caller: OpenSessionRequest) -> None:
     server._loop.run(opened())
 
 
-def handshake(role: Role.ValueType) -> OpenSessionRequest:
+def handshake(role: Role) -> OpenSessionRequest:
     """The handshake of a task that says that it has a role."""
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,

@@ -28,11 +28,7 @@ def source_pages(pages: dict[str, str]) -> dict[str, str]:
 def files(path: Path) -> list[Path]:
     """Return the files of a folder that people write; those of a file are none."""
     written = (each for each in sorted((ROOT / path).glob("*")) if each.is_file())
-    return [
-        each.relative_to(ROOT)
-        for each in written
-        if not re.search(r"_pb2(_grpc)?\.pyi?$", each.name)
-    ]
+    return [each.relative_to(ROOT) for each in written if not re.search(r"_pb2\.pyi?$", each.name)]
 
 
 def shown(path: Path) -> str:

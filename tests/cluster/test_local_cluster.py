@@ -27,12 +27,12 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, OpenSessionRequest
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.proving import prove_now
 from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, tasks
+from tests.rpc_methods import parameter_server_method
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -79,7 +79,7 @@ def opens_session(address: str, token: str | None) -> bool:
     with open_channel(address) as channel:
         try:
             prove_now(channel, token or "", "OpenSession", request, 30)
-            ParameterServerServiceStub(channel).OpenSession(request, timeout=30)
+            parameter_server_method(channel, "OpenSession")(request, timeout=30)
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
             return False

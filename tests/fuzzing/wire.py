@@ -120,7 +120,7 @@ def _encodings(data: bytes) -> None:
     if any(nbytes_of(spec) > MOST_BYTES for spec in specs):
         return
     described, tensor, companion = specs[0], *(_filled(one, rest[3 * size :]) for one in specs[1:])
-    encoded = encodings.Encoded(cast(EncodingKind.ValueType, kind), described, tensor, companion)
+    encoded = encodings.Encoded(cast(EncodingKind, kind), described, tensor, companion)
     decoded = encodings.decode(encoded)
     assert decoded.dtype == decode_dtype(described.dtype)
     assert [*decoded.shape] == [*described.shape]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
@@ -61,7 +62,7 @@ WRITES = {
 }
 
 
-def may_call(role: Role.ValueType) -> set[str]:
+def may_call(role: Role) -> set[str]:
     return {name for name, access in ACCESS.items() if role in access.roles}
 
 
@@ -92,7 +93,8 @@ def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
 def method_with(access: access_pb2.Access) -> MethodDescriptor:
     """An RPC of which the contract says this."""
     options = MethodOptions()
-    options.Extensions[access_pb2.access].CopyFrom(access)
+    extensions: Any = options.Extensions
+    extensions[access_pb2.access].CopyFrom(access)
     file = FileDescriptorProto(name="some.proto", package="some")
     file.message_type.add(name="Request")
     file.service.add(name="Service").method.add(
@@ -170,7 +172,7 @@ def test_certificates_know_the_same_roles() -> None:
 
 
 def test_a_role_of_a_later_release_has_a_name() -> None:
-    assert name_of(99) == "role 99"  # type: ignore[arg-type]
+    assert name_of(99) == "role 99"
 
 
 def test_the_log_tells_the_first_names_and_how_many_more_there_are() -> None:

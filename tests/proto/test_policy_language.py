@@ -56,9 +56,9 @@ def policy(*lines: str) -> AccessPolicy:
 
 def allowed(
     of: AccessPolicy,
-    role: Role.ValueType,
+    role: Role,
     task: Task,
-    action: Action.ValueType,
+    action: Action,
     name: str | None = None,
 ) -> bool | None:
     """Whether a policy allows something; None if it is silent about the caller."""
@@ -119,7 +119,7 @@ def test_a_part_of_a_variable_counts_as_the_variable_too() -> None:
 
 @given(st.lists(RULES, min_size=1, max_size=4), RULES, ANY_ROLE, TASKS)
 def test_another_rule_for_the_same_subject_takes_nothing_away(
-    lines: list[str], more: str, role: Role.ValueType, task: Task
+    lines: list[str], more: str, role: Role, task: Task
 ) -> None:
     before, after = policy(*lines), policy(*lines, more)
     for action in OF_VARIABLES:
@@ -130,7 +130,7 @@ def test_another_rule_for_the_same_subject_takes_nothing_away(
 
 @given(st.lists(RULES, min_size=1, max_size=4), ANY_ROLE, TASKS, NAMES)
 def test_the_order_of_rules_makes_no_difference(
-    lines: list[str], role: Role.ValueType, task: Task, name: str
+    lines: list[str], role: Role, task: Task, name: str
 ) -> None:
     for action in OF_VARIABLES:
         decided = allowed(policy(*lines), role, task, action, name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -62,9 +63,7 @@ def server(authority: Certified) -> Iterator[ParameterServer]:
 
 
 @contextmanager
-def client_of(
-    server: ParameterServer, shown: Path, task: Task, role: Role.ValueType
-) -> Iterator[RawClient]:
+def client_of(server: ParameterServer, shown: Path, task: Task, role: Role) -> Iterator[RawClient]:
     with presenting(shown), RawClient(server.address, "", task, role) as client:
         yield client
 
@@ -85,7 +84,7 @@ def test_a_process_has_the_role_of_its_certificate_and_no_other(
     server: ParameterServer, authority: Certified, task: str
 ) -> None:
     shown, allowed = authority.of(task), set()
-    for role in Role.values():
+    for role in cast("list[Role]", Role.values()):
         with client_of(server, shown, Task(job="worker"), role) as client:
             asking = OpenSessionRequest(
                 protocol_version=PROTOCOL_VERSION, role=role, task=Task(job="worker")
@@ -170,7 +169,7 @@ def greets(server: ParameterServer, told: FrameSockets, shown: Path, way: str) -
 
 @pytest.mark.parametrize("role", [ROLE_WORKER, ROLE_CHIEF])
 def test_the_id_of_a_session_leads_another_task_to_no_socket_of_it(
-    server: ParameterServer, authority: Certified, role: Role.ValueType
+    server: ParameterServer, authority: Certified, role: Role
 ) -> None:
     if role == ROLE_WORKER:
         owner, thief = authority.of("worker:0"), authority.of("worker:1")

@@ -56,7 +56,7 @@ class Caller(NamedTuple):
     """
 
     shown: Path
-    role: Role.ValueType
+    role: Role
     task: Task
 
 

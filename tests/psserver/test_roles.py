@@ -115,7 +115,7 @@ def _attended(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("role", Role.values(), ids=name_of)
 def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
-    servers: Servers, way: str, role: Role.ValueType
+    servers: Servers, way: str, role: Role
 ) -> None:
     wrong = {}
     for method in methods():

@@ -62,7 +62,7 @@ class RawClient:
         address: str,
         token: str,
         task: session_pb2.Task | None = None,
-        role: session_pb2.Role.ValueType = session_pb2.ROLE_CHIEF,
+        role: session_pb2.Role = session_pb2.ROLE_CHIEF,
     ) -> None:
         self.address = address
         self.channel = open_channel(address)
@@ -198,7 +198,7 @@ class RawClient:
         self,
         name: str,
         value: torch.Tensor,
-        mode: AssignMode.ValueType = ASSIGN_MODE_SET,
+        mode: AssignMode = ASSIGN_MODE_SET,
         rows: torch.Tensor | None = None,
     ) -> AssignResponse:
         tensors = [value] if rows is None else [value, rows]

@@ -19,12 +19,12 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_WORKER, OpenSessionRequest, Task
-from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
+from tests.rpc_methods import worker_method
 from tests.worker.links import (
     PATIENCE,
     connected,
@@ -46,7 +46,7 @@ def test_without_the_token_nobody_gets_a_result_by_the_id_of_its_session(
 ) -> None:
     with connected(worker) as link, open_channel(worker.address) as channel:
         asking = handshake(Identity(ROLE_WORKER), link.incarnation)
-        copying = WorkerServiceStub(channel).Copy(pb.CopyRequest(asking=asking), timeout=PATIENCE)
+        copying = worker_method(channel, "Copy")(pb.CopyRequest(asking=asking), timeout=PATIENCE)
         with pytest.raises(UnauthenticatedError), translated("the worker", "Copy"):
             list(copying)
 
@@ -110,4 +110,4 @@ def test_an_unknown_instruction_ends_the_session(worker: WorkerServer) -> None:
 
 def exchange(channel: Any, *requests: pb.WorkRequest) -> None:
     with translated("the worker", "Work"):
-        list(WorkerServiceStub(channel).Work(iter(requests), timeout=PATIENCE))
+        list(worker_method(channel, "Work")(iter(requests), timeout=PATIENCE))

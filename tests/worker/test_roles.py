@@ -27,7 +27,7 @@ def status_of(
     worker: WorkerServer,
     way: str,
     method: MethodDescriptor,
-    role: Role.ValueType,
+    role: Role,
     token: str = TOKEN,
 ) -> grpc.StatusCode:
     caller, offered = handshake(role), worker._state.frame_sockets
@@ -41,7 +41,7 @@ def status_of(
 @pytest.mark.parametrize("way", WORKER_WAYS)
 @pytest.mark.parametrize("role", Role.values(), ids=name_of)
 def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
-    worker: WorkerServer, way: str, role: Role.ValueType
+    worker: WorkerServer, way: str, role: Role
 ) -> None:
     denied = grpc.StatusCode.PERMISSION_DENIED
     answers = {method.name: status_of(worker, way, method, role) for method in METHODS}
@@ -52,7 +52,7 @@ def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
 @pytest.mark.parametrize("way", WORKER_WAYS)
 @pytest.mark.parametrize("role", [ROLE_UNSPECIFIED, ROLE_COORDINATOR], ids=name_of)
 def test_who_does_not_know_the_token_is_told_no_more_than_that(
-    worker: WorkerServer, way: str, role: Role.ValueType
+    worker: WorkerServer, way: str, role: Role
 ) -> None:
     answers = {status_of(worker, way, method, role, "guessed") for method in METHODS}
     assert answers == {grpc.StatusCode.UNAUTHENTICATED}

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, cast
 
 import grpc
 
@@ -15,15 +14,12 @@ from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
-from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.payloads import Pieces
 from stratagem_proto.wire.proving import prove
 from stratagem_worker.settings import WorkerSettings
 
-if TYPE_CHECKING:
-    # Exists in the types alone.
-    from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceAsyncStub
+_COPY = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Copy"
 
 LARGE_BYTES = 1 << 16
 """A result of so many bytes or more is large: asking for it takes less than it does."""
@@ -151,9 +147,12 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
             place.address, ASKING_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
         ) as channel:
             await prove(channel, token, "Copy", asking, _SILENCE_SECONDS)
-            stub = cast("WorkerServiceAsyncStub", WorkerServiceStub(channel))
+            copy: grpc.aio.UnaryStreamMultiCallable[pb.CopyRequest, pb.CopyResponse]
+            copy = channel.unary_stream(
+                _COPY, pb.CopyRequest.SerializeToString, pb.CopyResponse.FromString
+            )
             found = Pieces(half_of_memory())
-            async for piece in _pieces(stub.Copy(request)):
+            async for piece in _pieces(copy(request)):
                 found.add(piece)
             return found.joined(b"")
     except (grpc.RpcError, asyncio.TimeoutError) as error:

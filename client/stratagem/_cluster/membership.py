@@ -125,7 +125,7 @@ class Membership:
             )
 
     @property
-    def role(self) -> Role.ValueType:
+    def role(self) -> Role:
         """The role that servers are told."""
         if self.task_type == "evaluator":
             return ROLE_EVALUATOR

@@ -205,7 +205,7 @@ def _request(store: RemoteStore, update: TracedUpdate, non_slot: bool) -> Reques
 
 
 def _binding(
-    kind: GraphInput.Kind.ValueType, source: Source, attachments: Attachments, store: RemoteStore
+    kind: GraphInput.Kind, source: Source, attachments: Attachments, store: RemoteStore
 ) -> InputBinding:
     match source:
         case Variable() if kind != GraphInput.KIND_TENSOR:

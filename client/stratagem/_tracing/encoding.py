@@ -90,7 +90,7 @@ def _encode_input(value: RecordedValue, written: bool) -> GraphInput:
     return GraphInput(kind=kind, dtype=encode_dtype(dtype), label=value.label)
 
 
-def _kind_of(value: RecordedValue, written: bool) -> GraphInput.Kind.ValueType:
+def _kind_of(value: RecordedValue, written: bool) -> GraphInput.Kind:
     if value.writable:
         return GraphInput.KIND_WRITE if written else GraphInput.KIND_READ
     return GraphInput.KIND_TENSOR

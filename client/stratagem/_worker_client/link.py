@@ -164,7 +164,7 @@ class WorkerLink:
         payload: bytes,
         keep_as: int = 0,
         identity: ClosureIdentity | None = None,
-        use: pb.ResultUse.ValueType = pb.RESULT_USE_UNSPECIFIED,
+        use: pb.ResultUse = pb.RESULT_USE_UNSPECIFIED,
     ) -> Future[ClosureAnswer]:
         """Let the worker call what a payload loads to, without arguments.
 

@@ -23,14 +23,13 @@ from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.sockets.streams import Piece
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
 from stratagem_proto.wire.proving import CHALLENGE, Proving
 
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
-_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
+_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}"
 
 Instructions = Iterable[pb.Instruction]
 
@@ -82,7 +81,11 @@ class GrpcWire:
     def __iter__(self) -> Iterator[pb.WorkResponse]:
         if self._token:
             self._prove()
-        call = WorkerServiceStub(self._channel).Work(self._requests(), wait_for_ready=True)
+        work: grpc.StreamStreamMultiCallable[pb.WorkRequest, pb.WorkResponse]
+        work = self._channel.stream_stream(
+            _PATH, pb.WorkRequest.SerializeToString, pb.WorkResponse.FromString
+        )
+        call = work(self._requests(), wait_for_ready=True)
         self._wait_for(call)
         yield from call
 
@@ -171,7 +174,7 @@ class SocketWire:
                 self._prove(token, opening, time.monotonic() + endpoint.seconds)
             self._link.allow(None)
             message = pb.WorkRequest(open=opening).SerializeToString()
-            self._link.send(FrameKind.CALL, message, is_last=False, path=_PATH)
+            self._link.send(FrameKind.CALL, message, is_last=False, path=_PATH.encode())
         except BaseException:
             self._link.close()
             raise

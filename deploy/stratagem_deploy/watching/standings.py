@@ -10,7 +10,7 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
 )
 
-_WORDS: dict[Standing.ValueType, str] = {
+_WORDS: dict[Standing, str] = {
     STANDING_CATCHING_UP: "catches up",
     STANDING_FENCED: "may not answer clients at present",
 }

@@ -198,7 +198,7 @@ def _fit(seen: TensorEntry, sights: TensorEntry) -> bool:
     return _is_vector(seen, size) and _is_vector(sights, size)
 
 
-def _is_vector(entry: TensorEntry, size: int, dtype: DataType.ValueType = DATA_TYPE_INT64) -> bool:
+def _is_vector(entry: TensorEntry, size: int, dtype: DataType = DATA_TYPE_INT64) -> bool:
     return (list(entry.tensor.shape), entry.tensor.dtype) == ([size], dtype)
 
 

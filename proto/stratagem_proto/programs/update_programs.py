@@ -26,7 +26,7 @@ from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessag
 from stratagem_proto.v1.update_program_pb2 import TypedNumber as TypedMessage
 from stratagem_proto.wire.tensors import decode_dtype, encode_dtype
 
-_ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
+_ACTIONS: Mapping[str | None, NonfiniteAction] = {
     None: NONFINITE_ACTION_UNSPECIFIED,
     "reject": NONFINITE_ACTION_REJECT,
     "zero": NONFINITE_ACTION_ZERO,

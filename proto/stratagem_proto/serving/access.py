@@ -23,7 +23,7 @@ class Caller(Protocol):
     """Whoever calls an RPC: a session, or what a handshake says."""
 
     @property
-    def role(self) -> Role.ValueType:
+    def role(self) -> Role:
         """What it is to the cluster."""
 
     @property
@@ -39,7 +39,7 @@ class Caller(Protocol):
 class Introduced:
     """A caller without a session; as in `Caller`."""
 
-    role: Role.ValueType
+    role: Role
     task: Task
     label: str
 
@@ -52,7 +52,7 @@ class Introduced:
         return cls(handshake.role, task, label)
 
 
-def name_of(role: Role.ValueType) -> str:
+def name_of(role: int) -> str:
     """Return the name of a role for people, for instance "worker"."""
     known = role in Role.values()
     return Role.Name(role).removeprefix("ROLE_").lower() if known else f"role {role}"
@@ -75,7 +75,9 @@ class Access:
     """
 
     def __init__(self, method: MethodDescriptor) -> None:
-        option = method.GetOptions().Extensions[access_pb2.access]
+        # Without the types that protoc does not write for extensions.
+        extensions: Any = method.GetOptions().Extensions
+        option: access_pb2.Access = extensions[access_pb2.access]
         if not (option.roles or option.anyone):
             raise InternalError(f"{method.full_name} does not say by `access` who may call it")
         if bool(option.needs) is option.by_role_alone:

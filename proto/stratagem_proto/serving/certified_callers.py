@@ -30,7 +30,7 @@ _LEADS = frozenset({ROLE_CHIEF, ROLE_COORDINATOR, ROLE_OPERATOR, ROLE_OBSERVER})
 
 # What a process may call itself, by the role in its certificate. Who creates variables is the chief
 # to parameter servers, and to worker servers the coordinator. Everybody may look.
-_ROLES: Mapping[str, frozenset[Role.ValueType]] = {
+_ROLES: Mapping[str, frozenset[Role]] = {
     "chief": _LEADS,
     "coordinator": _LEADS,
     "worker": frozenset({ROLE_WORKER, ROLE_OBSERVER}),
@@ -70,7 +70,7 @@ def require_certified_handshake(
 
 
 def require_certified(
-    role: Role.ValueType, task: Task, settings: ServingSettings
+    role: Role, task: Task, settings: ServingSettings
 ) -> CertifiedIdentity | None:
     """Check that the present call comes from whom it says that it comes from.
 

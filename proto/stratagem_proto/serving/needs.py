@@ -23,7 +23,7 @@ class Need:
         given: The path of the field without which a call does not do it; empty if it always does.
     """
 
-    action: Action.ValueType
+    action: Action
     variables: Sequence[Sequence[str]] = ()
     given: Sequence[str] = ()
 

@@ -33,7 +33,7 @@ class Encoded:
         companion: The second tensor that some kinds need; see `Encoding` in tensor.proto.
     """
 
-    kind: EncodingKind.ValueType
+    kind: EncodingKind
     decoded: TensorSpec
     tensor: torch.Tensor
     companion: torch.Tensor | None = None

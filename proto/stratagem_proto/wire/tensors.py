@@ -13,7 +13,7 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.protocol import MAX_RANK
 from stratagem_proto.v1 import tensor_pb2 as pb
 
-DTYPES: dict[pb.DataType.ValueType, torch.dtype] = {
+DTYPES: dict[pb.DataType, torch.dtype] = {
     pb.DATA_TYPE_FLOAT32: torch.float32,
     pb.DATA_TYPE_FLOAT64: torch.float64,
     pb.DATA_TYPE_FLOAT16: torch.float16,
@@ -36,7 +36,7 @@ _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _UNKNOWN_TO_NUMPY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
-def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
+def encode_dtype(dtype: torch.dtype) -> pb.DataType:
     """Return the number of a dtype on the wire.
 
     Raises:
@@ -51,7 +51,7 @@ def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
         ) from None
 
 
-def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
+def decode_dtype(number: pb.DataType) -> torch.dtype:
     """Return the dtype of a number on the wire.
 
     Raises:
@@ -91,7 +91,7 @@ def nbytes_of(spec: pb.TensorSpec) -> int:
 
 # Cached, because each step checks the same descriptions.
 @lru_cache(maxsize=4096)
-def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> int:
+def _checked_nbytes(number: pb.DataType, shape: tuple[int, ...]) -> int:
     dtype = decode_dtype(number)
     if any(size < 0 for size in shape):
         raise InvalidArgumentError(f"shape {list(shape)} has a negative size")

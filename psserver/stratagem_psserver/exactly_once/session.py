@@ -17,7 +17,7 @@ class SessionFacts(Protocol):
     """What the client of a session says of itself, as in `OpenSessionRequest`."""
 
     @property
-    def role(self) -> Role.ValueType: ...
+    def role(self) -> Role: ...
     @property
     def task(self) -> Task: ...
     @property
@@ -54,7 +54,7 @@ class Session:
     """
 
     id: bytes
-    role: Role.ValueType
+    role: Role
     task: Task
     client: bytes = b""
     program: bytes = b""

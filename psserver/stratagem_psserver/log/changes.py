@@ -38,7 +38,7 @@ class OpenSession(Protocol):
     """A session, as in `OpenSessionRequest`."""
 
     id: bytes
-    role: Role.ValueType
+    role: Role
     task: Task
     client: bytes
     program: bytes

@@ -129,7 +129,7 @@ class Primary:
         return required.acknowledged >= position and required.lease.is_valid(self._clock())
 
     @property
-    def standing(self) -> Standing.ValueType:
+    def standing(self) -> Standing:
         """What the replica is at present."""
         is_free = self._may_answer(0)
         return Standing.STANDING_PRIMARY if is_free else Standing.STANDING_FENCED

@@ -343,7 +343,7 @@ class ReplicatedTask:
         """Whether it serves, or is the backup that may take over."""
         return self._standing() in (Standing.STANDING_PRIMARY, Standing.STANDING_BACKUP)
 
-    def _standing(self) -> Standing.ValueType:
+    def _standing(self) -> Standing:
         if self._primary is not None:
             return self._primary.standing
         return Standing.STANDING_BACKUP if self._is_named else Standing.STANDING_CATCHING_UP

@@ -66,7 +66,7 @@ class ParameterServerFacts:
         return status
 
     async def _fill_variables(self, mine: pb.ParameterServerStatus, listed: bool) -> None:
-        totals = dict[VariableKind.ValueType, pb.VariableTotal]()
+        totals = dict[VariableKind, pb.VariableTotal]()
         variables = list(self._state.store.variables())
         for begin in range(0, len(variables), _AT_ONCE):
             some = variables[begin : begin + _AT_ONCE]
@@ -79,9 +79,7 @@ class ParameterServerFacts:
         mine.totals.extend(totals[kind] for kind in sorted(totals))
 
 
-def _add_up(
-    totals: dict[VariableKind.ValueType, pb.VariableTotal], variables: Sequence[Variable]
-) -> None:
+def _add_up(totals: dict[VariableKind, pb.VariableTotal], variables: Sequence[Variable]) -> None:
     for variable in variables:
         kind, arena = variable.spec.kind, variable.arena
         total = totals.get(kind)

@@ -31,7 +31,7 @@ _SCRATCH = 3
 
 Operation = Callable[[torch.Tensor, torch.Tensor], object]
 
-_OPERATIONS: Mapping[AssignMode.ValueType, Operation] = {
+_OPERATIONS: Mapping[AssignMode, Operation] = {
     ASSIGN_MODE_SET: lambda target, value: target.copy_(value),
     ASSIGN_MODE_ADD: lambda target, value: target.add_(value),
     ASSIGN_MODE_SUBTRACT: lambda target, value: target.sub_(value),
@@ -186,7 +186,7 @@ def check_fit(
         )
 
 
-def _operation(variable: Variable, mode: AssignMode.ValueType) -> Operation:
+def _operation(variable: Variable, mode: AssignMode) -> Operation:
     operation = _OPERATIONS.get(mode)
     if operation is None:
         raise InvalidArgumentError(
@@ -204,7 +204,7 @@ def _operation(variable: Variable, mode: AssignMode.ValueType) -> Operation:
 
 
 @cache
-def _inability(mode: AssignMode.ValueType, dtype: torch.dtype) -> str:
+def _inability(mode: AssignMode, dtype: torch.dtype) -> str:
     """Return why a dtype does not support an operation; "" if it does."""
     scratch = torch.empty(0, dtype=dtype)
     try:

@@ -189,7 +189,7 @@ class VariableStore:
         """Return the descriptions of variables, in the order of the names."""
         return [self.get(name).info() for name in names]
 
-    def listing(self, kinds: Sequence[VariableKind.ValueType] = ()) -> list[VariableInfo]:
+    def listing(self, kinds: Sequence[VariableKind] = ()) -> list[VariableInfo]:
         """Return the descriptions of the variables of some kinds, or of all variables."""
         return [
             variable.info()

@@ -67,7 +67,7 @@ def programs(servers: list[ParameterServer]) -> Iterator[Programs]:
 
 @contextmanager
 def connection_of(
-    server: ParameterServer, program: bytes, role: Role.ValueType = ROLE_CHIEF
+    server: ParameterServer, program: bytes, role: Role = ROLE_CHIEF
 ) -> Iterator[Connection]:
     """A connection of the strategy of a program, or of a worker that runs its functions."""
     identity = Identity(role, "chief", 0, TOKEN, program=program)
@@ -104,7 +104,7 @@ def test_the_second_program_waits_until_the_first_gives_its_place_up(
 
 @pytest.mark.parametrize("role", [ROLE_CHIEF, ROLE_WORKER])
 def test_servers_refuse_a_program_that_was_not_heard_of_and_its_workers(
-    servers: list[ParameterServer], programs: Programs, role: Role.ValueType
+    servers: list[ParameterServer], programs: Programs, role: Role
 ) -> None:
     first, second = programs.candidate(FIRST), programs.candidate(SECOND)
     first.await_turn()

@@ -29,7 +29,6 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     CloseSessionRequest,
@@ -45,6 +44,7 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import CutAt, Direction, FaultyProxy, Passing, Verdict
+from tests.rpc_methods import parameter_server_method
 from tests.waiting import eventually
 
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_AFTER, Verdict.CUT_WITHIN]
@@ -264,7 +264,7 @@ def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
                     pytest.raises(SessionLostError),
                     translated("the server", "Heartbeat"),
                 ):
-                    ParameterServerServiceStub(channel).Heartbeat(request)
+                    parameter_server_method(channel, "Heartbeat")(request)
 
 
 def test_an_ended_session_goes_on_under_its_numbers(server: ParameterServer) -> None:
@@ -272,8 +272,8 @@ def test_an_ended_session_goes_on_under_its_numbers(server: ParameterServer) -> 
         make(connection, "v", torch.zeros(3))
         session = connection.open()
         with open_channel(server.address) as channel:
-            stub = ParameterServerServiceStub(channel)
-            stub.CloseSession(CloseSessionRequest(session_id=session.shown))
+            close = parameter_server_method(channel, "CloseSession")
+            close(CloseSessionRequest(session_id=session.shown))
         assert add(connection, "v", torch.ones(3)) == 2
         assert connection.open() is session
 

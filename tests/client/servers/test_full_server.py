@@ -17,7 +17,6 @@ from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
-from stratagem_proto.v1.parameter_server_service_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader, AssignRequest
 from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
@@ -27,6 +26,7 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import FaultyProxy
+from tests.rpc_methods import parameter_server_method
 from tests.waiting import eventually
 
 SMALL_BUDGET = ServerSettings(token=TOKEN, staged_bytes=1100)
@@ -44,14 +44,14 @@ def budget_in_use(address: str) -> Iterator[None]:
         ended.wait(60)
 
     with connected(address) as connection, open_channel(address) as channel:
-        stub = ParameterServerServiceStub(channel)
+        assign = parameter_server_method(channel, "Assign")
         into = torch.zeros(50, dtype=torch.int64)
-        calls = [stub.Assign.future(endless(connection))]
+        calls = [assign.future(endless(connection))]
 
         def is_full() -> bool:
             # The question may itself have been what left it no room.
             if calls[-1].done():
-                calls.append(stub.Assign.future(endless(connection)))
+                calls.append(assign.future(endless(connection)))
             return _is_refused(connection, Reading("v", into))
 
         try:

@@ -28,11 +28,11 @@ def payload(outline: bytes | pb.PlainValue, buffers: bytes = b"") -> bytes:
     return len(data).to_bytes(4, "little") + data + buffers
 
 
-def buffer(kind: pb.BufferKind.ValueType, dtype: str, *shape: int, data: bytes = b"") -> bytes:
+def buffer(kind: pb.BufferKind, dtype: str, *shape: int, data: bytes = b"") -> bytes:
     return payload(Item(buffer=pb.Buffer(kind=kind, dtype=dtype, shape=shape)), data)
 
 
-def nest(kind: pb.NestKind.ValueType, *items: pb.PlainValue, name: Any = None) -> pb.PlainValue:
+def nest(kind: pb.NestKind, *items: pb.PlainValue, name: Any = None) -> pb.PlainValue:
     return Item(nest=pb.Nest(kind=kind, items=items, class_name=name))
 
 

@@ -43,7 +43,7 @@ def place(index: int) -> ServerPlace:
 
 
 def said(
-    index: int, standing: Standing.ValueType, view: View, behind: int = 0, trouble: str = ""
+    index: int, standing: Standing, view: View, behind: int = 0, trouble: str = ""
 ) -> ServerAnswer:
     status = ReplicationStatus(
         standing=standing,

@@ -57,7 +57,7 @@ def assignment(
     client: RawClient,
     sequence: int,
     number: int,
-    mode: AssignMode.ValueType = ASSIGN_MODE_ADD,
+    mode: AssignMode = ASSIGN_MODE_ADD,
     acknowledged: int = 0,
     name: str = "n",
 ) -> list[bytes]:

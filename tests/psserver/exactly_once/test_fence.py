@@ -28,7 +28,7 @@ def session(
     number: int,
     process: bytes,
     task: Task = WORKER,
-    role: Role.ValueType = ROLE_WORKER,
+    role: Role = ROLE_WORKER,
     program: bytes = b"",
 ) -> Session:
     name = number.to_bytes(16, "big")

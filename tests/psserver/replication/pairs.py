@@ -119,7 +119,7 @@ async def _report(server: ParameterServer) -> ReplicationStatus:
     return server._replicated._require_task().report()
 
 
-def standing_of(server: ParameterServer) -> Standing.ValueType:
+def standing_of(server: ParameterServer) -> Standing:
     return report_of(server).standing
 
 

@@ -247,9 +247,7 @@ def test_a_step_that_cannot_be_applied_fails_for_those_who_wait() -> None:
     assert cluster.rounds.is_applied(mark())
 
 
-def summed(
-    order: Sequence[int], values: Sequence[float], reduction: Reduction.ValueType
-) -> torch.Tensor:
+def summed(order: Sequence[int], values: Sequence[float], reduction: Reduction) -> torch.Tensor:
     cluster = Cluster(len(values))
     complete: list[Part] = []
     for worker in order:
@@ -267,7 +265,7 @@ def summed(
     data=st.data(),
 )
 def test_the_sum_has_the_same_bytes_whatever_the_order_of_arrival(
-    values: list[float], reduction: Reduction.ValueType, data: st.DataObject
+    values: list[float], reduction: Reduction, data: st.DataObject
 ) -> None:
     workers = list(range(len(values)))
     order = data.draw(st.permutations(workers))

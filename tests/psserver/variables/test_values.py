@@ -44,7 +44,7 @@ from tests.psserver.wire import indices, model_spec
 
 pytestmark = pytest.mark.plain_servers_too
 
-MODES: dict[AssignMode.ValueType, Callable[[Any, Any], Any]] = {
+MODES: dict[AssignMode, Callable[[Any, Any], Any]] = {
     ASSIGN_MODE_SET: lambda old, new: new,
     ASSIGN_MODE_ADD: lambda old, new: old + new,
     ASSIGN_MODE_SUBTRACT: lambda old, new: old - new,
@@ -143,7 +143,7 @@ def test_a_reader_may_have_floats_rounded(part: dict[str, Any]) -> None:
     ],
     ids=["no float", "not wider", "not narrow"],
 )
-def test_only_wider_floats_are_rounded(dtype: torch.dtype, narrowed_to: DataType.ValueType) -> None:
+def test_only_wider_floats_are_rounded(dtype: torch.dtype, narrowed_to: DataType) -> None:
     selection = pb.Selection(variable="w", narrowed_to=narrowed_to)
     with pytest.raises(InvalidArgumentError, match=r"'w' is .* and cannot be narrowed to"):
         select(hosting(torch.ones(2, dtype=dtype))[1], selection)
@@ -193,7 +193,7 @@ def test_only_a_newer_version_is_wanted() -> None:
 
 def write(
     store: VariableStore,
-    mode: AssignMode.ValueType,
+    mode: AssignMode,
     value: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> None:
@@ -207,7 +207,7 @@ def write(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_assignment_combines_the_present_value_with_the_new(
-    mode: AssignMode.ValueType,
+    mode: AssignMode,
 ) -> None:
     old, new = torch.tensor([6.0, -2.0]), torch.tensor([3.0, 4.0])
     store, variable = hosting(old)
@@ -221,7 +221,7 @@ def test_an_assignment_combines_the_present_value_with_the_new(
     updates=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12),
 )
 def test_repeated_rows_accumulate_in_the_order_given(
-    mode: AssignMode.ValueType, updates: list[tuple[int, int]]
+    mode: AssignMode, updates: list[tuple[int, int]]
 ) -> None:
     """The contract: "Repeated rows accumulate in the order given"."""
     store, variable = hosting(torch.full((4, 1), 64.0))
@@ -258,7 +258,7 @@ def test_repeated_rows_accumulate_in_the_order_given(
 def test_a_write_that_does_not_fit_names_the_variable_and_changes_nothing(
     value: torch.Tensor,
     rows: torch.Tensor | None,
-    mode: AssignMode.ValueType,
+    mode: AssignMode,
     error: type[StratagemError],
 ) -> None:
     store, variable = hosting(torch.ones(4, 2))
@@ -275,9 +275,7 @@ def test_a_write_that_does_not_fit_names_the_variable_and_changes_nothing(
         (torch.complex64, ASSIGN_MODE_MAXIMUM),
     ],
 )
-def test_an_operation_that_the_dtype_lacks_is_refused(
-    dtype: torch.dtype, mode: AssignMode.ValueType
-) -> None:
+def test_an_operation_that_the_dtype_lacks_is_refused(dtype: torch.dtype, mode: AssignMode) -> None:
     store, _ = hosting(torch.zeros(2, dtype=dtype))
     with pytest.raises(InvalidTypeError, match="does not exist"):
         write(store, mode, torch.ones(2, dtype=dtype))

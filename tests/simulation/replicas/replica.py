@@ -110,7 +110,7 @@ class SimulatedReplica(SimulatedServer):
         return task.report() if task is not None and self.is_up else None
 
     @property
-    def standing(self) -> Standing.ValueType | None:
+    def standing(self) -> Standing | None:
         """What it is at present, as in its report, which takes longer."""
         task = self.run.replicated._task
         return task._standing() if task is not None and self.is_up else None

@@ -248,7 +248,7 @@ def test_a_function_knows_by_what_identity_servers_recognise_it(
 
     def key() -> bytes | None:
         found = next_closure_key("server")
-        return found and found.SerializeToString()
+        return found.SerializeToString() if found else None
 
     payload = payload_of(key)
     answers = [

@@ -33,7 +33,6 @@ from stratagem_proto.sockets.client.link import SocketLink
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
@@ -41,6 +40,7 @@ from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.certified import certified
 from tests.conftest import TOKEN
+from tests.rpc_methods import worker_method
 from tests.waiting import eventually
 from tests.worker.links import (
     PATIENCE,
@@ -197,7 +197,7 @@ def test_a_client_that_falls_silent_loses_its_session() -> None:
             yield opening(worker)
             silence.wait(PATIENCE)
 
-        call = WorkerServiceStub(channel).Work(requests(), timeout=PATIENCE)
+        call = worker_method(channel, "Work")(requests(), timeout=PATIENCE)
         with (
             pytest.raises(SessionLostError, match=r"for 0\.3 s"),
             translated("the worker", "Work"),

@@ -23,10 +23,10 @@ class _Capture:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._lines: dict[pb.OutputStream.ValueType, LineSplitter] = {}
+        self._lines: dict[pb.OutputStream, LineSplitter] = {}
         self._lock = threading.Lock()
 
-    def write(self, stream: pb.OutputStream.ValueType, text: str) -> None:
+    def write(self, stream: pb.OutputStream, text: str) -> None:
         with self._lock:
             lines = self._lines.setdefault(stream, LineSplitter()).feed(text)
         self._show(stream, lines)
@@ -42,7 +42,7 @@ class _Capture:
         for stream, lines in left:
             self._show(stream, lines)
 
-    def _show(self, stream: pb.OutputStream.ValueType, lines: list[str]) -> None:
+    def _show(self, stream: pb.OutputStream, lines: list[str]) -> None:
         for line in lines:
             self._emit(pb.Output(stream=stream, text=visible(line)))
 
@@ -76,7 +76,7 @@ class _Capturing(Presence["_Capture | None"]):
 class _Diverted(io.TextIOBase):
     """A stream of the process, without what belongs to functions."""
 
-    def __init__(self, target: TextIO, stream: pb.OutputStream.ValueType) -> None:
+    def __init__(self, target: TextIO, stream: pb.OutputStream) -> None:
         self._target = target
         self._stream = stream
 

@@ -17,7 +17,7 @@ from stratagem_worker.functions.interruption import Interrupted
 
 def run_closure(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
     """Load a function, call it, and return the outcome."""
-    kind: pb.FailureKind.ValueType = pb.FAILURE_KIND_INPUT
+    kind: pb.FailureKind = pb.FAILURE_KIND_INPUT
     try:
         function = loader.load(payload)
         kind = pb.FAILURE_KIND_FUNCTION
@@ -41,7 +41,7 @@ def cancelled(closure: int, worker: str) -> pb.Finished:
 
 
 def failed(
-    closure: int, kind: pb.FailureKind.ValueType, error: BaseException, outcomes: OutcomeForm
+    closure: int, kind: pb.FailureKind, error: BaseException, outcomes: OutcomeForm
 ) -> pb.Finished:
     """Return the outcome of a function that raised an exception."""
     # The first frame is `run_closure` above.
@@ -69,7 +69,7 @@ def _stack(lines: Sequence[Line]) -> list[traceback.FrameSummary]:
 
 def _failed(
     closure: int,
-    kind: pb.FailureKind.ValueType,
+    kind: pb.FailureKind,
     error: BaseException,
     lines: Sequence[str],
     outcomes: OutcomeForm,

@@ -31,7 +31,7 @@ _KEEPS_ROWS = {"admission_count", "part", "parts", "eviction_order"}
 NOMINAL_ROWS = 1 << 40
 """How many rows the parameter of a dynamic table says that it has."""
 
-EVICTION_ORDERS: Mapping[str, EvictionOrder.ValueType] = {
+EVICTION_ORDERS: Mapping[str, EvictionOrder] = {
     "oldest": EVICTION_ORDER_OLDEST,
     "rarest": EVICTION_ORDER_RAREST,
 }

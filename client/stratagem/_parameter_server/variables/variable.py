@@ -24,9 +24,7 @@ from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
-    Aggregation,
     Partition,
-    Synchronization,
     VariableSpec,
 )
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -76,7 +74,7 @@ class AnyStore(Protocol):
     def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...
 
 
-MODES: dict[Write, AssignMode.ValueType] = {
+MODES: dict[Write, AssignMode] = {
     Write.ASSIGN: ASSIGN_MODE_SET,
     Write.ASSIGN_ADD: ASSIGN_MODE_ADD,
     Write.ASSIGN_SUB: ASSIGN_MODE_SUBTRACT,
@@ -206,8 +204,8 @@ class RemoteVariable(Variable):
             name=self.name,
             tensor=self._tensor_spec,
             trainable=self.trainable,
-            synchronization=Synchronization.Value(f"SYNCHRONIZATION_{self.synchronization.name}"),
-            aggregation=Aggregation.Value(f"AGGREGATION_{self.aggregation.name}"),
+            synchronization=f"SYNCHRONIZATION_{self.synchronization.name}",
+            aggregation=f"AGGREGATION_{self.aggregation.name}",
             kind=VARIABLE_KIND_MODEL,
             device=self.device_name,
             ordinal=self.place.ordinal,

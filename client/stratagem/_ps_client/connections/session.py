@@ -59,7 +59,7 @@ class Identity:
         InvalidArgumentError: The token is too short.
     """
 
-    role: Role.ValueType
+    role: Role
     job: str = ""
     index: int = 0
     token: str = field(default="", repr=False)

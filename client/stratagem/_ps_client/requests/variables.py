@@ -33,7 +33,7 @@ class Writing:
     """What to write to one variable, or to those of its rows whose int64 indices are given."""
 
     variable: str
-    mode: AssignMode.ValueType
+    mode: AssignMode
     value: torch.Tensor
     rows: torch.Tensor | None = None
 
@@ -104,7 +104,7 @@ class Attachments:
 
 
 def list_variables(
-    kinds: Sequence[VariableKind.ValueType] = (),
+    kinds: Sequence[VariableKind] = (),
 ) -> Request[ListVariablesResponse]:
     """Return the request for variables of these kinds, or all, by their creation."""
     message = ListVariablesRequest(kinds=kinds)

@@ -96,7 +96,7 @@ class _Writing:
         write = _WRITERS.get(type(value)) or _writer_of(value)
         return write(self, value, depth)
 
-    def nest(self, kind: pb.NestKind.ValueType, items: Iterable[Any], depth: int) -> pb.PlainValue:
+    def nest(self, kind: pb.NestKind, items: Iterable[Any], depth: int) -> pb.PlainValue:
         if depth >= DEEPEST:
             raise _Unsendable(f"is in {DEEPEST} nests, or contains itself")
         items = tuple(items)
@@ -116,7 +116,7 @@ class _Writing:
             error.path = f"[{key!r}]{error.path}"
             raise
 
-    def pairs(self, kind: pb.NestKind.ValueType, pairs: Any, depth: int) -> pb.PlainValue:
+    def pairs(self, kind: pb.NestKind, pairs: Any, depth: int) -> pb.PlainValue:
         if depth >= DEEPEST:
             raise _Unsendable(f"is in {DEEPEST} nests, or contains itself")
         found = [(_key(key), self.item(key, value, depth)) for key, value in pairs]
@@ -124,7 +124,7 @@ class _Writing:
 
     def buffer(
         self,
-        kind: pb.BufferKind.ValueType,
+        kind: pb.BufferKind,
         data: bytes | memoryview,
         dtype: str = "",
         shape: Sequence[int] = (),
@@ -242,7 +242,7 @@ def _scalar(writing: _Writing, value: np.generic, depth: int) -> pb.PlainValue:
 
 def _elements(
     writing: _Writing,
-    kind: pb.BufferKind.ValueType,
+    kind: pb.BufferKind,
     array: np.ndarray[Any, Any],
     shape: tuple[int, ...],
 ) -> pb.PlainValue:
@@ -253,11 +253,11 @@ def _elements(
     return writing.buffer(kind, buffers.bytes_of_array(array), array.dtype.str, shape)
 
 
-def _items(kind: pb.NestKind.ValueType) -> _Write:
+def _items(kind: pb.NestKind) -> _Write:
     return lambda writing, value, depth: writing.nest(kind, value, depth)
 
 
-def _set(kind: pb.NestKind.ValueType) -> _Write:
+def _set(kind: pb.NestKind) -> _Write:
     def write(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
         return pb.PlainValue(nest=pb.Nest(kind=kind, items=map(_key, value)))
 

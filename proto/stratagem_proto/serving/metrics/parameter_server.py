@@ -49,7 +49,7 @@ def _variables(status: Status, families: Families) -> Iterator[Metric]:
     yield families.number("table_rows", "Rows that embedding tables have stored.", rows)
 
 
-def _kind(kind: VariableKind.ValueType) -> str:
+def _kind(kind: VariableKind) -> str:
     return VariableKind.Name(kind).removeprefix("VARIABLE_KIND_").lower()
 
 
@@ -131,11 +131,15 @@ def _checkpoints(status: CheckpointStatus, families: Families) -> Iterator[Metri
     yield families.number(
         "checkpoint_age_seconds",
         "Time since the last part was written; absent before the first part of this run.",
-        known and known.age_seconds,
+        known.age_seconds if known else None,
     )
     yield families.number(
-        "checkpoint_bytes", "Size of the last part that was written.", known and known.bytes
+        "checkpoint_bytes",
+        "Size of the last part that was written.",
+        known.bytes if known else None,
     )
     yield families.number(
-        "checkpoint_seconds", "How long writing the last part took.", known and known.seconds
+        "checkpoint_seconds",
+        "How long writing the last part took.",
+        known.seconds if known else None,
     )

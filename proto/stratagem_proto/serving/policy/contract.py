@@ -17,7 +17,7 @@ _SERVICES = (
 
 
 @cache
-def actions_of(role: Role.ValueType) -> frozenset[Action.ValueType]:
+def actions_of(role: Role) -> frozenset[Action]:
     """Return what a role may do, as far as policies are about it."""
     calls = [Access(method) for service in _SERVICES for method in service.methods]
     allowed = [call.needs for call in calls if role in call.roles]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.access import name_of
@@ -31,7 +32,9 @@ _TASK = re.compile(r"[^/]+/(?:0|[1-9][0-9]*|(?:[1-9][0-9]*)?\*[0-9]*)")
 _EVERYTHING = "everything"
 _SERVER = name_of(ROLE_SERVER)
 _ROLES = {
-    name_of(role): role for role in Role.values() if role not in (ROLE_UNSPECIFIED, ROLE_SERVER)
+    name_of(role): role
+    for role in cast("list[Role]", Role.values())
+    if role not in (ROLE_UNSPECIFIED, ROLE_SERVER)
 }
 _ACTIONS = {word_of(action): action for action in sorted(ALL_ACTIONS)}
 
@@ -115,7 +118,7 @@ class _Line:
             f"write one of {_listed(_ROLES)}, or JOB/TASK, such as worker/0 or worker/*",
         )
 
-    def _actions(self, text: str) -> frozenset[Action.ValueType]:
+    def _actions(self, text: str) -> frozenset[Action]:
         words = _SEPARATOR.split(text)
         if words == [_EVERYTHING]:
             return ALL_ACTIONS
@@ -146,7 +149,7 @@ class _Line:
     def _checked(
         self,
         subject: Subject,
-        actions: frozenset[Action.ValueType],
+        actions: frozenset[Action],
         names: Sequence[NamePattern],
     ) -> Rule:
         if actions == ALL_ACTIONS:
@@ -165,9 +168,7 @@ class _Line:
                 "leave the names out, or list what may be done to them",
             )
 
-    def _check_names(
-        self, actions: frozenset[Action.ValueType], names: Sequence[NamePattern]
-    ) -> None:
+    def _check_names(self, actions: frozenset[Action], names: Sequence[NamePattern]) -> None:
         of_servers, others = actions & OF_SERVERS, actions - OF_SERVERS
         if others and not names:
             raise self._refusal(
@@ -179,7 +180,7 @@ class _Line:
                 f"give {_words(of_servers)} a line without names",
             )
 
-    def _check_role(self, role: Role.ValueType, actions: frozenset[Action.ValueType]) -> None:
+    def _check_role(self, role: Role, actions: frozenset[Action]) -> None:
         own = actions_of(role)
         missing = (actions - own) if actions != ALL_ACTIONS or not own else frozenset()
         if missing:
@@ -195,7 +196,7 @@ class _Line:
         )
 
 
-def _words(actions: Iterable[Action.ValueType]) -> str:
+def _words(actions: Iterable[Action]) -> str:
     return _listed(map(word_of, sorted(actions)))
 
 

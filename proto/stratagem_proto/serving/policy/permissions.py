@@ -57,7 +57,7 @@ class Permissions:
         rpc: str,
         grant: Grant,
         caller: Caller,
-        action: Action.ValueType,
+        action: Action,
         variable: str = "",
     ) -> PermissionDeniedError:
         what, role = word_of(action), name_of(caller.role)

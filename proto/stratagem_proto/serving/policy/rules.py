@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 from stratagem_proto.protocol import MAX_NAME_LENGTH, name_of_whole
 from stratagem_proto.serving.policy.patterns import NamePattern
@@ -24,10 +25,10 @@ _DECISIONS = 1 << 14
 OF_SERVERS = frozenset({ACTION_CONFIGURE, ACTION_MOVE, ACTION_SAVE})
 """What is done to a server, and not to some of its variables."""
 
-ALL_ACTIONS = frozenset(Action.values()) - {ACTION_UNSPECIFIED}
+ALL_ACTIONS = frozenset(cast("list[Action]", Action.values())) - {ACTION_UNSPECIFIED}
 
 
-def word_of(action: Action.ValueType) -> str:
+def word_of(action: Action) -> str:
     """Return what an action is called in a policy, for instance "read"."""
     return Action.Name(action).removeprefix("ACTION_").lower()
 
@@ -41,10 +42,10 @@ class Subject:
         tasks: The pattern of "job/index"; None if it is about a role.
     """
 
-    role: Role.ValueType | None = None
+    role: Role | None = None
     tasks: NamePattern | None = None
 
-    def fits(self, role: Role.ValueType, job: str, index: int) -> bool:
+    def fits(self, role: Role, job: str, index: int) -> bool:
         """Return whether a caller is meant; only one with a job is meant by its task."""
         if self.tasks is None:
             return role == self.role
@@ -64,10 +65,10 @@ class Rule:
 
     line: int
     subject: Subject
-    actions: frozenset[Action.ValueType]
+    actions: frozenset[Action]
     names: Sequence[NamePattern] = ()
 
-    def allows(self, action: Action.ValueType, name: str | None) -> bool:
+    def allows(self, action: Action, name: str | None) -> bool:
         """Return whether it lets somebody do something to a variable; None for any or no one."""
         if action not in self.actions:
             return False
@@ -88,7 +89,7 @@ class Grant:
         self.rules = rules
         self._kept = lru_cache(_DECISIONS)(self._allows)
 
-    def allows(self, action: Action.ValueType, name: str | None = None) -> bool:
+    def allows(self, action: Action, name: str | None = None) -> bool:
         """Return whether it may do something.
 
         Args:
@@ -100,7 +101,7 @@ class Grant:
         decide = self._allows if name and len(name) > MAX_NAME_LENGTH else self._kept
         return decide(action, name)
 
-    def _allows(self, action: Action.ValueType, name: str | None) -> bool:
+    def _allows(self, action: Action, name: str | None) -> bool:
         names = {None} if name is None else {name, name_of_whole(name)}
         return any(rule.allows(action, each) for rule in self.rules for each in names)
 
@@ -121,7 +122,7 @@ class AccessPolicy:
         self.source, self.rules = source, rules
         self._kept = lru_cache(_CALLERS)(self._grant)
 
-    def grant(self, role: Role.ValueType, task: Task) -> Grant | None:
+    def grant(self, role: Role, task: Task) -> Grant | None:
         """Return what a caller may do; None if no rule is about it, so that its role decides.
 
         Servers act for each other, and no rule is about them. Whoever leaves its task out would
@@ -133,7 +134,7 @@ class AccessPolicy:
         """
         return self._kept(role, task.job, task.index)
 
-    def _grant(self, role: Role.ValueType, job: str, index: int) -> Grant | None:
+    def _grant(self, role: Role, job: str, index: int) -> Grant | None:
         if role == ROLE_SERVER:
             return None
         rules = [rule for rule in self.rules if rule.subject.fits(role, job, index)]

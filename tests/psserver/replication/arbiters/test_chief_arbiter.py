@@ -157,7 +157,7 @@ def call(server: ParameterServer, introduction: ChiefIntroduction) -> str:
     return str(refused.value.details())
 
 
-def introduced(role: Role.ValueType = CHIEF.role) -> ChiefIntroduction:
+def introduced(role: Role = CHIEF.role) -> ChiefIntroduction:
     asking = handshake(CHIEF, b"")
     asking.role = role
     server = Task(job="ps", index=0)
@@ -165,7 +165,7 @@ def introduced(role: Role.ValueType = CHIEF.role) -> ChiefIntroduction:
 
 
 @pytest.mark.parametrize("role", [ROLE_WORKER, ROLE_EVALUATOR])
-def test_who_is_not_the_chief_does_not_decide(both: Pair, role: Role.ValueType) -> None:
+def test_who_is_not_the_chief_does_not_decide(both: Pair, role: Role) -> None:
     assert "Arbitrate is not for /job:chief/task:0" in call(both.servers[0], introduced(role))
 
 
