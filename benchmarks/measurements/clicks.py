@@ -16,7 +16,7 @@ from benchmarks.peers import clicks as peers
 from examples.clicks.log import ClickLog
 from examples.clicks.model import DLRM
 
-FILE = Path("runs/benchmarks/clicks.npz")
+FILE = Path("runs/benchmarks/drawn-clicks.npz")
 _OURS = {"26 Embedding": "example", "26 sparse nn.Embedding": "sparse", "one Embedding": "joined"}
 _THEIRS = {"TensorFlow": "26", "TensorFlow, a variable a server": "joined"}
 _SIZES = 1024, 4096
@@ -70,6 +70,6 @@ def _write_log(file: Path) -> None:
     dense = [*model.bottom.parameters(), *model.top.parameters()]
     arrays: dict[str, Any] = {f"weight{n}": each.detach().numpy() for n, each in enumerate(dense)}
     batch = ClickLog(peers.ROWS).batch(0, peers.EXAMPLES)
-    arrays |= {name: getattr(batch, name).numpy() for name in ("dense", "ids", "clicked")}
+    arrays |= {name: getattr(batch, name).numpy() for name in ("dense", "ids", "clicked", "chance")}
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, **arrays)

@@ -1,13 +1,17 @@
 """The click model of `examples/dlrm.py` on a fifth of its rows: what all contestants share.
 
 The file has the same examples and the same initial dense weights for all of them. The first pass
-over it stores all rows that its ids have; a steady step finds all of them.
+over it stores all rows that its ids have; a steady step finds all of them. In each later pass, the
+clicks are drawn anew with the chances that they have. With the same ones, the model would learn all
+examples by heart in three passes; the gradients would become so small that their squares are
+denormal numbers, with which processors take ten times as long, and which TensorFlow rounds to zero.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -49,20 +53,26 @@ class Log:
     def __init__(self, file: str) -> None:
         with np.load(file) as found:
             self.examples = Batch(found["dense"], found["ids"], found["clicked"])
+            self._chance = found["chance"]
             self.weights: list[Any] = [found[f"weight{n}"] for n in range(12)]
 
-    def batches(self, size: int, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
-        """One pass over the examples of a worker, in whole batches."""
+    def batches(
+        self, size: int, worker: int = 0, workers: int = 1, number: int = 0
+    ) -> Iterator[Batch]:
+        """One pass over the examples of a worker, in whole batches; the first has the number 0."""
         dense, ids, clicked = self.examples
+        if number:
+            drawn = np.random.default_rng(number).random(EXAMPLES, np.float32)
+            clicked = (drawn < self._chance).astype(np.float32)
         for first in range(worker * size, EXAMPLES, workers * size):
             span = slice(first, first + size)
             # Contiguous, as what a program's loader makes.
             yield Batch(dense[span], np.ascontiguousarray(ids[:, span]), clicked[span])
 
     def endless(self, size: int, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
-        """The same, again and again."""
-        while True:
-            yield from self.batches(size, worker, workers)
+        """The passes after the first one."""
+        for number in count(1):
+            yield from self.batches(size, worker, workers, number)
 
 
 class Trial(Protocol):

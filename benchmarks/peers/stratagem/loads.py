@@ -75,7 +75,7 @@ class _Batch(NamedTuple):
         gradients: What is sent to it.
     """
 
-    readings: Mapping[int, Sequence[reading.Reading]]
+    readings: Mapping[int, Sequence[reading.RowsReading]]
     gradients: Mapping[int, Sequence[updates.SentGradient]]
 
 
@@ -106,7 +106,7 @@ class Rows:
         ids = torch.randint(ROWS, (LOOKUPS,), generator=drawing)
         rows = {task: (ids[ids % count == task] // count).unique() for task in range(count)}
         readings = {
-            task: [reading.Reading(self.name, torch.empty(len(mine), WIDTH), rows=mine)]
+            task: [reading.RowsReading([self.name], [mine], torch.empty(len(mine), WIDTH))]
             for task, mine in rows.items()
         }
         gradients = {

@@ -34,7 +34,7 @@ class Rows:
     def pull(self, indices: torch.Tensor) -> torch.Tensor:
         """Reads a row for each index."""
         values = torch.empty(len(indices), WIDTH)
-        wanted = reading.Reading(_NAME, values, rows=indices)
+        wanted = reading.RowsReading([_NAME], [indices], values)
         self._servers.call(0, reads.read([wanted]))
         return values
 

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReadRequest(_message.Message):
-    __slots__ = ("session_id", "selections", "after", "wait_seconds", "snapshot", "into_segment", "begins", "inputs", "finished", "report", "trace_parent")
+    __slots__ = ("session_id", "selections", "after", "wait_seconds", "snapshot", "into_segment", "begins", "inputs", "joint_rows", "finished", "report", "trace_parent")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class ReadRequest(_message.Message):
     INTO_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    JOINT_ROWS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -30,10 +31,11 @@ class ReadRequest(_message.Message):
     into_segment: bool
     begins: _containers.RepeatedCompositeFieldContainer[_consistency_pb2.StepBegin]
     inputs: _containers.RepeatedCompositeFieldContainer[_consistency_pb2.InputDigest]
+    joint_rows: _containers.RepeatedCompositeFieldContainer[JointRows]
     finished: int
     report: bytes
     trace_parent: str
-    def __init__(self, session_id: _Optional[bytes] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., after: _Optional[_Union[StepMark, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., snapshot: _Optional[bytes] = ..., into_segment: bool = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[_consistency_pb2.InputDigest, _Mapping]]] = ..., finished: _Optional[int] = ..., report: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., after: _Optional[_Union[StepMark, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., snapshot: _Optional[bytes] = ..., into_segment: bool = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[_consistency_pb2.InputDigest, _Mapping]]] = ..., joint_rows: _Optional[_Iterable[_Union[JointRows, _Mapping]]] = ..., finished: _Optional[int] = ..., report: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class StepMark(_message.Message):
     __slots__ = ("group", "step")
@@ -70,6 +72,18 @@ class Rows(_message.Message):
     INDICES_FIELD_NUMBER: _ClassVar[int]
     indices: bytes
     def __init__(self, indices: _Optional[bytes] = ...) -> None: ...
+
+class JointRows(_message.Message):
+    __slots__ = ("variables", "sizes", "indices", "narrowed_to")
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    NARROWED_TO_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    indices: bytes
+    narrowed_to: _tensor_pb2.DataType
+    def __init__(self, variables: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., indices: _Optional[bytes] = ..., narrowed_to: _Optional[_Union[_tensor_pb2.DataType, str]] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("header", "chunks")

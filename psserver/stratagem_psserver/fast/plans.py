@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.parameter_server_pb2 import Selection
+from stratagem_proto.v1.parameter_server_pb2 import JointRows, Selection
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.fast.repeatable_updates import (
@@ -193,10 +193,10 @@ class ReadPlanCache:
         self._clear()
         store.watch(self._clear)
 
-    def of(self, selections: Sequence[Selection]) -> ReadPlan:
+    def of(self, selections: Sequence[Selection], joint_rows: Sequence[JointRows] = ()) -> ReadPlan:
         """Return the plan of a read of the present variables; see `ReadPlan.of`."""
-        if not all(map(_is_of_all, selections)):
-            return ReadPlan.of(self._store, selections)
+        if joint_rows or not all(map(_is_of_all, selections)):
+            return ReadPlan.of(self._store, selections, joint_rows)
         names = tuple([selection.variable for selection in selections])
         kept = self._kept.get(names)
         if kept is not None and kept.is_still(selections):

@@ -36,6 +36,10 @@ _VALUE = ""
 # are found in a thread, by the full check.
 _MOST_FOUND = 1 << 17
 
+# torch shares more elements out among threads, which have to wake for each operation: beside a busy
+# worker, a step of 5,250 rows of 16 numbers took 1.4 to 2.6 ms, and takes 0.9 in parts.
+_STEPPED_AT_ONCE = 1 << 15
+
 Positions = npt.NDArray[np.int64]
 
 
@@ -259,13 +263,30 @@ class _JointRows:
             wholes = self._wholes[key]
             wholes[rows] = values.view(torch.uint8).numpy().reshape(-1).view(wholes.dtype)
 
-    def step(self, rule: SparseRule, settings: GroupSettings) -> None:
-        """Step the copies, so that a failure has changed nothing."""
+    def step(self, rule: SparseRule, settings: GroupSettings, in_parts: bool) -> None:
+        """Step the copies, so that a failure has changed nothing.
+
+        Args:
+            rule: Steps them.
+            settings: The hyperparameters.
+            in_parts: Whether some rows at a time give the same bytes.
+        """
+        count, scalars = max(1, self._spans[-1].stop), self.scalars
         elements = {
             key: as_elements(wholes, self._dtype(key)) for key, wholes in self._wholes.items()
         }
-        value = elements.pop(_VALUE)
-        rule(settings.values, value, self.gradient, self.scalars | elements)
+        rows = max(1, _STEPPED_AT_ONCE * count // max(1, len(self.gradient))) if in_parts else count
+
+        def some(of: torch.Tensor, begin: int) -> torch.Tensor:
+            width = len(of) // count
+            return of[begin * width : (begin + rows) * width]
+
+        for begin in range(0, count, rows):
+            parts = {key: some(each, begin) for key, each in elements.items()}
+            # Each part takes the same step.
+            self.scalars = {key: scalar.clone() for key, scalar in scalars.items()}
+            value, gradient = parts.pop(_VALUE), some(self.gradient, begin)
+            rule(settings.values, value, gradient, self.scalars | parts)
 
     def _dtype(self, key: str) -> torch.dtype:
         first = self._parameters[0]
@@ -356,7 +377,7 @@ class RowGroup:
                 rule = self._rules[together[0].dtype]
                 assert rule is not None
                 joint = _JointRows(together, gradients)
-                joint.step(rule, self._settings)
+                joint.step(rule, self._settings, in_parts=together[0].dtype in self._joinable)
                 self._stepped.append(joint)
         except BaseException:
             self._forget()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -41,6 +42,7 @@ class ReadTask(NamedTuple):
         segment: The shared memory for the values, if they fit; None to send them.
         session: The session of the client that reads.
         request: The name of the first message of the RPC, to whose figures the values count.
+        joint_rows: What to read besides.
     """
 
     plan: Callable[[], ReadPlan]
@@ -48,6 +50,7 @@ class ReadTask(NamedTuple):
     segment: Segment | None
     session: Session
     request: str
+    joint_rows: Sequence[pb.JointRows] = ()
 
     @property
     def client(self) -> str:
@@ -95,6 +98,7 @@ async def _frames(
     state: ServerState, reading: ReadTask, make_header: MakeHeader
 ) -> AsyncGenerator[bytes, None]:
     names = [selection.variable for selection in reading.selections]
+    names += chain.from_iterable(each.variables for each in reading.joint_rows)
     locks = state.locked(names, LockUse(reading.client, "read"))
     async with locks:
         plan = reading.plan()

@@ -41,6 +41,7 @@ class ValueRpcs:
         if request.HasField("after"):
             await self._wait(session, request.after, request.wait_seconds)
         variables = state.variables(session.id, request.snapshot)
+        selections, joint_rows = request.selections, request.joint_rows
 
         def make_header(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)
@@ -49,10 +50,10 @@ class ValueRpcs:
             return header
 
         if isinstance(variables, HeldSnapshot):
-            plan = partial(ReadPlan.of, variables, request.selections)
+            plan = partial(ReadPlan.of, variables, selections, joint_rows)
         else:
-            plan = partial(state.read_plans.of, request.selections)
-        reading = ReadTask(plan, request.selections, segment, session, type(request).__name__)
+            plan = partial(state.read_plans.of, selections, joint_rows)
+        reading = ReadTask(plan, selections, segment, session, "ReadRequest", joint_rows)
         frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):
             yield frames

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, starmap
+from itertools import chain, compress, starmap
 from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.v1.parameter_server_pb2 import ReadContents, ReadHeader, ReadValue, Selection
+from stratagem_proto.v1.parameter_server_pb2 import (
+    JointRows,
+    ReadContents,
+    ReadHeader,
+    ReadValue,
+    Selection,
+)
 from stratagem_proto.wire.contents import all_of
 from stratagem_proto.wire.placed import SegmentLayout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import (
     Selected,
-    fill_all,
+    SelectedRows,
     is_wanted,
     select,
-    tensors_of,
+    select_rows,
 )
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -26,19 +32,20 @@ class ReadPlan(NamedTuple):
     """The plan of an answer: which of the selected values are sent, and where.
 
     Attributes:
-        variables: The selected variables, in the order of the selections.
+        variables: The selected variables, in the order of the selections; without those of which
+            joint rows are sent.
         wanted: For each variable, whether the reader lacks its present version.
-        selected: The parts of the wanted variables that are sent.
+        selected: The parts of the wanted variables that are sent, and then the joint rows.
         contents: The encoded `ReadContents` that describes the answer to the reader.
         layout: The layout of the values in shared memory.
         nbytes: The bytes of memory that it takes to prepare the values.
-        owners: The owners of the variables, whose locks protect them.
+        owners: The owners of all variables, whose locks protect them.
         is_whole: Whether only whole variables and slices are sent, and no rows.
     """
 
     variables: Sequence[Variable]
     wanted: Sequence[bool]
-    selected: Sequence[Selected]
+    selected: Sequence[Selected | SelectedRows]
     contents: bytes
     layout: SegmentLayout
     nbytes: int
@@ -47,19 +54,25 @@ class ReadPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
+        cls,
+        variables: VariableStore | HeldSnapshot,
+        selections: Sequence[Selection],
+        joint_rows: Sequence[JointRows] = (),
     ) -> ReadPlan:
-        """Plan the answer to some selections.
+        """Plan the answer to a request.
 
         Raises:
             VariableNotFoundError: There is no such variable.
-            InvalidArgumentError: As for `select`.
-            RowIndexError: As for `select`.
+            InvalidArgumentError: As for `select` and `select_rows`.
+            RowIndexError: Likewise.
         """
         found = [variables.get(selection.variable) for selection in selections]
         wanted = _wanted(found, selections)
         pairs = zip(found, selections, strict=True)
         selected = list(starmap(select, compress(pairs, wanted)))
+        joint = [[*map(variables.get, rows.variables)] for rows in joint_rows]
+        selected += map(select_rows, joint, joint_rows)
+        wanted += [True] * len(joint)
         layout = layout_of(tuple([one.kind for one in selected]))
         return cls(
             variables=found,
@@ -68,8 +81,8 @@ class ReadPlan(NamedTuple):
             contents=_contents(wanted, selected, layout),
             layout=layout,
             nbytes=sum([one.nbytes for one in selected]),
-            owners=frozenset([one.spec.slot_of or one.spec.name for one in found]),
-            is_whole=all([one.rows is None for one in selected]),
+            owners=frozenset([one.owner for one in chain(found, *joint)]),
+            is_whole=all([isinstance(one, Selected) for one in selected]),
         )
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
@@ -82,11 +95,12 @@ class ReadPlan(NamedTuple):
     def present_header(self) -> ReadHeader:
         """Return the header of the answer, with the present versions."""
         versions = [variable.version for variable in self.variables]
+        versions += [0] * (len(self.wanted) - len(versions))
         return ReadHeader(versions=versions, contents=self.contents)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the values."""
-        return tensors_of(self.selected)
+        return [one.tensor() for one in self.selected]
 
     def fill(self, into: Sequence[torch.Tensor]) -> None:
         """Copy the values into tensors of their kinds."""
@@ -96,10 +110,13 @@ class ReadPlan(NamedTuple):
             if self.is_whole:
                 torch._foreach_copy_([*into], self.tensors())
             else:
-                fill_all(self.selected, into)
+                for one, tensor in zip(self.selected, into, strict=True):
+                    one.fill(tensor)
 
 
-def _contents(wanted: Sequence[bool], selected: Sequence[Selected], layout: SegmentLayout) -> bytes:
+def _contents(
+    wanted: Sequence[bool], selected: Sequence[Selected | SelectedRows], layout: SegmentLayout
+) -> bytes:
     encodings = [one.encoding for one in selected]
     if all(wanted) and not any(encodings):
         return all_of(layout)
@@ -113,5 +130,5 @@ def _contents(wanted: Sequence[bool], selected: Sequence[Selected], layout: Segm
     ).SerializeToString()
 
 
-def _wanted(variables: Sequence[Variable], selections: Sequence[Selection]) -> Sequence[bool]:
+def _wanted(variables: Sequence[Variable], selections: Sequence[Selection]) -> list[bool]:
     return list(map(is_wanted, variables, selections))

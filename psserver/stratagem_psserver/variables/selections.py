@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, RowIndexError
-from stratagem_proto.v1.parameter_server_pb2 import Selection
-from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
+from stratagem_proto.v1.parameter_server_pb2 import JointRows, Selection
+from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, DataType, Encoding, TensorSpec
 from stratagem_proto.wire.encodings import can_narrow, narrow
 from stratagem_proto.wire.segment import Kind
 from stratagem_proto.wire.tensors import decode_dtype, int64_vector, nbytes_of, spec_of_kind
@@ -22,27 +21,25 @@ from stratagem_psserver.variables.store import Variable
 # A larger table is not read whole: all its rows would be looked up, and missing ones made.
 _MOST_OF_A_TABLE = 64 << 20
 
+_ANY_KEY = 2**64 - 1
+
 
 @dataclass(eq=False)
 class Selected:
-    """A selected part of a variable; `tensor` is the first to allocate memory for it.
+    """A variable or a slice of it.
 
     Attributes:
-        variable: The variable.
-        view: The variable's value or a slice of it.
-        rows: The selected rows, an int64 vector; None for all of the view.
+        view: The variable's value, or the slice.
         narrowed_to: The dtype that the values are sent in; None for the variable's.
     """
 
-    variable: Variable
     view: torch.Tensor
-    rows: torch.Tensor | None = None
     narrowed_to: torch.dtype | None = None
 
-    @cached_property
+    @property
     def kind(self) -> Kind:
         """The dtype and the shape of the tensor that is sent."""
-        return self.narrowed_to or self.view.dtype, self._shape
+        return self.narrowed_to or self.view.dtype, self.view.shape
 
     @property
     def sent(self) -> TensorSpec:
@@ -51,77 +48,100 @@ class Selected:
 
     @property
     def encoding(self) -> Encoding | None:
-        if self.narrowed_to is None:
-            return None
-        decoded = spec_of_kind(self.view.dtype, self._shape)
-        return Encoding(decoded=decoded, kind=ENCODING_KIND_NARROWED)
-
-    @cached_property
-    def _shape(self) -> torch.Size:
-        shape = self.view.shape
-        if self.rows is None:
-            return shape
-        return torch.Size((self.rows.numel(), *shape[1:]))
+        return _encoding(self.view.dtype, self.view.shape, self.narrowed_to)
 
     @property
     def nbytes(self) -> int:
         """The bytes of memory that it takes to prepare the tensor, before it is narrowed."""
-        if self.rows is None:
-            return self.view.nbytes
-        return self._shape.numel() * self.view.itemsize
+        return self.view.nbytes
 
     @property
     def is_there(self) -> bool:
         """Whether the variable's memory contains the tensor as it is sent, so that none is made."""
-        made = self.rows is not None or self.narrowed_to is not None
-        return not made and self.view.is_contiguous()
+        return self.narrowed_to is None and self.view.is_contiguous()
 
     def tensor(self) -> torch.Tensor:
-        value = self.view if self.rows is None else self.variable.rows(self.rows)
-        return self.narrowed(value)
-
-    def narrowed(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the values as they are sent."""
-        return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value
+        return narrow(self.view, self.narrowed_to).tensor if self.narrowed_to else self.view
 
     def fill(self, into: torch.Tensor) -> None:
         """Write the value to a tensor of its kind."""
-        is_made = self.variable.arena is not None or self.narrowed_to is not None
-        if self.rows is None or is_made:
+        into.copy_(self.tensor())
+
+
+@dataclass(eq=False)
+class SelectedRows:
+    """Rows of variables, those of the first one before those of the second, as one tensor.
+
+    Attributes:
+        variables: The variables, whose rows are of one shape and dtype.
+        sizes: How many rows of each are selected.
+        rows: The rows, an int64 vector.
+        narrowed_to: As of `Selected`.
+    """
+
+    variables: Sequence[Variable]
+    sizes: Sequence[int]
+    rows: torch.Tensor
+    narrowed_to: torch.dtype | None = None
+    is_there = False
+
+    def __post_init__(self) -> None:
+        first = self.variables[0].value
+        self._dtype = first.dtype
+        self._shape = torch.Size((len(self.rows), *first.shape[1:]))
+
+    @property
+    def kind(self) -> Kind:
+        """As of `Selected`."""
+        return self.narrowed_to or self._dtype, self._shape
+
+    @property
+    def sent(self) -> TensorSpec:
+        """As of `Selected`."""
+        return spec_of_kind(*self.kind)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        return _encoding(self._dtype, self._shape, self.narrowed_to)
+
+    @property
+    def nbytes(self) -> int:
+        """As of `Selected`."""
+        return self._shape.numel() * self._dtype.itemsize
+
+    def tensor(self) -> torch.Tensor:
+        values = torch.empty(self._shape, dtype=self._dtype)
+        self._read(values)
+        return narrow(values, self.narrowed_to).tensor if self.narrowed_to else values
+
+    def fill(self, into: torch.Tensor) -> None:
+        """Write the rows to a tensor of their kind."""
+        if self.narrowed_to is None:
+            self._read(into)
+        else:
             into.copy_(self.tensor())
-        else:
-            # This writes the rows without a temporary copy.
-            torch.index_select(self.view, 0, self.rows, out=into)
+
+    def _read(self, into: torch.Tensor) -> None:
+        of_tables = list[RowsRead]()
+        sizes = [*self.sizes]
+        each = zip(self.variables, self.rows.split(sizes), into.split(sizes), strict=True)
+        for variable, rows, part in each:
+            if (arena := variable.live_arena) is not None:
+                of_tables.append(RowsRead(arena, rows, part))
+            elif variable.arena is not None:
+                part.copy_(variable.rows(rows))
+            else:
+                # This writes the rows without a temporary copy.
+                torch.index_select(variable.value, 0, rows, out=part)
+        read_rows(of_tables)
 
 
-def tensors_of(selected: Sequence[Selected]) -> list[torch.Tensor]:
-    """Return all selected parts; rows of tables are read together."""
-    values, reads = list[torch.Tensor](), dict[int, RowsRead]()
-    for number, one in enumerate(selected):
-        if (arena := one.variable.live_arena) is None or one.rows is None:
-            values.append(one.tensor())
-        else:
-            values.append(one.view.new_empty(one.kind[1]))
-            reads[number] = RowsRead(arena, one.rows, values[-1])
-    read_rows([*reads.values()])
-    for number in reads:
-        values[number] = selected[number].narrowed(values[number])
-    return values
-
-
-def fill_all(selected: Sequence[Selected], into: Sequence[torch.Tensor]) -> None:
-    """Write all selected parts to tensors of their kinds; rows of tables are read together."""
-    reads, narrowed = list[RowsRead](), list[tuple[Selected, torch.Tensor]]()
-    for one, tensor in zip(selected, into, strict=True):
-        if (arena := one.variable.live_arena) is None or one.rows is None:
-            one.fill(tensor)
-        elif one.narrowed_to is None:
-            reads.append(RowsRead(arena, one.rows, tensor))
-        else:
-            narrowed.append((one, tensor))
-    read_rows(reads)
-    for value, (_, tensor) in zip(tensors_of([one for one, _ in narrowed]), narrowed, strict=True):
-        tensor.copy_(value)
+def _encoding(
+    dtype: torch.dtype, shape: torch.Size, narrowed_to: torch.dtype | None
+) -> Encoding | None:
+    if narrowed_to is None:
+        return None
+    return Encoding(decoded=spec_of_kind(dtype, shape), kind=ENCODING_KIND_NARROWED)
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
@@ -131,7 +151,7 @@ def is_wanted(variable: Variable, selection: Selection) -> bool:
     return variable.version != selection.newer_than
 
 
-def select(variable: Variable, selection: Selection) -> Selected:
+def select(variable: Variable, selection: Selection) -> Selected | SelectedRows:
     """Return the selected part of a variable.
 
     Raises:
@@ -140,37 +160,93 @@ def select(variable: Variable, selection: Selection) -> Selected:
         RowIndexError: The part is not within the variable's bounds.
     """
     selected = _part(variable, selection)
-    if not selection.HasField("narrowed_to"):
-        return selected
-    dtype = decode_dtype(selection.narrowed_to)
-    if not can_narrow(selected.view.dtype, dtype):
+    if selection.HasField("narrowed_to"):
+        selected.narrowed_to = _narrowed_to(variable, selection.narrowed_to)
+    return selected
+
+
+def _narrowed_to(variable: Variable, wanted: DataType.ValueType) -> torch.dtype:
+    dtype = decode_dtype(wanted)
+    if not can_narrow(variable.value.dtype, dtype):
         raise InvalidArgumentError(
-            f"{variable.name!r} is {selected.view.dtype} and cannot be narrowed to {dtype}; "
+            f"{variable.name!r} is {variable.value.dtype} and cannot be narrowed to {dtype}; "
             "only wider floats can, to torch.bfloat16 or torch.float16",
             variable=variable.name,
         )
-    return replace(selected, narrowed_to=dtype)
+    return dtype
 
 
-def _part(variable: Variable, selection: Selection) -> Selected:
+def select_rows(variables: Sequence[Variable], wanted: JointRows) -> SelectedRows:
+    """Return rows of several variables.
+
+    Args:
+        variables: Those that are named.
+        wanted: What to read.
+
+    Raises:
+        InvalidArgumentError: There is no variable, there are more or fewer rows than the sizes
+            say, the rows of the variables are of several kinds, or as for `select`.
+        RowIndexError: A variable has no such row.
+    """
+    if not variables or len(variables) != len(wanted.sizes):
+        raise InvalidArgumentError(
+            f"rows of {len(variables)} variables are to be read, but {len(wanted.sizes)} sizes "
+            "are given; name each variable, and say how many of the rows are its own"
+        )
+    first, sizes = variables[0], list(wanted.sizes)
+    rows = _indices(first, wanted.indices)
+    if sum(sizes) != len(rows):
+        raise InvalidArgumentError(
+            f"{len(rows)} rows of {first.name!r} and others came, but their sizes add up to "
+            f"{sum(sizes)}",
+            variable=first.name,
+        )
+    kind = first.value.dtype, first.value.shape[1:]
+    for variable in variables:
+        if (variable.value.dtype, variable.value.shape[1:]) != kind or not variable.value.dim():
+            raise InvalidArgumentError(
+                f"rows of {first.name!r} and {variable.name!r} cannot come as one tensor: they "
+                "have another shape or dtype",
+                variable=variable.name,
+            )
+    if not _are_in(variables, sizes, rows):
+        for variable, mine in zip(variables, rows.split(sizes), strict=True):
+            check_rows(variable, mine)
+    narrowed = wanted.HasField("narrowed_to")
+    dtype = _narrowed_to(first, wanted.narrowed_to) if narrowed else None
+    return SelectedRows(variables, sizes, rows, dtype)
+
+
+def _are_in(variables: Sequence[Variable], sizes: Sequence[int], rows: torch.Tensor) -> bool:
+    """Return whether variables have all of their rows."""
+    counts = [row_count(one) for one in variables]
+    if 0 in counts:
+        return not len(rows)
+    last = [_ANY_KEY if count is None else count - 1 for count in counts]
+    # As unsigned numbers, negative ones are large.
+    return bool((rows.numpy().view(np.uint64) <= np.repeat(np.array(last, np.uint64), sizes)).all())
+
+
+def _part(variable: Variable, selection: Selection) -> Selected | SelectedRows:
     part = selection.WhichOneof("part")
     if part == "rows":
         rows = _indices(variable, selection.rows.indices)
         check_rows(variable, rows)
-        return Selected(variable, variable.value, rows)
+        return SelectedRows([variable], [len(rows)], rows)
     if variable.arena is not None:
         return _all_of_table(variable, variable.arena, selection)
     if part == "slice":
         box = _box(variable, selection.slice.start, selection.slice.size)
-        return Selected(variable, box)
-    return Selected(variable, variable.value)
+        return Selected(box)
+    return Selected(variable.value)
 
 
-def _all_of_table(variable: Variable, arena: Arena, selection: Selection) -> Selected:
+def _all_of_table(variable: Variable, arena: Arena, selection: Selection) -> SelectedRows:
     spec = variable.spec.tensor
     is_whole = selection.WhichOneof("part") is None and not arena.table.is_dynamic
     if is_whole and nbytes_of(spec) <= _MOST_OF_A_TABLE:
-        return Selected(variable, variable.value, torch.arange(spec.shape[0]))
+        count = spec.shape[0]
+        return SelectedRows([variable], [count], torch.arange(count))
     raise InvalidArgumentError(
         f"{variable.name!r} is a table of shape {list(spec.shape)}; only one with a "
         f"fixed number of rows and at most {_MOST_OF_A_TABLE} bytes is read whole. "
@@ -209,6 +285,13 @@ def _indices(variable: Variable, data: bytes) -> torch.Tensor:
     return int64_vector(data)
 
 
+def row_count(variable: Variable) -> int | None:
+    """Return how many rows a variable has; None for a table in which any key is one."""
+    if variable.arena is not None and variable.arena.table.is_dynamic:
+        return None
+    return variable.spec.tensor.shape[0]
+
+
 def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     """Check row indices against a variable.
 
@@ -226,10 +309,9 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
         raise InvalidArgumentError(
             f"variable {variable.name!r} is a scalar and has no rows", variable=variable.name
         )
-    is_dynamic = variable.arena is not None and variable.arena.table.is_dynamic
-    if not rows.numel() or is_dynamic:
+    count = row_count(variable)
+    if not rows.numel() or count is None:
         return
-    count = variable.spec.tensor.shape[0]
     # Of 400 rows this takes 2 us, and 14 with torch. As unsigned numbers, negative ones are large.
     if np.maximum.reduce(rows.numpy().view(np.uint64)) >= count:
         lowest, highest = map(int, rows.aminmax())

@@ -67,6 +67,11 @@ class Variable:
         return self.spec.name
 
     @property
+    def owner(self) -> str:
+        """The name of the variable whose lock protects this one."""
+        return self.spec.slot_of or self.spec.name
+
+    @property
     def live_arena(self) -> Arena | None:
         """The arena that has its present rows; None if it is no table, or one of a snapshot."""
         return self.arena

@@ -5,44 +5,45 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem._ps_client.requests.reading import Reading, asked
-from stratagem_proto.v1.parameter_server_pb2 import ReadRequest, Rows, Selection
+from stratagem._ps_client.requests.reading import Reading, RowsReading
+from stratagem._ps_client.requests.reads import read
+from stratagem_proto.v1.parameter_server_pb2 import JointRows, ReadRequest, Selection
 from stratagem_proto.wire.tensors import encode_dtype
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 4096])
-@pytest.mark.parametrize("newer_than", [None, 7])
+@pytest.mark.parametrize("counts", [(0,), (1,), (15, 0, 16), (4096, 1)])
 @pytest.mark.parametrize("narrowed_to", [None, torch.float16])
 def test_rows_are_asked_for_by_their_indices(
-    count: int, newer_than: int | None, narrowed_to: torch.dtype | None
+    counts: tuple[int, ...], narrowed_to: torch.dtype | None
 ) -> None:
-    rows, into = torch.arange(count), torch.empty(count, 3)
+    rows = [torch.arange(count).flip(0) for count in counts]
+    names = [f"table {number}" for number, _ in enumerate(counts)]
+    into = torch.empty(sum(counts), 3)
 
-    for indices in (rows, rows.flip(0)):  # as many as before
-        request = asked([Reading("table", into, newer_than, indices, narrowed_to)])
+    request = read([RowsReading(names, rows, into, narrowed_to)]).message
 
-        selection = Selection(
-            variable="table",
-            newer_than=newer_than,
-            rows=Rows(indices=indices.numpy().tobytes()),
-            narrowed_to=encode_dtype(narrowed_to) if narrowed_to else None,
-        )
-        assert ReadRequest.FromString(request).selections == [selection]
+    assert isinstance(request, ReadRequest)
+    expected = JointRows(
+        variables=names,
+        sizes=counts,
+        indices=torch.cat(rows).numpy().tobytes(),
+        narrowed_to=encode_dtype(narrowed_to) if narrowed_to else None,
+    )
+    assert list(request.joint_rows) == [expected]
 
 
-def test_rows_are_asked_for_between_whole_variables() -> None:
-    whole, rows = torch.empty(3), torch.tensor([5, 2])
+def test_variables_are_asked_for_beside_rows() -> None:
+    whole = torch.empty(3)
 
-    request = asked(
+    request = read(
         [
             Reading("first", whole),
-            Reading("table", torch.empty(2, 3), rows=rows),
             Reading("last", whole, newer_than=2),
+            RowsReading(["table"], [torch.tensor([5, 2])], torch.empty(2, 3)),
         ]
     )
 
-    assert ReadRequest.FromString(request).selections == [
+    assert ReadRequest.FromString(request.rest).selections == [
         Selection(variable="first"),
-        Selection(variable="table", rows=Rows(indices=rows.numpy().tobytes())),
         Selection(variable="last", newer_than=2),
     ]

@@ -12,7 +12,7 @@ from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import note_read
 from stratagem._parameter_server.variables.variable import Copies
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reading import AnyReading, Reading
 from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.request import Request
 from stratagem_proto.errors import UnfinishedStepError
@@ -94,7 +94,7 @@ class StepReads:
 
     def read(
         self,
-        readings: Mapping[int, Sequence[Reading]],
+        readings: Mapping[int, Sequence[AnyReading]],
         beside_push: bool = False,
         beginning: Beginning | None = None,
     ) -> dict[int, list[int]]:
@@ -109,7 +109,7 @@ class StepReads:
     def after(
         self,
         mark: StepMark | None,
-        readings: Mapping[int, Sequence[Reading]],
+        readings: Mapping[int, Sequence[AnyReading]],
         beside_push: bool = False,
         beginning: Beginning | None = None,
     ) -> dict[int, list[int]]:
@@ -131,7 +131,10 @@ class StepReads:
             return self._servers.together(asked())
 
     def _asked(
-        self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]], beginning: Beginning
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[AnyReading]],
+        beginning: Beginning,
     ) -> dict[int, Request[list[int]]]:
         wait = 0.0 if mark is None else self._peer_seconds
         told = partial(self._told, mark, beginning)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -22,7 +23,7 @@ from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import begin
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reading import Reading, RowsReading
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.variables import (
     Writing,
@@ -36,6 +37,11 @@ from stratagem_proto.errors import DeadlineExceededError, StratagemError
 from stratagem_proto.input_order import MAX_REPORTED, BatchRead
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
+
+_RowKind: TypeAlias = tuple[int, torch.dtype, torch.Size, torch.dtype | None]
+"""A server, and what rows must have in common to come from it as one tensor."""
+
+_NO_ROWS = torch.empty(0)
 
 # A program that reads and takes no steps reports this many batches at once.
 _UNREPORTED = MAX_REPORTED // 4
@@ -195,23 +201,27 @@ class RemoteStore:
         variables: Sequence[RemoteVariable],
         rows: Sequence[torch.Tensor],
         training: bool = False,
-        found: Sequence[torch.Tensor] | None = None,
     ) -> Sequence[torch.Tensor]:
         """Return some rows of each variable as they are now, without the rest of them.
 
-        As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors; what is
-        `found` comes into tensors of the caller, if there are any.
+        As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
         """
         self.require(variables)
-        found = found or [
-            variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
-            for variable, wanted in zip(variables, rows, strict=True)
-        ]
-        readings: dict[int, list[Reading]] = defaultdict(list)
-        for variable, into, wanted in zip(variables, found, rows, strict=True):
-            narrowed_to = self.pulls.rounded_to(variable, training)
-            reading = Reading(variable.name, into, None, wanted, narrowed_to)
-            readings[variable.place.server].append(reading)
+        alike: dict[_RowKind, list[int]] = defaultdict(list)
+        for number, variable in enumerate(variables):
+            rounded_to = self.pulls.rounded_to(variable, training)
+            kind = variable.place.server, variable.dtype, variable.shape[1:], rounded_to
+            alike[kind].append(number)
+        readings: dict[int, list[RowsReading]] = defaultdict(list)
+        found: list[torch.Tensor] = [_NO_ROWS] * len(variables)
+        for (server, dtype, shape, rounded_to), numbers in alike.items():
+            wanted = [rows[number] for number in numbers]
+            sizes = list(map(len, wanted))
+            into = torch.empty(sum(sizes), *shape, dtype=dtype)
+            names = [variables[number].name for number in numbers]
+            readings[server].append(RowsReading(names, wanted, into, rounded_to))
+            for number, values in zip(numbers, into.split(sizes), strict=True):
+                found[number] = values
         self.reads.read(readings, beside_push=training)
         return found
 

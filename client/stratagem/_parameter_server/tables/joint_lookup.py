@@ -260,7 +260,7 @@ class JointLookup:
                     rows.append(wanted)
                     values.append(into)
         if parts:
-            tables[0].store.rows(parts, rows, rounded, values)
+            torch._foreach_copy_(values, [*tables[0].store.rows(parts, rows, rounded)])
 
     # What lookups find.
 

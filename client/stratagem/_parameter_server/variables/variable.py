@@ -64,11 +64,7 @@ class AnyStore(Protocol):
     def write(self, writings: Mapping[Any, Writing]) -> dict[str, int]: ...
 
     def rows(
-        self,
-        variables: Sequence[Any],
-        rows: Sequence[torch.Tensor],
-        training: bool = False,
-        found: Sequence[torch.Tensor] | None = None,
+        self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool = False
     ) -> Sequence[torch.Tensor]: ...
 
     def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...

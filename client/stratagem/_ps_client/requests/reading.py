@@ -10,6 +10,7 @@ import torch
 
 from stratagem_proto.v1.parameter_server_pb2 import (
     FollowingRead,
+    JointRows,
     ReadRequest,
     Selection,
     UpdateHeader,
@@ -19,22 +20,54 @@ from stratagem_proto.wire.tensors import as_bytes, encode_dtype
 
 
 class Reading(NamedTuple):
-    """What to read of one variable.
+    """The read of one variable.
 
     Attributes:
         variable: Its name.
-        into: Receives the value; of the variable's dtype and of the shape of what is read. It keeps
-            its memory, and counts as written for autograd.
+        into: Receives the value; of the variable's shape and dtype. It keeps its memory, and counts
+            as written for autograd.
         newer_than: Leave `into` as it is if the version is still this one.
-        rows: Indices of the rows to read, int64; None for the whole variable.
         narrowed_to: What elements are rounded to on their way; None for not at all.
     """
 
     variable: str
     into: torch.Tensor
     newer_than: int | None = None
-    rows: torch.Tensor | None = None
     narrowed_to: torch.dtype | None = None
+
+
+class RowsReading(NamedTuple):
+    """The read of rows of several variables, which come as one tensor.
+
+    Attributes:
+        variables: Their names.
+        rows: The rows of each, int64 vectors.
+        into: Receives all rows, those of the first variable first; of the variables' dtype.
+        narrowed_to: As of `Reading`.
+    """
+
+    variables: Sequence[str]
+    rows: Sequence[torch.Tensor]
+    into: torch.Tensor
+    narrowed_to: torch.dtype | None = None
+
+    @property
+    def variable(self) -> str:
+        """What messages call the variables."""
+        return self.variables[0]
+
+    def encoded(self) -> JointRows:
+        """Return what asks a server for the rows."""
+        rows = self.rows[0] if len(self.rows) == 1 else torch.cat([*self.rows])
+        return JointRows(
+            variables=self.variables,
+            sizes=list(map(len, self.rows)),
+            indices=bytes(as_bytes(rows)),
+            narrowed_to=None if self.narrowed_to is None else encode_dtype(self.narrowed_to),
+        )
+
+
+AnyReading: TypeAlias = Reading | RowsReading
 
 
 class ReadsAfterUpdate(NamedTuple):
@@ -56,9 +89,7 @@ def following(readings: Sequence[Reading]) -> ReadsAfterUpdate:
 
 
 def asked(readings: Sequence[Reading]) -> bytes:
-    """Return the part of a `ReadRequest` that says what to read."""
-    if any([reading.rows is not None for reading in readings]):
-        return _asked_by_rows(readings)
+    """Return the part of a `ReadRequest` that says what to read of variables."""
     return _asked(_wholes(readings))
 
 
@@ -86,36 +117,6 @@ def _selections(wholes: Sequence[_Whole]) -> Iterator[Selection]:
     for variable, newer_than, narrowed_to in wholes:
         number = None if narrowed_to is None else encode_dtype(narrowed_to)
         yield Selection(variable=variable, newer_than=newer_than, narrowed_to=number)
-
-
-def _asked_by_rows(readings: Sequence[Reading]) -> bytes:
-    parts = list[bytes | memoryview]()
-    for reading in readings:
-        if reading.rows is None:
-            parts.append(asked([reading]))
-            continue
-        indices = as_bytes(reading.rows)
-        before, behind = _around_indices(*_wholes([reading]), indices.nbytes)
-        parts += before, indices, behind
-    return b"".join(parts)
-
-
-# Requests for the same numbers of rows come again.
-@lru_cache(maxsize=256)
-def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
-    """Return what is before and behind `nbytes` of indices in an encoded request."""
-    (selection,) = _selections([whole])
-    selection.rows.indices = bytes(nbytes)
-    request = ReadRequest(selections=[selection]).SerializeToString()
-    behind = _behind_indices(selection)
-    return request[: len(request) - len(behind) - nbytes], behind
-
-
-def _behind_indices(selection: Selection) -> bytes:
-    """Return the fields behind the indices: fields are in the order of their numbers."""
-    if not selection.HasField("narrowed_to"):
-        return b""
-    return Selection(narrowed_to=selection.narrowed_to).SerializeToString()
 
 
 NOTHING_FOLLOWS = following(())

@@ -11,7 +11,13 @@ from typing import Any, cast
 import torch
 from google.protobuf.message import DecodeError
 
-from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate, asked
+from stratagem._ps_client.requests.reading import (
+    AnyReading,
+    Reading,
+    ReadsAfterUpdate,
+    RowsReading,
+    asked,
+)
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
@@ -40,7 +46,7 @@ from stratagem_proto.wire.tensors import allocate, decode_dtype, encode_dtype, s
 
 
 def read(  # noqa: PLR0913 - the fields of a message
-    readings: Sequence[Reading],
+    readings: Sequence[AnyReading],
     after: StepMark | None = None,
     wait: float = 0.0,
     told: Callable[[ReadHeader], None] = lambda _: None,
@@ -48,7 +54,9 @@ def read(  # noqa: PLR0913 - the fields of a message
     begins: Sequence[StepBegin] = (),
     inputs: Sequence[InputDigest] = (),
 ) -> Request[list[int]]:
-    """Return the request that fills the readings' tensors; it gives their versions.
+    """Return the request that fills the readings' tensors; it gives their versions, 0 of rows.
+
+    Readings of variables come before those of rows.
 
     The server waits up to `wait` seconds until the step `after` is applied. It gives permits for
     the steps that begin if that needs no waiting. A snapshot is the cut whose values to read; empty
@@ -56,14 +64,20 @@ def read(  # noqa: PLR0913 - the fields of a message
     those of other workers.
     """
     message = ReadRequest(
-        after=after, wait_seconds=wait, snapshot=snapshot, begins=begins, inputs=inputs
+        after=after,
+        wait_seconds=wait,
+        snapshot=snapshot,
+        begins=begins,
+        inputs=inputs,
+        joint_rows=[each.encoded() for each in readings if isinstance(each, RowsReading)],
     )
+    variables = [each for each in readings if isinstance(each, Reading)]
     layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "Read",
         message,
         _receiver(readings, layout, told),
-        rest=asked(readings),
+        rest=asked(variables),
         response_nbytes=layout.nbytes,
         response_room=layout.room,
         wait=wait,
@@ -72,7 +86,7 @@ def read(  # noqa: PLR0913 - the fields of a message
 
 
 def _receiver(
-    readings: Sequence[Reading], layout: SegmentLayout, told: Callable[[ReadHeader], None]
+    readings: Sequence[AnyReading], layout: SegmentLayout, told: Callable[[ReadHeader], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
         header, versions = filled(readings, layout, responses, ReadHeader, _itself)
@@ -87,7 +101,7 @@ def _itself(header: ReadHeader) -> ReadHeader:
 
 
 def filled(
-    readings: Sequence[Reading],
+    readings: Sequence[AnyReading],
     layout: SegmentLayout,
     responses: Responses,
     header_type: type[Header],
@@ -122,7 +136,7 @@ def filled(
     return header, versions
 
 
-def _versions(readings: Sequence[Reading], values: ReadHeader) -> list[int]:
+def _versions(readings: Sequence[AnyReading], values: ReadHeader) -> list[int]:
     versions = list(values.versions)
     _require_one_each(readings, len(versions), "versions")
     return versions
@@ -191,7 +205,7 @@ def _assemble(
     _land(targets, landings)
 
 
-def _targets(readings: Sequence[Reading], contents: ReadContents) -> list[torch.Tensor]:
+def _targets(readings: Sequence[AnyReading], contents: ReadContents) -> list[torch.Tensor]:
     """Return the tensors to fill, in the order in which the stream brings them."""
     _require_one_each(readings, len(contents.values), "values")
     targets: dict[int, torch.Tensor] = {}
@@ -207,12 +221,12 @@ def _targets(readings: Sequence[Reading], contents: ReadContents) -> list[torch.
     return [targets[index] for index in range(len(targets))]
 
 
-def _require_one_each(readings: Sequence[Reading], number: int, what: str) -> None:
+def _require_one_each(readings: Sequence[AnyReading], number: int, what: str) -> None:
     if number != len(readings):
         raise MalformedStreamError(f"{number} {what} came where {len(readings)} were asked for")
 
 
-def _require_same(reading: Reading, contents: ReadContents, value: ReadValue) -> None:
+def _require_same(reading: AnyReading, contents: ReadContents, value: ReadValue) -> None:
     if value.tensor >= len(contents.tensors):
         return
     theirs, ours = contents.tensors[value.tensor], spec_of(reading.into)
@@ -229,7 +243,7 @@ def _require_same(reading: Reading, contents: ReadContents, value: ReadValue) ->
         )
 
 
-def _require_narrowed(reading: Reading, sent: TensorSpec, encoding: Encoding) -> None:
+def _require_narrowed(reading: AnyReading, sent: TensorSpec, encoding: Encoding) -> None:
     asked, expected = reading.narrowed_to, None
     if asked is not None:
         expected = TensorSpec(dtype=encode_dtype(asked), shape=encoding.decoded.shape)
