@@ -102,7 +102,7 @@ if TYPE_CHECKING:
         NcclAllReduce,
         ReductionToOneDevice,
     )
-    from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+    from stratagem._hosting.optimizer import DistributedOptimizer
     from stratagem._input.dataset import DistributedDataset
     from stratagem._input.iterator import DistributedIterator, InputIterator
     from stratagem._local.central_storage import CentralStorageStrategy
@@ -248,7 +248,7 @@ _LATE = {
     "CrossDeviceOps": "stratagem._core.reduction",
     "DistributedDataset": "stratagem._input.dataset",
     "DistributedIterator": "stratagem._input.iterator",
-    "DistributedOptimizer": "stratagem._hosting.optimizers.optimizer",
+    "DistributedOptimizer": "stratagem._hosting.optimizer",
     "HierarchicalCopyAllReduce": "stratagem._core.reduction",
     "InputIterator": "stratagem._input.iterator",
     "MirroredStrategy": "stratagem._local.mirrored",

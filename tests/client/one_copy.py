@@ -14,9 +14,9 @@ from torch import Tensor
 import stratagem
 from stratagem._core.device_names import torch_device
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients import OptimizerStep
+from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosting import Hosting
-from stratagem._hosting.modules.adoption import Adoption
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client import two_replicas
 

@@ -11,27 +11,60 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from stratagem._core.contexts import cross_replica, entered
 from stratagem._core.variables import Variable
-from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.step import GradientOverlap, OptimizerStep
-from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
-from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.modules.other_steps import OpenScope, refuse_other_steps
-from stratagem._hosting.modules.plain_optimizers import DistributedSteps, watch_plain_optimizers
-from stratagem._hosting.modules.registry import ParameterRegistry
-from stratagem._hosting.modules.replica_buffers import BufferRegistry
-from stratagem._hosting.modules.synchronised_norms import refuse_synchronised_norms
+from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
+from stratagem._hosting.adoption import Adoption, ModuleAdopter, keep_fresh
+from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.other_steps import (
+    DistributedSteps,
+    OpenScope,
+    refuse_other_steps,
+    watch_plain_optimizers,
+)
+from stratagem._hosting.replica_views import BufferRegistry, ParameterRegistry
 from stratagem._strategies.extended import StrategyExtended
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InternalError, InvalidArgumentError, UnimplementedError
 from stratagem_proto.protocol import check_name
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus
     from stratagem._tracing.optimizer_rules import VariableRule
     from stratagem.consistency import Consistency
+
+
+def refuse_synchronised_norms(roots: Sequence[nn.Module], replicas: int) -> None:
+    """Refuse `nn.SyncBatchNorm` where several replicas are in sync.
+
+    It asks torch's default process group for the other replicas. Without one it says nothing, and
+    normalises by its own replica's part of the batch. A group that the program has made is left to
+    it.
+
+    Args:
+        roots: The modules.
+        replicas: How many replicas are in sync.
+
+    Raises:
+        UnimplementedError: There is one; says where.
+    """
+    if replicas == 1 or (distributed.is_available() and distributed.is_initialized()):
+        return
+    for root in roots:
+        for path, module in root.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise _refusal(f"{type(root).__name__}.{path}" if path else type(root).__name__)
+
+
+def _refusal(place: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"{place} is an nn.SyncBatchNorm, which needs a process group of torch.distributed to "
+        "normalise by the batches of all replicas, and there is none: each replica would normalise "
+        "by its own. Use nn.BatchNorm1d to 3d, which do that too, and of which "
+        'ParameterServerStrategy(buffers="mean") averages the running statistics; or nn.GroupNorm '
+        "or nn.LayerNorm, which need no other replicas"
+    )
 
 
 class MadeElsewhere:
@@ -358,3 +391,36 @@ def hosting_of(extended: object) -> Hosting | None:
 
 
 living_hostings = LivingHostings()
+
+
+class Attached:
+    """What the program that sends functions has made, as these use it.
+
+    Args:
+        hosting: The strategy's, which was told that the program is elsewhere.
+    """
+
+    def __init__(self, hosting: Hosting) -> None:
+        self._hosting = hosting
+
+    def module(self, module: nn.Module) -> None:
+        """Let the replicas see leaves and buffers of their own in a module.
+
+        As where it was made, its `state_dict()` has the newest values.
+        """
+        for key, parameter in module._parameters.items():
+            hosted = None if parameter is None else hosted_parameter(parameter)
+            if hosted is not None:
+                self._hosting.parameters.tie(hosted, [(module, key)])
+        self._hosting.buffers.add([module])
+        keep_fresh([module])
+
+    def naming(self, optimizer: str) -> AbstractContextManager[None]:
+        """Give the next optimizer the name that it has where it was made."""
+        return self._elsewhere.naming(optimizer)
+
+    @property
+    def _elsewhere(self) -> MadeElsewhere:
+        if self._hosting.elsewhere is None:
+            raise InternalError("functions of another program run in their own")
+        return self._hosting.elsewhere

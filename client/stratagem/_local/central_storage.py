@@ -10,7 +10,13 @@ import torch
 from torch.nn import Parameter
 
 from stratagem._core import device_names
-from stratagem._core.device_names import canonicalize, list_logical_devices, torch_device
+from stratagem._core.device_names import (
+    canonicalize,
+    distinct_devices,
+    list_logical_devices,
+    require_local,
+    torch_device,
+)
 from stratagem._core.distributed_variables import (
     AggregatingVariable,
     SyncOnReadVariable,
@@ -19,11 +25,10 @@ from stratagem._core.options import CommunicationOptions, ReduceOp, VariableSync
 from stratagem._core.update_functions import run_updates, smallest_by_name
 from stratagem._core.variable_creation import NextCreator, VariableTraits
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.modules.adoption import Adoption
+from stratagem._gradients import OptimizerStep
+from stratagem._hosting.adoption import Adoption
 from stratagem._local.extended import created_copies
 from stratagem._local.hosting import LocalHosting
-from stratagem._strategies.devices import distinct_devices, require_local
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError

@@ -13,10 +13,10 @@ from stratagem._core.distributed_values import PerReplica
 from stratagem._core.reduction import CrossDeviceOps
 from stratagem._core.variable_creation import VariableTraits
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients.step import OptimizerStep, VariableGradients
+from stratagem._gradients import OptimizerStep, VariableGradients
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import MadeElsewhere
-from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError

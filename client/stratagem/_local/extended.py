@@ -26,7 +26,7 @@ from stratagem._core.reduction import Axis
 from stratagem._core.update_functions import run_updates
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._hosting.modules.unscoped import workers
+from stratagem._hosting.other_steps import workers
 from stratagem._local.copies import CopiesHosting
 from stratagem._local.replica_group import ReplicaGroup
 from stratagem._strategies.extended import StrategyExtended

@@ -26,10 +26,9 @@ from stratagem._core.names import (
     surplus,
 )
 from stratagem._core.variables import Variable
-from stratagem._gradients.local import LocalOptimizers
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients import LocalOptimizers, OptimizerStep
+from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
-from stratagem._hosting.modules.adoption import Adoption
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.programs.slot_names import SlotName

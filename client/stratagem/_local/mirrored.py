@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._core.device_names import list_logical_devices
+from stratagem._core.device_names import distinct_devices, list_logical_devices
 from stratagem._core.reduction import CrossDeviceOps, default_cross_device_ops
 from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.extended import CopiesExtended
 from stratagem._local.replica_group import LocalReplicas
-from stratagem._strategies.devices import distinct_devices
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidTypeError

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from stratagem._core.device_names import distinct_devices
 from stratagem._core.reduction import ReductionToOneDevice
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.default_strategy import OneReplicaExtended
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.copies import CopiesHosting
-from stratagem._strategies.devices import distinct_devices
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
 

@@ -15,10 +15,10 @@ from stratagem._core.options import ReduceOp
 from stratagem._core.reduction import CrossDeviceOps
 from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variables import Variable
-from stratagem._gradients.step import GroupStep, OptimizerStep, VariableGradients
+from stratagem._gradients import GroupStep, OptimizerStep, VariableGradients
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import MadeElsewhere, Slots
-from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.reduction import AcrossWorkers, Reduced

@@ -15,9 +15,8 @@ from stratagem._core.options import VariableAggregation, VariableSynchronization
 from stratagem._core.scalars import Sink
 from stratagem._core.variable_creation import VariableTraits
 from stratagem._core.variables import Variable
-from stratagem._hosting.attached import Attached
-from stratagem._hosting.hosting import MadeElsewhere, living_hostings
-from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosting import Attached, MadeElsewhere, living_hostings
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.loaded_values import OnlyTheChief
 from stratagem._parameter_server.remote_hosting import RemoteHosting

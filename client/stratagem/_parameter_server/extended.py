@@ -20,7 +20,7 @@ from stratagem._core.update_functions import smallest_by_name
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import MadeElsewhere
-from stratagem._hosting.modules.unscoped import workers
+from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.lookahead import Lookahead
 from stratagem._local.central_storage import CentralStorageExtended, HomeHosting

@@ -17,10 +17,10 @@ from torch import nn
 
 from stratagem._core.names import UniqueNames
 from stratagem._core.variables import Variable
+from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting
-from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
-from stratagem._hosting.modules.other_steps import leave_to_optimizer
-from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.other_steps import leave_to_optimizer
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable

@@ -13,8 +13,8 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
-from stratagem._hosting.modules.registry import ParameterRegistry
+from stratagem._hosting.hosted_parameter import HostedParameter
+from stratagem._hosting.replica_views import ParameterRegistry
 from stratagem._parameter_server.hosting.agreement import Agreement, Held, mark_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.variable import TableVariable

@@ -14,12 +14,11 @@ from torch import nn
 
 from stratagem._cluster.membership import Membership
 from stratagem._core.variables import Variable
-from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.step import GradientOverlap, OptimizerStep
+from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
-from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
-from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import placed_parameter
 from stratagem._parameter_server.loaded_values import (

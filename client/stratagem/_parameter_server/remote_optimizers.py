@@ -11,8 +11,7 @@ import torch
 
 from stratagem._core.options import ReduceOp
 from stratagem._core.variables import Variable
-from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.step import GradientOverlap, OptimizerStep, VariableGradients
+from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.hosting.synchronous_steps import Staged
 from stratagem._parameter_server.pushing.push import Push

@@ -16,8 +16,8 @@ from stratagem._cluster.membership import Membership
 from stratagem._core.contexts import Scope, entered, require_cross_replica_or_default
 from stratagem._core.device_names import canonicalize
 from stratagem._hosting.hosting import MadeElsewhere
-from stratagem._hosting.optimizers.compiler import defer_compiler
-from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.torch_patches import defer_compiler
 from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended

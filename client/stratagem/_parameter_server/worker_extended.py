@@ -17,7 +17,7 @@ from stratagem._core.device_names import DeviceName
 from stratagem._core.options import CommunicationOptions, InputContext, ReduceOp
 from stratagem._core.reduction import Axis
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.unscoped import workers
+from stratagem._hosting.other_steps import workers
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._parameter_server.coordination import Coordination
 from stratagem._strategies.extended import StrategyExtended

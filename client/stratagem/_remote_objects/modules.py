@@ -9,10 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stratagem._hosting.attached import Attached
-from stratagem._hosting.hosting import hosting_of
-from stratagem._hosting.modules.adoption import refresh_first
-from stratagem._hosting.modules.registry import Following, plain_class
+from stratagem._hosting.adoption import refresh_first
+from stratagem._hosting.hosting import Attached, hosting_of
+from stratagem._hosting.torch_patches import Following, plain_class
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy

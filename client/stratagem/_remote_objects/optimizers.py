@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from stratagem._core.variables import Variable
-from stratagem._gradients.step import hyperparameters_of
-from stratagem._hosting.attached import Attached
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
-from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
-from stratagem._hosting.optimizers.trained import Trained
+from stratagem._gradients import hyperparameters_of
+from stratagem._hosting.hosted_parameter import HostedParameter
+from stratagem._hosting.hosting import Attached
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.trained_tensors import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._remote_objects.hooks import require_no_hooks
 from stratagem._remote_objects.strategies import require_own

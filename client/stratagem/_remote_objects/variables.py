@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from stratagem._core.distributed_variables import AggregatingVariable
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
+from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from stratagem._core.contexts import (
     require_strategy,
 )
 from stratagem._core.distributed_values import (
+    DistributedValues,
     marked,
     refused_destinations,
     replicas_without_rows,
     running_without_rows,
 )
 from stratagem._core.names import UniqueNames, form_of
-from stratagem._core.options import ReduceOp, destined_reduce_op_from
+from stratagem._core.nests import opened
+from stratagem._core.options import ReduceOp, RunOptions, destined_reduce_op_from
 from stratagem._core.replica_context import get_replica_context
 from stratagem._core.scalars import Scalars
 from stratagem._core.update_functions import (
@@ -32,9 +35,8 @@ from stratagem._core.update_functions import (
 from stratagem._core.variable_creation import NextCreator, VariableTraits, creator_scope
 from stratagem._core.variables import Variable
 from stratagem._input.numpy_dataset import NumpyDataset
-from stratagem._strategies import extended_arguments
 from stratagem._strategies.hooks import StrategyHooks
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.protocol import check_name
 
 if TYPE_CHECKING:
@@ -42,6 +44,66 @@ if TYPE_CHECKING:
     from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._strategies.strategy import Strategy
+
+
+def require_function(method: str, fn: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called."""
+    if not callable(fn):
+        raise InvalidTypeError(f"`{method}` takes a function to call, not {type(fn).__name__}")
+
+
+def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called as `fn(*args, **kwargs)`."""
+    require_function(method, fn)
+    if not isinstance(args, list | tuple):
+        raise InvalidTypeError(
+            f"`args` of `{method}` must be a list or tuple, not "
+            f"{type(args).__name__}; write args=(x,) for a single argument"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise InvalidTypeError(
+            f"`kwargs` of `{method}` must be a dictionary, not {type(kwargs).__name__}"
+        )
+
+
+def require_pairs(pairs: Any) -> None:
+    """Raise InvalidTypeError for anything but pairs of a value and a destination."""
+    if not isinstance(pairs, Sequence) or not all(_is_pair(pair) for pair in pairs):
+        raise InvalidTypeError(
+            f"`batch_reduce_to` takes a list of pairs (value, destinations), not {pairs!r}"
+        )
+    for value, destinations in pairs:
+        require_one(destinations, value)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2
+
+
+def require_one(destinations: Any, value: Any) -> None:
+    """Raise InvalidArgumentError for what is not one place, nor the value itself."""
+    if isinstance(destinations, list | tuple) or not (
+        destinations is value or _is_somewhere(destinations)
+    ):
+        raise refused_destinations(destinations)
+
+
+def _is_somewhere(destinations: Any) -> bool:
+    if destinations is None or opened(destinations) is not None:
+        return True
+    is_named = isinstance(destinations, str | torch.device)
+    return is_named or any(hasattr(destinations, name) for name in ("device", "values"))
+
+
+def require_options(options: Any) -> None:
+    """Raise InvalidTypeError for no `RunOptions`; warn of those that do nothing."""
+    if options is None:
+        return
+    if not isinstance(options, RunOptions):
+        raise InvalidTypeError(
+            f"`options` of `run` must be RunOptions(...), not {type(options).__name__}"
+        )
+    options.warn_of_no_effect()
 
 
 class StrategyExtended(StrategyHooks):
@@ -59,7 +121,13 @@ class StrategyExtended(StrategyHooks):
     """
 
     def __init__(self, container_strategy: Strategy | None = None) -> None:
-        self._container = extended_arguments.container(container_strategy)
+        if container_strategy is None or not hasattr(container_strategy, "scope"):
+            raise InvalidTypeError(
+                "StrategyExtended extends a strategy and takes it as its argument, not "
+                f"{container_strategy!r}; use the `extended` of a strategy, such as "
+                "MirroredStrategy().extended"
+            )
+        self._container = weakref.ref(container_strategy)
         self._names = UniqueNames()
         self._scalars = Scalars()
 
@@ -86,8 +154,13 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "run")
         if not isinstance(args, list | tuple):
-            args = extended_arguments.only_argument(args)
-        extended_arguments.require_call("run", fn, args, kwargs or {})
+            if not isinstance(args, torch.Tensor | DistributedValues):
+                raise InvalidArgumentError(
+                    "`args` of `call_for_each_replica` must be a list or tuple, or a single tensor "
+                    f"or distributed value, not {type(args).__name__}; write args=(x,)"
+                )
+            args = (args,)
+        require_call("run", fn, args, kwargs or {})
         given = (args, kwargs) if kwargs else args
         empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
@@ -256,7 +329,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "reduce_to")
         op = destined_reduce_op_from(reduce_op)
-        extended_arguments.require_one(destinations, value)
+        require_one(destinations, value)
         return self._reduce_to(op, value, destinations, options)
 
     def batch_reduce_to(
@@ -283,7 +356,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "batch_reduce_to")
         op = destined_reduce_op_from(reduce_op)
-        extended_arguments.require_pairs(value_destination_pairs)
+        require_pairs(value_destination_pairs)
         return self._batch_reduce_to(op, value_destination_pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -303,7 +376,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-3.
         """
         require_cross_replica_or_default(self, "broadcast_to")
-        extended_arguments.require_one(destinations, tensor)
+        require_one(destinations, tensor)
         if destinations is None:
             raise refused_destinations(destinations)
         return self._broadcast_to(tensor, destinations)
@@ -339,7 +412,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-4, EXT-5.
         """
         kwargs = kwargs or {}
-        extended_arguments.require_call("update", fn, args, kwargs)
+        require_call("update", fn, args, kwargs)
         context = current_context()
         if context is not None and context.replica_context is not None:
             return self._update_from_replica(var, fn, args, kwargs, group)
@@ -395,7 +468,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "update_non_slot")
         kwargs = kwargs or {}
-        extended_arguments.require_call("update_non_slot", fn, args, kwargs)
+        require_call("update_non_slot", fn, args, kwargs)
         require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)

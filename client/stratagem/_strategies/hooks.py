@@ -1,7 +1,8 @@
-"""What a concrete strategy provides."""
+"""What a concrete strategy provides, and what such strategies are made of."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,27 +15,128 @@ from stratagem._core.assignment import Write
 from stratagem._core.distributed_values import (
     DistributedValues,
     per_replica_values,
+    place,
     select_component,
 )
+from stratagem._core.distributed_variables import AggregatingVariable
 from stratagem._core.nests import leaves, map_leaves, opened
-from stratagem._core.options import InputContext
-from stratagem._core.reduction import Axis, combine, gather, reduce_axes
+from stratagem._core.options import InputContext, ReduceOp
+from stratagem._core.reduction import Axis, combine, gather, reduce_axes, reduce_nest
+from stratagem._core.replica_threads import run_replicas
+from stratagem._core.update_functions import run_update
 from stratagem._core.variables import Variable
-from stratagem._strategies.primitives import StrategyPrimitives
+from stratagem._strategies.multi_step import GivesInputs, MultiStepContext, run_steps
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus
-    from stratagem._core.options import CommunicationOptions, ReduceOp, ValueContext
-    from stratagem._core.protocols import AnyHosting
+    from stratagem._core.options import CommunicationOptions, ValueContext
+    from stratagem._core.protocols import AnyHosting, AnyStrategy
     from stratagem._core.scalars import Scalars
     from stratagem._core.variable_creation import NextCreator
     from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._input.sharding import InputWorker
-    from stratagem._strategies.multi_step import MultiStepContext
     from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class StrategyPrimitives:
+    """The operations that hooks of a strategy are usually one call of.
+
+    They are for authors of strategies, to be called by the hooks of `StrategyExtended`, not
+    overridden.
+    """
+
+    _container: weakref.ref[AnyStrategy]
+
+    if TYPE_CHECKING:
+
+        @property
+        def _num_local_replicas(self) -> int: ...
+
+        def _after_replicas(self) -> None: ...
+
+    def _container_strategy(self) -> AnyStrategy:
+        strategy = self._container()
+        if strategy is None:
+            raise InvalidArgumentError(
+                f"The strategy of this {type(self).__name__} has been collected; keep "
+                "a reference to the strategy as long as you use `extended`"
+            )
+        return strategy
+
+    def _run_replicas(
+        self,
+        devices: Sequence[str],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call `fn` once per device, for `_call_for_each_replica`.
+
+        Of distributed values each replica gets its component; what the replicas return is merged,
+        and they may make merge calls. Spec: RUN-1 to RUN-7.
+        """
+        try:
+            return run_replicas(self._container_strategy(), devices, fn, args, kwargs)
+        finally:
+            self._after_replicas()
+
+    def _share(self, variable: Variable) -> Variable:
+        """Return what all replicas share of a variable, for `_create_variable`.
+
+        What several replicas write is reduced by `_reduce_to`, as the variable's aggregation says,
+        and written once. Spec: VAR-4.
+        """
+        return AggregatingVariable(self._container_strategy(), variable)
+
+    def _reduce_nest(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any:
+        """Reduce a nest in replica order, for `_reduce_to`. Spec: EXT-1."""
+        return reduce_nest(reduce_op, value, destinations, self._num_local_replicas)
+
+    def _place_value(self, value: Any, destinations: Any) -> Any:
+        """Copy tensors of a nest to the destinations, for `_broadcast_to`.
+
+        Several destinations, as of distributed values, give `Mirrored`. Other leaves stay as they
+        are. Spec: EXT-1, EXT-3.
+        """
+        return place(value, destinations)
+
+    def _run_update(
+        self,
+        device: str,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        """Call a function on the one copy of a variable, for `_update`.
+
+        Args:
+            device: Where the variable is.
+            call: The function, with the variable already bound to it.
+            args: Positional arguments; mirrored ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to return the result as it is; otherwise each leaf becomes a tuple of
+                one.
+
+        Raises:
+            InvalidArgumentError: An argument differs between replicas. Spec: EXT-4.
+        """
+        strategy = self._container_strategy()
+        return run_update(strategy, device, call, args, kwargs, group)
+
+    def _run_steps(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: GivesInputs,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        """Loop, for `_experimental_run_steps_on_iterator`. Spec: MSC-2 to MSC-12."""
+        strategy = self._container_strategy()
+        return run_steps(strategy, fn, iterator, iterations, initial_loop_values)
 
 
 class StrategyHooks(StrategyPrimitives):

@@ -21,8 +21,8 @@ from stratagem._core.options import (
 )
 from stratagem._core.variable_creation import VariableTraits
 from stratagem._core.variables import LocalVariable, Variable
+from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosting import MadeElsewhere, living_hostings
-from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.copies import CopiesHosting
 from stratagem._local.extended import CopiesExtended
 from stratagem._multi_worker.group import WorkerGroup

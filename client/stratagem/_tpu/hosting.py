@@ -10,7 +10,7 @@ from torch import nn
 
 from stratagem._core.reduction import CrossDeviceOps
 from stratagem._core.variables import Variable
-from stratagem._gradients.local import LocalOptimizers
+from stratagem._gradients import LocalOptimizers
 from stratagem._hosting.hosting import Slots
 from stratagem._local.copies import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from stratagem._core.distributed_variables import CopiedVariable
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
+from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
 from stratagem._remote_objects.strategies import ExtendedKind, ResolverKind, require_own

@@ -15,7 +15,7 @@ from stratagem._core.distributed_values import DistributedValues, regroup
 from stratagem._core.distributed_variables import SyncOnReadVariable
 from stratagem._core.nests import map_leaves
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.hosted_parameter import hosted_parameter
+from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.answers import Parts, malformed

@@ -1,26 +1,355 @@
-"""Steps of an optimizer, as a graph program for each parameter."""
+"""Steps of an optimizer, recorded on stand-ins, as a graph program for each parameter."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from stratagem._tracing.captured import Captured, plain_function
-from stratagem._tracing.encoding import encode_graph
-from stratagem._tracing.numbers import example_of, is_traced, node_of
-from stratagem._tracing.recording import RecordedValue
-from stratagem._tracing.source import Location, definition_of, refused
-from stratagem._tracing.step_form import GroupForm, KeptState, StepForm
-from stratagem._tracing.step_recording import StepGate, StepRecording
-from stratagem._tracing.step_stand_ins import GroupStandIns, Meanings, ParameterStandIns
+from stratagem._tracing.lifting import Captured, plain_function
+from stratagem._tracing.numbers import NumberNode, example_of, is_traced, node_of, traced
+from stratagem._tracing.recording import RecordedCall, RecordedValue, Recording, encode_graph
+from stratagem._tracing.source import Location, definition_of, here, refused
+from stratagem._tracing.trace import Gate
 from stratagem_proto.errors import InvalidArgumentError, StratagemError, UpdateFunctionError
 from stratagem_proto.programs.graph_program import check_graph
+from stratagem_proto.programs.operations import ITEM
 from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1 import update_program_pb2 as pb
+from stratagem_proto.v1.update_program_pb2 import TracedInput
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A key of the state after a step.
+
+    Attributes:
+        dtype: The dtype of the tensor that keeps it.
+        is_scalar: Whether it is one value, and not one for each element of the parameter.
+        number: An example, if it is a number of Python.
+    """
+
+    dtype: torch.dtype
+    is_scalar: bool
+    number: int | float | None = None
+
+    @property
+    def form(self) -> str:
+        """Describe it, for comparisons and messages."""
+        if self.number is not None:
+            return f"a Python {type(self.number).__name__}"
+        return f"a {self.dtype} " + ("scalar" if self.is_scalar else "tensor of its shape")
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What is known of a step before it is traced.
+
+    Attributes:
+        shape: The shape of the parameter.
+        dtype: The dtype of the parameter.
+        constants: The hyperparameters that are constants of the program.
+        has_scratch: Whether the code gets a copy of the gradient, which it may write.
+        state: The state before the step.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    constants: frozenset[str] = frozenset()
+    has_scratch: bool = False
+    state: Mapping[str, KeptState] = field(default_factory=dict)
+
+    def with_constants(self, names: frozenset[str]) -> StepForm:
+        return replace(self, constants=names)
+
+    def with_scratch(self) -> StepForm:
+        return replace(self, has_scratch=True)
+
+    def with_state(self, state: Mapping[str, KeptState]) -> StepForm:
+        return replace(self, state=state)
+
+
+class GroupForm(NamedTuple):
+    """A param group of which some parameters are stepped.
+
+    Attributes:
+        values: The group, without parameters.
+        steps: The step of each of these parameters.
+    """
+
+    values: Mapping[str, object]
+    steps: Sequence[StepForm]
+
+
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
+
+
+class NumbersNeeded(BaseException):
+    """The code has to know hyperparameters; they will be constants of another trace.
+
+    It is no `Exception`, so that no handler of the optimizer catches it.
+
+    Attributes:
+        names: The hyperparameters.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+
+
+class ScratchNeeded(BaseException):
+    """The code writes the gradient; another trace will give it a copy."""
+
+
+class StepRecording(Recording):
+    """Records a step of an optimizer.
+
+    A number in a tensor of one element may be asked for: the server finds it when the program comes
+    to it. Numbers that follow from hyperparameters alone may be looked at, which makes these
+    constants of the program.
+
+    Attributes:
+        gradients: The values of gradients of which the code gets no copy.
+        refusal: The first error that the code was given; it may have caught it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients: set[RecordedValue] = set()
+        self.refusal: StratagemError | None = None
+        # The hyperparameters that numbers follow from; a number that is missing here depends on
+        # more than that.
+        self._origins: dict[RecordedValue, frozenset[str]] = {}
+
+    def hyperparameter(self, name: str, number: int | float) -> Any:
+        """Return the stand-in for a hyperparameter, and take note of it."""
+        value = RecordedValue(number, name, writable=False)
+        self._origins[value] = frozenset({name})
+        return traced(NumberNode(self, value, number, f"hyperparameter {name!r}"))
+
+    def kept_number(self, value: RecordedValue, number: int | float) -> Any:
+        """Return the stand-in for a number of the state."""
+        return traced(NumberNode(self, value, number, value.label))
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an input, which may be written."""
+        with self:
+            return tensor.clone()
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        """Return the stand-in for the number in a tensor."""
+        result, example = RecordedValue(), 1.0 if tensor.is_floating_point() else 1
+        if tensor.numel() != 1:
+            raise refused(".item() is called on several elements", "reduce them to one before")
+        value = self.value_of(tensor)
+        self.calls.append(RecordedCall(ITEM, [value], {}, [result], None, here()))
+        return traced(NumberNode(self, result, example, "the number in a tensor"))
+
+    def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> RecordedValue:
+        result = super().arithmetic(operation, operands)
+        origins = [self._origins.get(node_of(one).key) for one in operands if is_traced(one)]
+        known = [one for one in origins if one is not None]
+        if len(known) == len(origins):
+            self._origins[result] = frozenset().union(*known)
+        return result
+
+    def fix(self, key: Any) -> None:
+        self.reveal(
+            [key],
+            refused(
+                "a size, a dimension or a count of repetitions depends on the state",
+                "use one that is the same in each step",
+            ),
+        )
+
+    def reveal(self, keys: Sequence[Any], refusal: StratagemError) -> NoReturn:
+        names = [self._origins.get(key) for key in keys]
+        known = [each for each in names if each is not None]
+        if len(known) == len(names):
+            raise NumbersNeeded(frozenset().union(*known))
+        self.refusal = self.refusal or refusal
+        raise refusal
+
+    def _same(self, tensor: torch.Tensor) -> torch.Tensor:
+        # What torch.tensor() makes comes by here, new and real.
+        self._require_stand_in(tensor, writable=True)
+        return super()._same(tensor)
+
+    def _lookup(self, tensor: torch.Tensor) -> tuple[torch.Tensor, RecordedValue]:
+        self._require_stand_in(tensor, writable=False)
+        return super()._lookup(tensor)
+
+    def _require_stand_in(self, tensor: torch.Tensor, writable: bool) -> None:
+        """Make a real tensor of one element a constant of the program."""
+        if id(tensor) in self._known or tensor.is_meta:
+            return
+        if tensor.numel() != 1 or tensor.layout is not torch.strided:
+            raise refused(
+                f"the step uses a tensor of shape {list(tensor.shape)} that is neither the "
+                "parameter nor its gradient nor its state",
+                "keep it in self.state[parameter]",
+            )
+        with self._paused():
+            number = tensor.item()
+        value = RecordedValue(writable=writable)
+        arguments = [list(tensor.shape), number]
+        call = RecordedCall(
+            "aten.full.default", arguments, {"dtype": tensor.dtype}, [value], None, here()
+        )
+        self.calls.append(call)
+        meta = self.new_input(value, tensor.shape, tensor.dtype)
+        self._known[id(tensor)] = (tensor, meta, value)
+
+    def _require_writable(self, target: RecordedValue | None) -> None:
+        if target is not None and target.shares in self.gradients:
+            raise ScratchNeeded
+        super()._require_writable(target)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if str(func).startswith("profiler."):
+            # torch notes the steps of its own classes for profilers, in the bases of subclasses.
+            with self._paused():
+                return func(*args, **(kwargs or {}))
+        if func is _EMPTY_LIKE:
+            # The code may not rely on what is in there, so that it may as well be zero.
+            func = torch.ops.aten.zeros_like.default
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except StratagemError as error:
+            self.refusal = self.refusal or error
+            raise
+
+
+class StepGate(Gate):
+    """Lets code do to tensors what a step may."""
+
+    def __init__(self, recording: StepRecording) -> None:
+        super().__init__(self._stand_in)
+        self._recording = recording
+
+    def _stand_in(self, argument: Any) -> Any:
+        is_tensor = isinstance(argument, torch.Tensor)
+        return self._recording.without_contents(argument) if is_tensor else argument
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.item:
+            return self._recording.item(args[0])
+        attribute = getattr(func, "__self__", None)
+        if attribute is torch.Tensor.data and getattr(func, "__name__", "") == "__get__":
+            # The same memory; without gradients there is no other difference.
+            return args[0]
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except StratagemError as error:
+            self._recording.refusal = self._recording.refusal or error
+            raise
+
+
+Meanings = Mapping[RecordedValue, TracedInput]
+
+
+class OwnInput(NamedTuple):
+    """A tensor that a server has: the variable, its gradient, or a part of the state."""
+
+    dtype: torch.dtype
+
+
+class ParameterStandIns:
+    """The stand-ins for a parameter, its gradient and its state.
+
+    Attributes:
+        form: What is known of its step.
+        parameter: The stand-in for the parameter.
+        parameter_value: What is recorded for it.
+        kept: What is recorded for each tensor of the state before the step.
+        meanings: What the values are to the optimizer.
+    """
+
+    def __init__(self, form: StepForm, recording: StepRecording) -> None:
+        self.form, self._recording = form, recording
+        self.meanings: dict[RecordedValue, TracedInput] = {}
+        self.kept: dict[str, RecordedValue] = {}
+        self.parameter_value = self._input("the parameter", True, TracedInput(variable=True))
+        self.parameter = self._tensor(self.parameter_value, form.shape, form.dtype)
+        gradient = self._input("its gradient", False, TracedInput(gradient=True))
+        stand_in = self._tensor(gradient, form.shape, form.dtype)
+        if form.has_scratch:
+            stand_in = recording.copy_of(stand_in)
+        else:
+            recording.gradients.add(gradient)
+        self.parameter.grad = stand_in
+
+    def _input(
+        self, label: str, writable: bool, meaning: TracedInput, source: Any = None
+    ) -> RecordedValue:
+        own = OwnInput(self.form.dtype) if source is None else source
+        value = RecordedValue(own, label, writable)
+        self.meanings[value] = meaning
+        return value
+
+    def _tensor(self, value: RecordedValue, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return self._recording.new_input(value, shape, dtype)
+
+    def state(self) -> dict[str, Any]:
+        """Return stand-ins for the state."""
+        return {key: self._state(key, kept) for key, kept in self.form.state.items()}
+
+    def _state(self, key: str, kept: KeptState) -> Any:
+        label, meaning = f"the state {key!r}", TracedInput(state=key)
+        if kept.number is not None:
+            value = self._input(label, False, meaning, kept.number)
+            return self._recording.kept_number(value, kept.number)
+        value = self._input(label, True, meaning, OwnInput(kept.dtype))
+        self.kept[key] = value
+        shape = torch.Size(()) if kept.is_scalar else self.form.shape
+        return self._tensor(value, shape, kept.dtype)
+
+
+class GroupStandIns:
+    """The stand-ins for a param group.
+
+    Attributes:
+        parameters: Those for its parameters.
+        group: The group as the code sees it.
+        meanings: What its numbers are to the optimizer.
+    """
+
+    def __init__(self, form: GroupForm, recording: StepRecording) -> None:
+        self._recording = recording
+        self._constants = form.steps[0].constants if form.steps else frozenset[str]()
+        self.meanings: dict[RecordedValue, TracedInput] = {}
+        self.parameters: Sequence[ParameterStandIns] = [
+            ParameterStandIns(step, recording) for step in form.steps
+        ]
+        made = {key: self._of_group(key, value) for key, value in form.values.items()}
+        self.group = {"params": [one.parameter for one in self.parameters], **made}
+
+    def _of_group(self, name: str, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            # The code may change a list, which is to change nothing of the user's.
+            items = [self._of_group(f"{name}[{i}]", one) for i, one in enumerate(value)]
+            return getattr(type(value), "_make", type(value))(items)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or name in self._constants:
+            return value
+        stand_in = self._recording.hyperparameter(name, value)
+        self.meanings[node_of(stand_in).key] = TracedInput(hyperparameter=name)
+        return stand_in
 
 
 @dataclass(frozen=True)

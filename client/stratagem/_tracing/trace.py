@@ -11,23 +11,258 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from stratagem._core.variables import Variable
-from stratagem._tracing.encoding import encode_graph
-from stratagem._tracing.inputs import TracedInputs, TracedVariable
+from stratagem._core.assignment import Write
+from stratagem._core.nests import map_leaves
+from stratagem._core.variable_creation import VariableTraits
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._tracing.lifting import Lifter
-from stratagem._tracing.numbers import is_traced
-from stratagem._tracing.recording import RecordedValue, Recording, Source
-from stratagem._tracing.returned import Returned
+from stratagem._tracing.numbers import NumberNode, is_traced, node_of, traced
+from stratagem._tracing.recording import RecordedValue, Recording, Source, encode_graph
 from stratagem._tracing.source import Location, definition_of, refused
-from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
-from stratagem_proto.programs.graph_program import check_graph, digest
+from stratagem_proto.errors import InvalidArgumentError, StratagemError, UpdateFunctionError
+from stratagem_proto.programs.graph_program import check_graph, check_output_size, digest
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphProgram
+
+
+class TracedVariable(LocalVariable):
+    """Records what is done to a variable.
+
+    Args:
+        variable: The variable that it stands for.
+        tensor: Tensor without contents, for which the recording records.
+    """
+
+    def __init__(self, variable: Variable, tensor: torch.Tensor) -> None:
+        traits = VariableTraits(
+            variable.name, variable.trainable, variable.synchronization, variable.aggregation
+        )
+        vars(self).update(
+            _traits=traits,
+            _leaf=tensor,
+            _device_name=variable.device_name,
+            _strategy=variable.distribute_strategy,
+        )
+
+    def _write(self, write: Write, value: Any) -> None:
+        try:
+            super()._write(write, value)
+        except UpdateFunctionError:
+            raise
+        except StratagemError as error:
+            raise refused(
+                f"{write.value} fails: {error.message}", "convert the value before"
+            ) from error
+
+    def _checked_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        # They are not known here; the server checks them.
+        return indices
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise refused(
+            f"{name!r} of variable {self.name!r} is assigned, which servers do not see",
+            "write the variable with assign(), or in place with copy_()",
+        )
+
+
+class TracedInputs:
+    """Makes the stand-ins for inputs, one for each that is distinct.
+
+    Args:
+        recording: Where the stand-ins record.
+        is_hosted: Whether a variable lives on the server that runs the program.
+
+    Attributes:
+        recording: As given.
+        values: The inputs in the order in which they were found.
+        signature: Describes them by all but their values.
+    """
+
+    def __init__(self, recording: Recording, is_hosted: Callable[[Variable], bool]) -> None:
+        self.values: list[RecordedValue] = []
+        self.signature: list[Hashable] = []
+        self.recording = recording
+        self._is_hosted = is_hosted
+        # Hosted variables by name, for several objects may stand for one; all else by identity.
+        self._variables: dict[str | int, tuple[int, TracedVariable]] = {}
+        self._tensors: dict[int, int] = {}
+
+    def number(self, number: int | float, label: str) -> Any:
+        """Return the stand-in for a number."""
+        value = RecordedValue(number, label, writable=False)
+        self._add(value, ("number", type(number).__name__))
+        return traced(NumberNode(self.recording, value, number, label))
+
+    def variable(self, variable: Variable, label: str) -> TracedVariable:
+        """Return the stand-in for a variable."""
+        if isinstance(variable, TracedVariable):
+            return variable
+        hosted = self._is_hosted(variable)
+        key = variable.name if hosted else id(variable)
+        if key not in self._variables:
+            self._variables[key] = self._new_variable(variable, label, hosted)
+        order, stand_in = self._variables[key]
+        self.signature.append(("input", order))
+        return stand_in
+
+    def _new_variable(
+        self, variable: Variable, label: str, hosted: bool
+    ) -> tuple[int, TracedVariable]:
+        order = len(self.values)
+        value = RecordedValue(variable, label, writable=hosted)
+        # A function may ask for these, for instance leave biases out by name.
+        traits = (variable.name, variable.trainable, variable.device_name)
+        self._add(value, (variable.dtype, variable.shape, hosted, *traits))
+        tensor = self.recording.new_input(value, variable.shape, variable.dtype)
+        return order, TracedVariable(variable, tensor)
+
+    def tensor(self, tensor: torch.Tensor, label: str) -> torch.Tensor:
+        """Take note of a tensor; what is done to itself will be recorded."""
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = len(self.values)
+            value = RecordedValue(tensor, label, writable=False)
+            self._add(value, (tensor.dtype, tensor.shape, tensor.layout))
+            if tensor.layout is torch.strided and not tensor.is_meta:
+                self.recording.adopt(tensor, value)
+                self.signature.append(tensor.stride())
+        self.signature.append(("input", self._tensors[id(tensor)]))
+        return tensor
+
+    def _add(self, value: RecordedValue, description: Hashable) -> None:
+        self.values.append(value)
+        self.signature.append(description)
+
+    def replacement(self, argument: Any) -> Any:
+        """Return what takes the place of an argument of a torch function."""
+        if isinstance(argument, Variable):
+            self.recording.reproducible &= isinstance(argument, TracedVariable)
+            return self.variable(argument, argument.name)
+        if isinstance(argument, torch.Tensor):
+            return self.recording.without_contents(argument)
+        return argument
+
+    @property
+    def hosted_variables(self) -> list[RecordedValue]:
+        """The variables that can be written."""
+        return [value for value in self.values if value.writable]
+
+    @property
+    def sources(self) -> list[Source]:
+        """What the caller binds, in the order of the values."""
+        found = (value.source for value in self.values if value.source is not None)
+        return [cast("Source", source) for source in found]
+
+    def number_of(self, value: RecordedValue) -> int:
+        """Return the place of a value; add it if only the recording has it."""
+        if value not in self.values:
+            self.values.append(value)
+        return self.values.index(value)
+
+
+# These are the same whenever the function returns them, and nobody changes them.
+_CONSTANTS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    Enum,
+    np.generic,
+    torch.device,
+    torch.dtype,
+    torch.memory_format,
+)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Something that the call was given, by its number among the sources."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output of the program, by its number; a number of Python if it was one."""
+
+    number: int
+    is_number: bool
+
+
+class Returned:
+    """A function's result, in which places stand for what differs between calls.
+
+    Args:
+        result: A nest of what the function returned for stand-ins.
+        inputs: The stand-ins.
+        location: Where the function is defined.
+
+    Attributes:
+        outputs: The values that the program has to give back, in order.
+
+    Raises:
+        UpdateFunctionError: It holds something that no server gives back, or more than is kept with
+            an answer.
+    """
+
+    def __init__(self, result: Any, inputs: TracedInputs, location: Location) -> None:
+        self.outputs: list[RecordedValue] = []
+        self._inputs, self._location = inputs, location
+        self._nbytes = 0
+        self._places = map_leaves(self._place, result)
+        try:
+            check_output_size(self._nbytes)
+        except InvalidArgumentError as error:
+            what, _, cure = error.message.partition(". ")
+            raise refused(what, cure, location) from None
+
+    def filled(self, sources: Sequence[Source], outputs: Sequence[torch.Tensor]) -> Any:
+        """Return the result of one call: a new nest of what came of it."""
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, _Source):
+                return sources[leaf.number]
+            if not isinstance(leaf, _Output):
+                return leaf
+            output = outputs[leaf.number]
+            return output.item() if leaf.is_number else output
+
+        return map_leaves(fill, self._places)
+
+    def _place(self, leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            stand_in = self._inputs.replacement(leaf)
+            leaf = stand_in.value() if isinstance(stand_in, TracedVariable) else leaf
+        if isinstance(leaf, torch.Tensor):
+            return self._place_of(self._inputs.recording.value_of(leaf), leaf)
+        if is_traced(leaf):
+            return self._place_of(node_of(leaf).key, None)
+        if not isinstance(leaf, _CONSTANTS):
+            raise refused(
+                f"the update function returns a {type(leaf).__name__}, which does not "
+                "come back from a server",
+                "return tensors, variables, numbers, text, or a nest of them",
+                self._location,
+            )
+        return leaf
+
+    def _place_of(self, value: RecordedValue, tensor: torch.Tensor | None) -> Any:
+        if value.source is not None:
+            return _Source(self._inputs.number_of(value))
+        if value not in self.outputs:
+            self.outputs.append(value)
+            self._nbytes += 0 if tensor is None else tensor.numel() * tensor.itemsize
+        return _Output(self.outputs.index(value), is_number=tensor is None)
+
 
 _Tensor = torch.Tensor
 _CONTENTS = {

@@ -16,7 +16,7 @@ from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
 from stratagem._input.reader import Reader
 from stratagem._strategies import multi_step
-from stratagem._strategies.extended_arguments import require_function
+from stratagem._strategies.extended import require_function
 from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem.contrib._values import reduced
 

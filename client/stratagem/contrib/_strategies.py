@@ -10,15 +10,14 @@ import torch
 
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._core.contexts import cross_replica
-from stratagem._core.device_names import list_logical_devices
+from stratagem._core.device_names import list_logical_devices, require_local
 from stratagem._core.distributed_values import Mirrored
 from stratagem._core.options import VariableAggregation, old_spelling
 from stratagem._core.reduction import CrossDeviceOps
 from stratagem._local import mirrored, one_device
 from stratagem._parameter_server import strategy as parameter_server
-from stratagem._strategies.described_cluster import require_described
-from stratagem._strategies.devices import require_local
-from stratagem._strategies.extended_arguments import require_function
+from stratagem._strategies.extended import require_function
+from stratagem._strategies.strategy import require_described
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.contrib._strategy import DistributionStrategy
 from stratagem.contrib._values import placed

@@ -11,7 +11,7 @@ from stratagem._core.distributed_values import DistributedValues, components
 from stratagem._core.options import ReduceOp, RunOptions, VariableAggregation, old_spelling
 from stratagem._core.reduction import combine
 from stratagem._input.iterator import InputIterator
-from stratagem._strategies.described_cluster import require_described
+from stratagem._strategies.strategy import require_described
 from stratagem._tpu import strategy as hosts
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.contrib._loops import CoresContext, MultiStepContext, Step, UndistributedDataset

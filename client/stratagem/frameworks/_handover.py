@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
-from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.optimizers.loss_scaling import is_scaled, watch_scalers
-from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.wrapped_optimizer import is_scaled, watch_scalers
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._strategies.strategy import get_strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError

@@ -7,7 +7,7 @@ from weakref import ref
 
 import torch
 
-from stratagem._hosting.modules.hosted_parameter import DataViews
+from stratagem._hosting.hosted_parameter import DataViews
 
 
 def lent_to_nobody(lent: DataViews, write: bool = False) -> ref[torch.Tensor]:

@@ -18,11 +18,11 @@ from torch.nn.utils import prune
 import stratagem
 from stratagem import PerReplica, Variable
 from stratagem._core.contexts import updating
-from stratagem._hosting.modules.hosted_parameter import (
+from stratagem._hosting.hosted_parameter import (
     HostedParameter,
     hosted_parameter,
 )
-from stratagem._hosting.modules.registry import Following
+from stratagem._hosting.torch_patches import Following
 from tests.client.one_copy import OneCopy, hosting_in
 
 BATCHES = [torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]

@@ -12,7 +12,7 @@ from torch import nn
 
 import stratagem
 from stratagem import DistributedOptimizer, FailedPreconditionError
-from stratagem._hosting.modules.unscoped import workers
+from stratagem._hosting.other_steps import workers
 from tests.client.clusters import running
 
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from stratagem._core.options import ReduceOp
-from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.limiter import Limiter
-from stratagem._gradients.step import GroupStep, OptimizerStep
+from stratagem._gradients import Compressor, GroupStep, Limiter, OptimizerStep
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._tracing.captured import Captured
+from stratagem._tracing.lifting import Captured
 from stratagem._tracing.optimizer_rules import RuleTracer
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
 from stratagem_proto.programs.update_programs import encode_values

@@ -13,7 +13,7 @@ import torch
 import stratagem
 from stratagem import contrib, experimental
 from stratagem._core import options
-from stratagem._strategies.old_spellings import MovedToExtended
+from stratagem._strategies.strategy import MovedToExtended
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 

@@ -12,7 +12,7 @@ from stratagem._checkpoints.origins_on_servers import origins_of
 from stratagem._cluster.membership import Membership
 from stratagem._core.names import Origin, UniqueNames
 from stratagem._core.variable_creation import VariableTraits, require_dense
-from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.adoption import Adoption
 from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun, follow
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stratagem._gradients.step import GroupStep, OptimizerStep
+from stratagem._gradients import GroupStep, OptimizerStep
 from stratagem_proto.programs.optimizers import Value, rule_named, values_of
 from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader

@@ -9,7 +9,7 @@ from operator import is_
 import torch
 
 from stratagem._core.variables import Variable
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients import OptimizerStep
 from stratagem._parameter_server.pushing.push import Update
 from stratagem._parameter_server.variables.split_variable import parts_of
 from stratagem._parameter_server.variables.variable import (

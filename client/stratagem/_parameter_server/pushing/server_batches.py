@@ -11,7 +11,7 @@ import torch
 
 from stratagem._core.variables import Variable
 from stratagem._core.waiting import uninterrupted
-from stratagem._gradients.compressor import Compressor
+from stratagem._gradients import Compressor
 from stratagem._parameter_server.pushing.push import Update
 from stratagem._parameter_server.variables.split_variable import SplitVariable, values_of_rows
 from stratagem._parameter_server.variables.variable import remote_of

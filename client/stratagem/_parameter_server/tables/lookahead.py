@@ -25,7 +25,7 @@ from stratagem._core.distributed_values import DistributedValues
 from stratagem._core.nests import leaves
 from stratagem._core.tensors import require_integers
 from stratagem._core.waiting import uninterrupted
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients import OptimizerStep
 from stratagem._input.lookahead import Lookups
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode

@@ -21,7 +21,7 @@ from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.variable_pb2 import Initializer, Partition, TableSpec, VariableSpec
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosted_parameter import HostedParameter
+    from stratagem._hosting.hosted_parameter import HostedParameter
     from stratagem._parameter_server.tables.variable import TableVariable
     from stratagem._parameter_server.variables.variable import AnyStore
 

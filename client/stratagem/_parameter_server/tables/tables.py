@@ -15,10 +15,10 @@ from torch.nn import Parameter
 from torch.utils import swap_tensors
 
 from stratagem._core.variable_creation import VariableTraits
-from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosted_parameter import HostedParameter
-from stratagem._hosting.modules.registry import ParameterRegistry
+from stratagem._gradients import OptimizerStep
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosted_parameter import HostedParameter
+from stratagem._hosting.replica_views import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, KeyLimits

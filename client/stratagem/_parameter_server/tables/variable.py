@@ -40,7 +40,7 @@ from stratagem_proto.errors import (
 )
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosted_parameter import HostedParameter
+    from stratagem._hosting.hosted_parameter import HostedParameter
     from stratagem._parameter_server.variables.variable import AnyStore
 
 

@@ -41,7 +41,7 @@ from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosted_parameter import HostedParameter
+    from stratagem._hosting.hosted_parameter import HostedParameter
 
 
 class AnyStore(Protocol):

@@ -1,79 +1,142 @@
-"""The parameters of plain modules that one strategy hosts, as each replica sees them."""
+"""What each replica sees of plain modules: its own leaves of parameters, and its own buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import ItemsView, Iterable, Iterator, Sequence, ValuesView
+from copy import deepcopy
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from stratagem._core.contexts import current_replica_id
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
-from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
-from stratagem._hosting.modules.replica_buffers import ReplicaView
+from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
+from stratagem._hosting.other_steps import watch_plain_optimizers
+from stratagem._hosting.torch_patches import follow_replica
 from stratagem_proto.errors import FailedPreconditionError, InternalError
 
+Value = TypeVar("Value")
 
-def follow_replica(module: nn.Module) -> None:
-    """Let a recurrent module take its weights from its parameters at each use.
 
-    `nn.RNNBase` caches them in lists, one per module object, and rebuilds the lists where they
-    differ from the parameters. Several replicas would do so at each turn, and in each other's
-    forward when they run concurrently.
+class ReplicaView(dict[str, Value]):
+    """A `dict` that is read through the `__getitem__` and `get` of its subclass.
+
+    It is one because torch checks for it. Copies of it, and so copies of the module, are plain
+    dicts that know of no strategy.
     """
-    if isinstance(module, nn.RNNBase) and not isinstance(module, Following):
-        for cache_name in ("_flat_weights", "_flat_weight_refs"):
-            del module.__dict__[cache_name]
-        module.__class__ = _following(type(module))
+
+    def __iter__(self) -> Iterator[str]:
+        # Defined so that dict(self) and {**self} do not look into the base class.
+        return super().__iter__()
+
+    def items(self) -> ItemsView[str, Value]:  # type: ignore[override] # not dict's own
+        return ItemsView(self)
+
+    def values(self) -> ValuesView[Value]:  # type: ignore[override] # not dict's own
+        return ValuesView(self)
+
+    def copy(self) -> dict[str, Value]:
+        return dict(self.items())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Value]:
+        return {key: deepcopy(value, memo) for key, value in self.items()}
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return dict, (self.copy(),)
 
 
-class Following:
-    """Mixin that computes what `nn.RNNBase` caches."""
-
-    _flat_weights_names: list[str]
-
-    @property
-    def _flat_weights(self) -> list[Tensor | None]:
-        return [getattr(self, name, None) for name in self._flat_weights_names]
-
-    @_flat_weights.setter
-    def _flat_weights(self, weights: list[Tensor | None]) -> None:
-        """Nothing is cached."""
-
-    @property
-    def _flat_weight_refs(self) -> list[ref[Tensor] | None]:
-        return [None if w is None else ref(w) for w in self._flat_weights]
-
-    @_flat_weight_refs.setter
-    def _flat_weight_refs(self, weights: list[ref[Tensor] | None]) -> None:
-        """Nothing is cached."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_flat_weights": self._flat_weights}
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Copies are of torch's own class, and know of no replicas.
-        plain = plain_class(self)
-        return plain.__new__, (plain,), self.__getstate__()
+_Buffers = dict[str, "Tensor | None"]
 
 
-def plain_class(module: object) -> type:
-    """Return the class that a module had before it followed replicas."""
-    cls = type(module)
-    return cls.__mro__[2] if isinstance(module, Following) else cls
+class BufferRegistry:
+    """The buffers, such as running statistics, of one strategy's modules.
+
+    They are no variables: each replica changes its own as it likes. What lasts are those of the
+    first replica, the module's own; the others start each run as copies of them, as in
+    `torch.nn.parallel.DistributedDataParallel`. They belong to their modules, and go with these.
+
+    Args:
+        devices: The device of each replica of this process.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._others = tuple(devices[1:])
+        self._shown: list[ref[ReplicaBuffers]] = []
+
+    def add(self, modules: Iterable[nn.Module]) -> None:
+        """Let modules have buffers for each replica; their parts are left alone."""
+        if not self._others:
+            return
+        for module in modules:
+            if module._buffers and not isinstance(module._buffers, ReplicaBuffers):
+                buffers = ReplicaBuffers(module._buffers, self._others)
+                module._buffers = buffers
+                living = [one for one in self._shown if one() is not None]
+                self._shown = [*living, ref(buffers)]
+
+    def follow_first(self) -> None:
+        """Let the buffers of all replicas be equal to those of the first one."""
+        for shown in self._shown:
+            if (buffers := shown()) is not None:
+                buffers.follow_first()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BufferRegistry:
+        """Return an empty one: modules stay with the strategy they were built in."""
+        return BufferRegistry((torch.device("cpu"), *self._others))
 
 
-_kinds: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
+class ReplicaBuffers(ReplicaView["Tensor | None"]):
+    """The `_buffers` of a module, with the current replica's tensors as values.
+
+    Args:
+        buffers: The buffers of the module until now.
+        others: The devices of the replicas after the first.
+    """
+
+    def __init__(self, buffers: _Buffers, others: Sequence[torch.device]) -> None:
+        super().__init__(buffers)
+        self._others: list[tuple[torch.device, _Buffers]] = [(device, {}) for device in others]
+        self.follow_first()
+
+    def follow_first(self) -> None:
+        """Copy the first replica's buffers to the others."""
+        for device, own in self._others:
+            for key in [key for key in own if key not in self]:
+                del own[key]
+            for key, value in dict.items(self):
+                own[key] = _copied(value, own.get(key), device)
+
+    def _own(self) -> _Buffers:
+        index = current_replica_id() or 0
+        return self._others[index - 1][1] if index else {}
+
+    def __getitem__(self, key: str) -> Tensor | None:
+        own = self._own()
+        return own[key] if key in own else super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: Tensor | None) -> None:
+        own = self._own()
+        if key in own:
+            own[key] = value
+        else:
+            super().__setitem__(key, value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = super().get(key, default)
+        return self._own().get(key, value)
 
 
-def _following(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
-    if kind not in _kinds:
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        _kinds[kind] = type(kind.__name__, (Following, kind), names)
-    return _kinds[kind]
+def _copied(value: Tensor | None, earlier: Tensor | None, device: torch.device) -> Tensor | None:
+    if value is None:
+        return None
+    fits = earlier is not None and earlier.shape == value.shape
+    if earlier is None or not fits or earlier.dtype != value.dtype:
+        return value.detach().to(device, copy=True)
+    with torch.no_grad():
+        return earlier.copy_(value)
 
 
 def show_leaves(module: nn.Module) -> None:

@@ -1,7 +1,12 @@
-"""Seeing which modules a thread builds while a scope is open."""
+"""All that is changed in torch: classes of its own, and the class of some modules of a program.
+
+docs/architecture/client.md lists it.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,9 +15,91 @@ from types import TracebackType
 from typing import Any, Protocol
 from weakref import ref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules import module as torch_module
+from torch.optim import Optimizer
+
+_data: Any = torch._C.TensorBase.__dict__["data"]
+"""What torch has for all tensors."""
+
+
+def watch_data(lend: Callable[[Parameter, torch.Tensor], None]) -> None:
+    """Tell of each parameter of the process whose data are given out, from now on.
+
+    Args:
+        lend: Is told the parameter and its data; the same function in each call.
+    """
+    if "data" in vars(Parameter):
+        return
+
+    def data_of(parameter: Parameter) -> torch.Tensor:
+        data: torch.Tensor = _data.__get__(parameter)
+        if not torch.compiler.is_compiling():
+            lend(parameter, data)
+        return data
+
+    setattr(Parameter, "data", property(data_of, _data.__set__))  # noqa: B010
+
+
+def follow_replica(module: nn.Module) -> None:
+    """Let a recurrent module take its weights from its parameters at each use.
+
+    `nn.RNNBase` caches them in lists, one per module object, and rebuilds the lists where they
+    differ from the parameters. Several replicas would do so at each turn, and in each other's
+    forward when they run concurrently.
+    """
+    if isinstance(module, nn.RNNBase) and not isinstance(module, Following):
+        for cache_name in ("_flat_weights", "_flat_weight_refs"):
+            del module.__dict__[cache_name]
+        module.__class__ = _following(type(module))
+
+
+class Following:
+    """Mixin that computes what `nn.RNNBase` caches."""
+
+    _flat_weights_names: list[str]
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: list[Tensor | None]) -> None:
+        """Nothing is cached."""
+
+    @property
+    def _flat_weight_refs(self) -> list[ref[Tensor] | None]:
+        return [None if w is None else ref(w) for w in self._flat_weights]
+
+    @_flat_weight_refs.setter
+    def _flat_weight_refs(self, weights: list[ref[Tensor] | None]) -> None:
+        """Nothing is cached."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_flat_weights": self._flat_weights}
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Copies are of torch's own class, and know of no replicas.
+        plain = plain_class(self)
+        return plain.__new__, (plain,), self.__getstate__()
+
+
+def plain_class(module: object) -> type:
+    """Return the class that a module had before it followed replicas."""
+    cls = type(module)
+    return cls.__mro__[2] if isinstance(module, Following) else cls
+
+
+_kinds: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
+
+
+def _following(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    if kind not in _kinds:
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _kinds[kind] = type(kind.__name__, (Following, kind), names)
+    return _kinds[kind]
 
 
 class ModuleWatch:
@@ -145,3 +232,30 @@ def _then(set_state: _SetState, notice: Callable[[nn.Module], None]) -> _SetStat
 
 
 _sensor = _Sensor()
+
+
+_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+# Where torch looks for what it has made of such a method with the compiler.
+_KEPT = "__dynamo_disable"
+
+
+def defer_compiler() -> None:
+    """Let methods of optimizers import the compiler no more; once it is there, they use it."""
+    for name in _METHODS:
+        method = getattr(Optimizer, name)
+        plain = inspect.unwrap(method)
+        if plain is not method and not hasattr(plain, _KEPT):
+            setattr(plain, _KEPT, _deferred(method, plain))
+
+
+def _deferred(method: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return plain(*args, **kwargs)
+        if vars(plain).get(_KEPT) is call:
+            vars(plain).pop(_KEPT, None)
+        return method(*args, **kwargs)
+
+    # The compiler leaves it alone, as it would what it makes of the method.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call

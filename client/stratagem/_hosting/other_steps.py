@@ -7,6 +7,8 @@ train what this process has, and nobody else would know.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -14,10 +16,57 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
-from stratagem._hosting.modules.hosted_parameter import HostedParameter, hosted_parameter
-from stratagem._hosting.modules.outside_changes import HookOfParameter
+from stratagem._core.replica_context import get_replica_context
+from stratagem._hosting.hosted_parameter import HookOfParameter, HostedParameter, hosted_parameter
 from stratagem_proto.errors import FailedPreconditionError
+
+_LOG = logging.getLogger("stratagem")
+
+
+class _Workers:
+    """The strategies of this process, some of which train together with other workers."""
+
+    def __init__(self) -> None:
+        # Whether there is nothing to warn of for a strategy, or no more.
+        self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    def add(self, strategy: object, has_others: bool) -> None:
+        """Take a strategy in, which trains alone or with other workers."""
+        self._warned[strategy] = not has_others
+
+    def leave_out(self, strategy: object) -> None:
+        """Warn no longer of a strategy, which has been closed."""
+        self._warned.pop(strategy, None)
+
+    def warn_of(self, strategy: object | None, what: str) -> None:
+        """Say once that each worker trains something by itself.
+
+        Args:
+            strategy: Under which that happens, if it is one with other workers.
+            what: What trains it.
+        """
+        if strategy is None or self._warned.get(strategy, True):
+            return
+        self._warned[strategy] = True
+        _LOG.warning(
+            "%s trains parameters that were made in no scope of %s: each worker trains "
+            "its own, and they drift apart. Build the model inside `with "
+            "strategy.scope():`, if all are to train the same.",
+            what,
+            type(strategy).__name__,
+        )
+
+    def warn_of_any(self, what: str) -> None:
+        """As `warn_of`, of the strategy that was made last, if there is one."""
+        if strategies := list(self._warned):
+            self.warn_of(strategies[-1], what)
+
+
+workers = _Workers()
+
 
 _handles: WeakKeyDictionary[HostedParameter, Any] = WeakKeyDictionary()
 
@@ -166,4 +215,72 @@ def _refusal(what: str, strategy: str, variable: str = "") -> FailedPrecondition
         "distributed wraps; optimizers that are none of torch's, as those of Keras and of fastai, "
         "write parameters themselves",
         variable=variable,
+    )
+
+
+class DistributedSteps(Optimizer):
+    """An optimizer whose steps a strategy carries out."""
+
+
+class _Watch:
+    """Sees the steps of all optimizers of the process, once it is there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_there = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self.is_there:
+                register_optimizer_step_pre_hook(_before_step)
+                self.is_there = True
+
+
+_watch = _Watch()
+
+
+def watch_plain_optimizers() -> None:
+    """Refuse steps of torch's own optimizers that are no steps of a strategy."""
+    _watch.begin()
+
+
+def have_others_hooks() -> bool:
+    """Return whether a hook that is not ours is to be called before each step."""
+    return len(_global_optimizer_pre_hooks) > _watch.is_there
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, DistributedSteps):
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if parameters and all(parameter.is_meta for parameter in parameters):
+        # Nothing is stepped, only found out what a step does.
+        return
+    for parameter in parameters:
+        adopt_before_step(parameter)
+    hosted = next(filter(None, map(hosted_parameter, parameters)), None)
+    if hosted is not None:
+        _require_alone(optimizer, hosted)
+        return
+    replica = get_replica_context()
+    workers.warn_of(replica and replica.strategy, f"{type(optimizer).__name__}.step()")
+
+
+def _require_alone(optimizer: Optimizer, hosted: HostedParameter) -> None:
+    """Check that a parameter is nothing but what this process has of it.
+
+    Raises:
+        FailedPreconditionError: It is a copy, which would be trained by itself.
+    """
+    strategy = hosted.variable.distribute_strategy
+    assert strategy is not None
+    hosting = strategy.extended._hosting
+    if hosting is not None and hosting.trains_in_place:
+        return
+    name = type(optimizer).__name__
+    raise FailedPreconditionError(
+        f"torch.optim.{name} would step {hosted.name!r} in this process alone, but it "
+        f"is a variable of a {type(strategy).__name__}, which has more than this copy "
+        f"of it; wrap the optimizer: stratagem.DistributedOptimizer({name}(...))",
+        variable=hosted.name,
     )

@@ -3,24 +3,136 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from stratagem._core.contexts import current_replica_id
 from stratagem._core.variables import Variable
-from stratagem._hosting.modules.outside_changes import OutsideChanges
+from stratagem._hosting.torch_patches import watch_data
+
+Leaves = Sequence[Parameter]
+"""The parameter, and the leaves of the other replicas."""
+
+
+class HookOfParameter:
+    """Base class of hooks that are for the parameter alone."""
+
+
+class OutsideChanges:
+    """Carries what was done to one parameter between runs to the leaves of the other replicas.
+
+    What replicas do in a run stays with each of them.
+    """
+
+    def __init__(self) -> None:
+        self._gradient: tuple[ref[Tensor], int] | None = None
+        self._changed: ref[Tensor] | None = None
+        self._hooks = (
+            _HookCopies("_backward_hooks", Tensor.register_hook),
+            _HookCopies("_post_accumulate_grad_hooks", Tensor.register_post_accumulate_grad_hook),
+        )
+
+    def note(self, leaves: Leaves) -> None:
+        """Take gradient and hooks as they are for the work of the replicas."""
+        self._note_gradient(leaves[0])
+        for hooks in self._hooks:
+            hooks.note(leaves[0])
+
+    def carry(self, leaves: Leaves) -> None:
+        """Carry to the other leaves what can be, before replicas run."""
+        first, *others = leaves
+        for leaf in others:
+            leaf.requires_grad_(first.requires_grad)
+        for hooks in self._hooks:
+            hooks.carry(first, others)
+        gradient = first.grad
+        if gradient is None or not self._is_noted(gradient):
+            self._carry_gradient(gradient, others)
+        self._note_gradient(first)
+
+    def gradient_changed(self, parameter: Parameter) -> bool:
+        """Return whether its gradient was changed in a way that the other leaves do not show."""
+        gradient = parameter.grad
+        return gradient is not None and self._changed is not None and self._changed() is gradient
+
+    def _note_gradient(self, first: Parameter) -> None:
+        gradient = first.grad
+        self._gradient = None if gradient is None else (ref(gradient), gradient._version)
+
+    def _is_noted(self, gradient: Tensor) -> bool:
+        if self._gradient is None:
+            return False
+        noted, version = self._gradient
+        return noted() is gradient and gradient._version == version
+
+    def _carry_gradient(self, gradient: Tensor | None, others: Leaves) -> None:
+        if gradient is None:
+            if self._gradient is not None:
+                for leaf in others:
+                    leaf.grad = None
+        elif _is_zero(gradient):
+            for leaf in others:
+                leaf.grad = None if leaf.grad is None else torch.zeros_like(leaf.grad)
+        else:
+            self._changed = ref(gradient)
+
+
+class _HookCopies:
+    """The hooks of one kind that the other leaves have from the parameter.
+
+    Args:
+        kind: The attribute of a tensor with its hooks of the kind by number, or None.
+        register: Adds one to a tensor.
+    """
+
+    def __init__(self, kind: str, register: Callable[[Tensor, Any], RemovableHandle]) -> None:
+        self._kind, self._register = kind, register
+        # By the number of the hook.
+        self._copies: dict[int, list[RemovableHandle]] = {}
+        # A frozen leaf takes none.
+        self._waiting: set[int] = set()
+        self._of_replica: set[int] = set()
+
+    def note(self, first: Parameter) -> None:
+        """Take those that came since `carry` for the first replica's own."""
+        hooks = self._of(first)
+        if hooks or self._of_replica:
+            self._of_replica = hooks.keys() - self._copies.keys() - self._waiting
+
+    def carry(self, first: Parameter, others: Leaves) -> None:
+        """Give the others those that came outside of runs; take what is there no more."""
+        hooks = self._of(first)
+        for number in self._copies.keys() - hooks.keys():
+            for handle in self._copies.pop(number):
+                handle.remove()
+        self._waiting = hooks.keys() - self._copies.keys() - self._of_replica
+        if not first.requires_grad:
+            return
+        while self._waiting:
+            number = self._waiting.pop()
+            hook = hooks[number]
+            if not isinstance(hook, HookOfParameter):
+                self._copies[number] = [self._register(leaf, hook) for leaf in others]
+
+    def _of(self, first: Parameter) -> Mapping[int, Any]:
+        hooks: Mapping[int, Any] | None = getattr(first, self._kind)
+        return hooks or {}
+
+
+def _is_zero(gradient: Tensor) -> bool:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return not values.any()
+
 
 # More of them are looked through before the next step does.
 _MOST_NEW = 64
-
-_data: Any = torch._C.TensorBase.__dict__["data"]
-"""What torch has for all tensors."""
 
 
 class DataViews:
@@ -57,24 +169,6 @@ class DataViews:
         each.clear()
         self._new.clear()
         self._known = [pair for pair in known if pair[0]() is not None]
-
-
-def watch_data(lend: Callable[[Parameter, torch.Tensor], None]) -> None:
-    """Tell of each parameter of the process whose data are given out, from now on.
-
-    Args:
-        lend: Is told the parameter and its data; the same function in each call.
-    """
-    if "data" in vars(Parameter):
-        return
-
-    def data_of(parameter: Parameter) -> torch.Tensor:
-        data: torch.Tensor = _data.__get__(parameter)
-        if not torch.compiler.is_compiling():
-            lend(parameter, data)
-        return data
-
-    setattr(Parameter, "data", property(data_of, _data.__set__))  # noqa: B010
 
 
 _hosted: WeakValueDictionary[int, HostedParameter] = WeakValueDictionary()

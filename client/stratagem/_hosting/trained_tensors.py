@@ -11,10 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from stratagem._core.contexts import current_replica_id, has_strategy
 from stratagem._core.variables import Variable
+from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
-from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.modules.other_steps import leave_to_optimizer
-from stratagem._hosting.modules.unscoped import workers
+from stratagem._hosting.other_steps import leave_to_optimizer, workers
 from stratagem._strategies.strategy import default_strategy, get_strategy
 from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
 

@@ -10,11 +10,15 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._core.variables import Variable
-from stratagem._gradients.step import GroupStep, hyperparameters_of
-from stratagem._hosting.optimizers.rules import Groups, State
-from stratagem._tracing.captured import Captured
-from stratagem._tracing.optimizer_rules import RuleTracer, VariableRule
-from stratagem._tracing.separation import RuledGroup, require_separate
+from stratagem._gradients import GroupStep, hyperparameters_of
+from stratagem._hosting.wrapped_optimizer import Groups, State
+from stratagem._tracing.lifting import Captured
+from stratagem._tracing.optimizer_rules import (
+    RuledGroup,
+    RuleTracer,
+    VariableRule,
+    require_separate,
+)
 
 if TYPE_CHECKING:
     from stratagem._hosting.hosting import Hosting

@@ -18,10 +18,10 @@ from torch.nn.parameter import is_lazy
 
 from stratagem._core.contexts import cross_replica, current_replica_id
 from stratagem._core.names import UniqueNames, form_of, labels_of
-from stratagem._hosting.modules.hosted_parameter import hosted_parameter
-from stratagem._hosting.modules.other_steps import OpenScope, require_untrained
-from stratagem._hosting.modules.registry import Owner, ParameterRegistry
-from stratagem._hosting.modules.watch import ModuleWatch
+from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.other_steps import OpenScope, require_untrained
+from stratagem._hosting.replica_views import Owner, ParameterRegistry
+from stratagem._hosting.torch_patches import ModuleWatch
 from stratagem_proto.errors import CancelledError, ContextError
 
 _STRUCTURE_BYTES = 8

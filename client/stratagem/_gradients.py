@@ -1,0 +1,528 @@
+"""What happens to gradients between backward and the variables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import finalize
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem._core.distributed_values import has_no_rows, select_replica
+from stratagem._core.options import ReduceOp
+from stratagem._core.variables import Variable
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.optimizers import require_honoured, rule_named, values_of
+
+if TYPE_CHECKING:
+    from stratagem._tracing.optimizer_rules import VariableRule
+    from stratagem.compression import Compression
+    from stratagem_proto.wire.encodings import Encoded
+
+
+class Compressed(NamedTuple):
+    """A gradient to send.
+
+    Attributes:
+        value: As it travels.
+        residual: What the receiver lacks of it, and of what was kept for it; None if nothing is
+            kept.
+    """
+
+    value: torch.Tensor | Encoded
+    residual: torch.Tensor | None = None
+
+
+class Compressor:
+    """Compresses gradients, and keeps their residuals until the next ones.
+
+    A residual counts once `keep` is called: when the gradient has arrived. A failed step leaves
+    what was kept for the next try. Without a compression, gradients stay as they are.
+    """
+
+    def __init__(self, compression: Compression | None) -> None:
+        self.compression = compression
+        self._residuals: dict[str, torch.Tensor] = {}
+
+    def dense(self, variable: str, value: torch.Tensor) -> Compressed:
+        """Compress the gradient of a whole variable.
+
+        One that is not finite, or that would not become smaller, stays as it is.
+        """
+        compression = self.compression
+        if compression is None or not value.is_floating_point():
+            return Compressed(value)
+        if not compression.error_feedback:
+            return Compressed(_smaller(compression, value))
+        if not bool(value.isfinite().all()):
+            return Compressed(value)
+        whole = self._with_residual(variable, value.detach())
+        sent = _smaller(compression, whole)
+        return Compressed(sent, whole - _arriving(sent))
+
+    def rows(self, values: torch.Tensor) -> torch.Tensor | Encoded:
+        """Compress the values of a row-sparse gradient."""
+        compression = self.compression
+        if compression is None or not compression.compresses_rows:
+            return values
+        if not values.is_floating_point() or not bool(values.isfinite().all()):
+            return values
+        return _smaller(compression, values)
+
+    def keep(self, variable: str, residual: torch.Tensor) -> None:
+        """Keep what the last gradient of a variable lost."""
+        self._residuals[variable] = residual
+
+    def _with_residual(self, variable: str, value: torch.Tensor) -> torch.Tensor:
+        residual = self._residuals.get(variable)
+        return value if residual is None else value + residual.to(value.device)
+
+
+def compressor_for(given: Compression | str | None) -> Compressor:
+    """Return a compressor of the compression that a user means, by its name or as it is."""
+    if given is None:
+        return Compressor(None)
+    # Late, here and below: programs that compress nothing do without protobuf.
+    from stratagem.compression import compression_from
+
+    return Compressor(compression_from(given))
+
+
+def _smaller(compression: Compression, value: torch.Tensor) -> torch.Tensor | Encoded:
+    encoded = compression.encode(value)
+    return encoded if encoded.nbytes < value.nbytes else value
+
+
+def _arriving(sent: torch.Tensor | Encoded) -> torch.Tensor:
+    if isinstance(sent, torch.Tensor):
+        return sent
+    from stratagem_proto.wire.encodings import decode
+
+    return decode(sent)
+
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Limiter:
+    """Screens and clips gradients, and counts the steps that it drops."""
+
+    def __init__(self, limits: GradientLimits) -> None:
+        self.limits = limits
+        self.rejected_steps: int = 0
+
+    def require_none(self, what: str) -> None:
+        """Refuse what excludes limits if there are any."""
+        if self.limits:
+            raise InvalidArgumentError(
+                f"{what} sends gradients before all of a step are there, so that they "
+                "cannot be kept within limits; leave it out, or clip_norm, clip_value "
+                "and on_nonfinite"
+            )
+
+    def limited(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+        """Return reduced gradients, all of a step, within the limits.
+
+        Args:
+            gradients: Dense or `torch.sparse_coo`, by variable; they stay as they are.
+
+        Returns:
+            None if the step is dropped.
+
+        Raises:
+            NonFiniteGradientError: One is not finite, and the limits want no such.
+        """
+        if not self.limits:
+            return gradients
+        whole = {name: _with_distinct_rows(each) for name, each in gradients.items()}
+        values = {name: _values(each) for name, each in whole.items()}
+        within = self.limits.apply(values)
+        if within is None:
+            self._drop(self.limits.offender(values))
+            return None
+        return {name: _with_values(whole[name], each) for name, each in within.items()}
+
+    def own_part(
+        self, gradients: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """Return this worker's part of what is clipped where it is added up.
+
+        With it comes the name of a variable because of which the step is to be dropped or to
+        fail; "" if there is none.
+        """
+        values = {name: _values(each) for name, each in gradients.items()}
+        if offender := self.limits.offender(values):
+            return {}, offender
+        zeroed = self.limits.zeroed(values).items()
+        return {name: _with_values(gradients[name], each) for name, each in zeroed}, ""
+
+    def step_alone(self, optimizer: Optimizer) -> None:
+        """Have an optimizer step its parameters here, on gradients within the limits.
+
+        As by torch's own clipping, the gradients are limited themselves.
+        """
+        groups = [group["params"] for group in optimizer.param_groups]
+        parameters = [p for group in groups for p in group if p.grad is not None]
+        if self.limits:
+            numbered = {f"parameter {i}": p.grad for i, p in enumerate(parameters)}
+            limited = self.limited(numbered)
+            if limited is None:
+                return
+            for parameter, gradient in zip(parameters, limited.values(), strict=True):
+                parameter.grad = gradient
+        optimizer.step()
+
+    def _drop(self, variable: str) -> None:
+        self.rejected_steps += 1
+        _LOG.warning("A step is dropped: the gradient of %r has NaN or infinities.", variable)
+
+
+def _with_distinct_rows(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce() if gradient.is_sparse else gradient
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _with_values(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if not gradient.is_sparse:
+        return values
+    return torch.sparse_coo_tensor(
+        gradient._indices(),
+        values,
+        gradient.shape,
+        check_invariants=False,
+        is_coalesced=gradient.is_coalesced(),
+    )
+
+
+class VariableGradients(NamedTuple):
+    """The gradients of one variable in this process.
+
+    Attributes:
+        variable: The variable.
+        gradients: Dense or `torch.sparse_coo`, of the variable's shape and dtype, from those
+            replicas that have one, in replica order; at least one.
+    """
+
+    variable: Variable
+    gradients: tuple[torch.Tensor, ...]
+
+    def total(self) -> torch.Tensor:
+        """Return the sum, on the first gradient's device; added in replica order.
+
+        With one replica it is that gradient itself, not a copy.
+        """
+        first, *others = self.gradients
+        if not others:
+            return first
+        total = first + others[0].to(first.device)
+        for gradient in others[1:]:
+            total = total + gradient.to(first.device)
+        return total
+
+
+class GroupStep(NamedTuple):
+    """The part of a step that concerns one param group.
+
+    Attributes:
+        hyperparameters: The group as torch has it, without its "params".
+        variables: The variables of the group that have a gradient, in its order; the same object as
+            in the step before, where all have one.
+        gradients: As of `VariableGradients`, of each variable.
+        rule: How the variables are stepped, unless the class of the optimizer says it.
+    """
+
+    hyperparameters: Mapping[str, object]
+    variables: Sequence[Variable]
+    gradients: Sequence[tuple[torch.Tensor, ...]]
+    rule: VariableRule | None = None
+
+    def of(self, updates: Sequence[VariableGradients]) -> GroupStep:
+        """Return the same part with other updates."""
+        return self._replace(
+            variables=[update.variable for update in updates],
+            gradients=[update.gradients for update in updates],
+        )
+
+    @property
+    def updates(self) -> list[VariableGradients]:
+        """What is done to each variable."""
+        return list(map(VariableGradients, self.variables, self.gradients))
+
+
+class OptimizerStep(NamedTuple):
+    """One step, after the replicas of this process have met.
+
+    Attributes:
+        optimizer: Name of the optimizer, unique within the strategy and equal in all workers:
+            "Adam_1". Slot variables bear it.
+        class_name: Name of the class, of one of
+            `stratagem_proto.programs.optimizers.OPTIMIZERS` unless groups have a rule.
+        groups: The param groups, in the optimizer's order.
+        reduce_op: SUM, or MEAN over those replicas that took part.
+        replicas: How many replicas of this process took part: have any gradient.
+        compressor: Makes gradients smaller where they leave this process.
+        limiter: Keeps them within limits.
+        untouched: The other variables of the optimizer, which have no gradient in this process.
+    """
+
+    optimizer: str
+    class_name: str
+    groups: tuple[GroupStep, ...]
+    reduce_op: ReduceOp
+    replicas: int
+    compressor: Compressor
+    limiter: Limiter
+    untouched: Sequence[Variable] = ()
+
+    def reduced(self, update: VariableGradients) -> torch.Tensor:
+        """Return a gradient as this process alone would apply it.
+
+        A replica that took part but has no gradient for the variable counts as zero in a mean.
+        """
+        total = update.total()
+        if self.reduce_op is ReduceOp.MEAN and self.replicas > 1:
+            return total / self.replicas
+        return total
+
+    def within_limits(self) -> OptimizerStep | None:
+        """Return the step as this process alone would take it; None if it is dropped.
+
+        Each variable then has one gradient.
+
+        Raises:
+            NonFiniteGradientError: One is not finite, and the limits want no such.
+        """
+        reduced = self if self.replicas == 1 else self.mapped(self.reduced)
+        if not self.limiter.limits:
+            return reduced
+        limited = self.limiter.limited(reduced.by_variable())
+        return None if limited is None else reduced.with_gradients(limited)
+
+    def mapped(self, merge: Callable[[VariableGradients], torch.Tensor]) -> OptimizerStep:
+        """Return the step with one gradient for each variable, made of those it has."""
+        groups = [
+            group._replace(gradients=[(merge(update),) for update in group.updates])
+            for group in self.groups
+        ]
+        return self._replace(groups=tuple(groups))
+
+    def by_variable(self) -> dict[str, torch.Tensor]:
+        """Return the gradients of a step that has one for each variable, by name."""
+        return {
+            variable.name: gradient
+            for group in self.groups
+            for variable, (gradient,) in zip(group.variables, group.gradients, strict=True)
+        }
+
+    def with_gradients(self, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
+        """Return the step of those variables for which there is a gradient, by name."""
+        groups = [
+            group.of(
+                [
+                    VariableGradients(variable, (gradients[variable.name],))
+                    for variable in group.variables
+                    if variable.name in gradients
+                ],
+            )
+            for group in self.groups
+        ]
+        return self._replace(groups=tuple(groups))
+
+    def updates(self) -> Iterator[VariableGradients]:
+        """Return the updates of all groups."""
+        for group in self.groups:
+            yield from group.updates
+
+
+class GradientOverlap(Protocol):
+    """Takes the gradients of one optimizer while they come into being."""
+
+    def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:
+        """Take in a final gradient, which is dense and stays as it is until `discard`."""
+
+    def discard(self) -> None:
+        """Begin anew."""
+
+
+ParamGroups = Sequence[Mapping[str, Any]]
+"""Param groups of a `DistributedOptimizer`, each with a `ReplicaParams` of "params"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """The gradients of one replica.
+
+    Attributes:
+        groups: All param groups, each with all its variables; what has no gradient here has an
+            empty tuple of them.
+    """
+
+    groups: Sequence[GroupStep]
+
+    @classmethod
+    def of_this_replica(cls, groups: ParamGroups) -> Contribution:
+        """Return what is in the parameters; nothing of a replica without rows."""
+        is_absent = has_no_rows()
+        return cls([_group_of_this_replica(group, is_absent) for group in groups])
+
+    def __bool__(self) -> bool:
+        return any([any(group.gradients) for group in self.groups])
+
+
+def _group_of_this_replica(group: Mapping[str, Any], is_absent: bool) -> GroupStep:
+    params = group["params"]
+    gradients: list[tuple[torch.Tensor, ...]] = [
+        () if is_absent or (own := parameter.grad) is None else (own,) for parameter in params
+    ]
+    return GroupStep(hyperparameters_of(group), params.variables(), gradients)
+
+
+def group_steps(contributions: Sequence[Contribution]) -> tuple[GroupStep, ...]:
+    """Return what is done to the variables of each group, given those of all replicas.
+
+    Of several replicas, those without any gradient are left out.
+    """
+    present = list(filter(None, contributions)) or contributions
+    parts = zip(*[one.groups for one in present], strict=True)
+    return tuple([_group_step(each) for each in parts])
+
+
+def _group_step(parts: Sequence[GroupStep]) -> GroupStep:
+    hyperparameters, variables, gradients, _ = parts[-1]
+    if len(parts) > 1:
+        columns = zip(*[part.gradients for part in parts], strict=True)
+        gradients = [tuple(chain.from_iterable(column)) for column in columns]
+    if all(gradients):
+        # As nearly always.
+        return GroupStep(hyperparameters, variables, gradients)
+    pairs = [pair for pair in zip(variables, gradients, strict=True) if pair[1]]
+    return GroupStep(hyperparameters, [one for one, _ in pairs], [each for _, each in pairs])
+
+
+def untouched(contribution: Contribution, steps: Sequence[GroupStep]) -> list[Variable]:
+    """Return the variables of a replica's contribution that its groups' steps leave out."""
+    found: list[Variable] = []
+    for group, step in zip(contribution.groups, steps, strict=True):
+        if step.variables is not group.variables:
+            stepped = set(map(id, step.variables))
+            found += [one for one in group.variables if id(one) not in stepped]
+    return found
+
+
+def hyperparameters_of(group: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a param group has besides its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+Slots = dict[str, torch.Tensor]
+"""An optimizer's state for one copy of a variable, by torch's keys."""
+
+
+class LocalOptimizers:
+    """Carries out steps on every copy of each variable, and keeps the state.
+
+    Each copy has state of its own on its own device. Copies that are equal stay equal, because they
+    all get the same gradient.
+    """
+
+    def __init__(self) -> None:
+        # By id of the variable, which it goes with; then by optimizer and number of the copy.
+        self._state: dict[int, dict[tuple[str, int], Slots]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalOptimizers:
+        """Return one without state: optimizers stay with the strategy they were made for."""
+        return LocalOptimizers()
+
+    def _of(self, variable: Variable) -> dict[tuple[str, int], Slots]:
+        """Return the state for a variable, by optimizer and number of the copy."""
+        state = self._state.get(id(variable))
+        if state is None:
+            state = self._state[id(variable)] = {}
+            finalize(variable, self._state.pop, id(variable), None).atexit = False
+        return state
+
+    def step(self, step: OptimizerStep, gradients: Sequence[Any]) -> None:
+        """Apply the reduced gradient of each of `step.updates()`.
+
+        That is a tensor, or one for each copy as `Mirrored`.
+        """
+        rest = iter(gradients)
+        for group in step.groups:
+            mine = [next(rest) for _ in group.updates]
+            values = [update.variable.values for update in group.updates]
+            for index, variables in enumerate(zip(*values, strict=True)):
+                self._step_copies(step, group, index, variables, mine)
+
+    def _step_copies(
+        self,
+        step: OptimizerStep,
+        group: GroupStep,
+        index: int,
+        copies: Sequence[Variable],
+        gradients: Sequence[Any],
+    ) -> None:
+        key = step.optimizer, index
+        states = [self._of(update.variable) for update in group.updates]
+        # Not the leaves themselves: their `grad` is the replica's own.
+        tensors = [copy.value().detach() for copy in copies]
+        engine = _engine(step.class_name, group.hyperparameters, tensors)
+        for state, tensor, gradient in zip(states, tensors, gradients, strict=True):
+            tensor.grad = _gradient_for(tensor, index, gradient)
+            engine.state[tensor].update(state.get(key, {}))
+        engine.step()
+        for state, tensor in zip(states, tensors, strict=True):
+            state[key] = engine.state[tensor]
+
+    def names(self) -> list[str]:
+        """Return the names of the optimizers that have state."""
+        return sorted({name for state in list(self._state.values()) for name, _ in state})
+
+    def slots(self, optimizer: str, variable: Variable) -> Slots:
+        """Return copies of an optimizer's state for a variable; {} without any."""
+        state = self._state.get(id(variable), {}).get((optimizer, 0), {})
+        return {key: value.clone() for key, value in state.items()}
+
+    def replace_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Replace an optimizer's state for every copy of a variable."""
+        state = self._of(variable)
+        for index, copy in enumerate(variable.values):
+            state[optimizer, index] = {
+                key: _slot_for(copy, key, value) for key, value in slots.items()
+            }
+
+
+def _engine(
+    class_name: str, hyperparameters: Mapping[str, object], tensors: list[torch.Tensor]
+) -> Optimizer:
+    rule = rule_named(class_name)
+    # What a program has put into a group since is refused as at the construction.
+    require_honoured(rule, values_of(rule, hyperparameters))
+    build: Callable[..., Optimizer] = rule.cls
+    # Adagrad makes its state of this argument when it is built, and not of the group's.
+    made = {key: hyperparameters[key] for key in _OF_FIRST_STATE if key in hyperparameters}
+    return build([{**hyperparameters, "params": tensors}], **made)
+
+
+_OF_FIRST_STATE = ("initial_accumulator_value",)
+
+
+def _gradient_for(tensor: torch.Tensor, index: int, gradient: Any) -> torch.Tensor:
+    own: torch.Tensor = select_replica(index, gradient)
+    # Some optimizers use the gradient as scratch memory.
+    return own.to(tensor.device, copy=own is gradient)
+
+
+def _slot_for(variable: Variable, key: str, value: torch.Tensor) -> torch.Tensor:
+    # torch keeps counts of steps on the CPU, whatever the parameter's device.
+    device = value.device if key == "step" else variable.device
+    return value.to(device, copy=True)

@@ -1,1 +1,0 @@
-"""What happens to gradients between backward and the variables."""

@@ -1,1 +1,0 @@
-"""Plain modules of torch whose parameters a strategy hosts."""

@@ -1,1 +1,0 @@
-"""Optimizers of torch whose steps a strategy carries out."""
