@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     )
     from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
-    from stratagem._cluster.spec import ClusterSpec
+    from stratagem._cluster.tasks import ClusterSpec
     from stratagem._core.reduction import (
         CrossDeviceOps,
         HierarchicalCopyAllReduce,
@@ -103,11 +103,9 @@ if TYPE_CHECKING:
         ReductionToOneDevice,
     )
     from stratagem._hosting.optimizer import DistributedOptimizer
-    from stratagem._input.dataset import DistributedDataset
-    from stratagem._input.iterator import DistributedIterator, InputIterator
-    from stratagem._local.central_storage import CentralStorageStrategy
+    from stratagem._input.iterator import DistributedDataset, DistributedIterator, InputIterator
     from stratagem._local.mirrored import MirroredStrategy
-    from stratagem._local.one_device import OneDeviceStrategy
+    from stratagem._local.one_copy import CentralStorageStrategy, OneDeviceStrategy
     from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variables.placement import VariablePlacement
@@ -240,13 +238,13 @@ _tracebacks.install()
 # longer. Programs meet some of these classes without asking for them by name, so their own bodies
 # say that they belong here.
 _LATE = {
-    "CentralStorageStrategy": "stratagem._local.central_storage",
+    "CentralStorageStrategy": "stratagem._local.one_copy",
     "ClusterDef": "stratagem_proto.v1.cluster_pb2",
     "ClusterDeviceFilters": "stratagem._cluster.device_filters",
-    "ClusterSpec": "stratagem._cluster.spec",
+    "ClusterSpec": "stratagem._cluster.tasks",
     "ConfigProto": "stratagem_proto.v1.cluster_pb2",
     "CrossDeviceOps": "stratagem._core.reduction",
-    "DistributedDataset": "stratagem._input.dataset",
+    "DistributedDataset": "stratagem._input.iterator",
     "DistributedIterator": "stratagem._input.iterator",
     "DistributedOptimizer": "stratagem._hosting.optimizer",
     "HierarchicalCopyAllReduce": "stratagem._core.reduction",
@@ -255,7 +253,7 @@ _LATE = {
     "MultiStepContext": "stratagem._strategies.multi_step",
     "MultiWorkerMirroredStrategy": "stratagem._multi_worker.strategy",
     "NcclAllReduce": "stratagem._core.reduction",
-    "OneDeviceStrategy": "stratagem._local.one_device",
+    "OneDeviceStrategy": "stratagem._local.one_copy",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
     "ReductionToOneDevice": "stratagem._core.reduction",
     "Server": "stratagem._cluster.server",

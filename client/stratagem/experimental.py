@@ -5,7 +5,7 @@ from __future__ import annotations
 from stratagem import partitioners
 from stratagem._core.options import CommunicationImplementation, CommunicationOptions, ValueContext
 from stratagem._input.iterator import Optional
-from stratagem._local.central_storage import CentralStorageStrategy
+from stratagem._local.one_copy import CentralStorageStrategy
 from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.variables.cached_reads import cache_variable_reads

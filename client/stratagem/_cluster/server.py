@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from stratagem._cluster.roles import Cluster
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.tasks import Cluster, ClusterSpec
 from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.replica_addresses import replica_addresses

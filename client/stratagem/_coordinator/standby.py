@@ -7,14 +7,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._coordinator.candidate import Candidate
 from stratagem._parameter_server.task import ServerLookup, member_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.process_name import process_name
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem.cluster_resolver._tf_config import given_or_default
+from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR

@@ -1,26 +1,32 @@
-"""Iterators over distributed datasets."""
+"""Distributed datasets, whose elements are shared among replicas, and iterators over them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from stratagem._core.contexts import current_context, require_strategy
 from stratagem._core.distributed_values import regroup
 from stratagem._core.nests import map_leaves
-from stratagem._input.peekable import Peekable
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import PassRead
-from stratagem._input.rounds import BEGINNING, Position, Round, hand_over
-from stratagem._input.sharding import Order
-from stratagem._input.specs import PerReplicaSpec, exact_spec
-from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem._input.reader import Peekable
+from stratagem._input.rounds import (
+    BEGINNING,
+    PerReplicaSpec,
+    Position,
+    Round,
+    exact_spec,
+    hand_over,
+)
+from stratagem._input.sharding import ShuffleState
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
-
 
 _NONE = object()
 
@@ -94,7 +100,7 @@ class DistributedIterator(Iterator[Any]):
     def __init__(self, strategy: AnyStrategy, pipeline: InputPipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
-        self._order: Order | None = None
+        self._shuffle: ShuffleState | None = None
         self._rewind()
 
     def _rewind(self, position: Position = BEGINNING) -> None:
@@ -108,7 +114,7 @@ class DistributedIterator(Iterator[Any]):
         # As late as this, a loader draws the order of its pass once, also for an iterator that goes
         # elsewhere first.
         if self._rounds is None:
-            self._order = self._pipeline.draw()
+            self._shuffle = self._pipeline.draw()
             self._rounds = Peekable(self._pipeline.open(self._position))
             order = self._pipeline.order
             self._read = None if order is None else order.read(self._position)
@@ -211,8 +217,8 @@ class DistributedIterator(Iterator[Any]):
                 its position no longer does.
         """
         position = _position(state_dict, len(self._pipeline.datasets))
-        if self._order is not None:
-            self._order.repeat()
+        if self._shuffle is not None:
+            self._shuffle.repeat()
         self._rewind(position)
         self._opened()
 
@@ -281,3 +287,75 @@ class InputIterator(DistributedIterator):
             return attribute(first)
 
         return map_leaves(ask, self.element_spec)
+
+
+_State = TypeVar("_State")
+
+_UNKNOWN = -2
+
+
+class DistributedDataset:
+    """What a strategy makes of a dataset: one element for each step.
+
+    Spec: INP-40 to INP-47.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(self, strategy: AnyStrategy, pipeline: InputPipeline) -> None:
+        self._strategy = strategy
+        self._opened = pipeline
+
+    @property
+    def _pipeline(self) -> InputPipeline:
+        return self._opened
+
+    def __iter__(self) -> DistributedIterator:
+        """Return an iterator that starts from the beginning. Spec: INP-40."""
+        return DistributedIterator(self._strategy, self._pipeline)
+
+    def __len__(self) -> int:
+        """Return the number of steps.
+
+        Raises:
+            InvalidTypeError: The dataset has no length.
+        """
+        steps = self._pipeline.steps
+        if steps is None:
+            raise InvalidTypeError(
+                "The dataset does not know its length; iterate until it ends, or give it __len__"
+            )
+        return steps
+
+    # A dataset may have no length, and it is more than its length.
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def cardinality(self) -> int:
+        """The number of steps, -2 if it is unknown. Spec: INP-47."""
+        steps = self._pipeline.steps
+        return _UNKNOWN if steps is None else steps
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the elements, from reading the first one.
+
+        A nest of objects with `shape` and `dtype`; with several replicas of objects whose `specs`
+        are those of each.
+
+        Raises:
+            OutOfRangeError: The dataset is empty. Spec: INP-45.
+        """
+        return self._pipeline.spec
+
+    def reduce(self, initial_state: _State, reduce_func: Callable[[_State, Any], _State]) -> _State:
+        """Return `reduce_func(state, element)` carried through all steps.
+
+        Args:
+            initial_state: The state before the first step.
+            reduce_func: Returns the state after a step.
+
+        Spec: INP-46.
+        """
+        return reduce(reduce_func, self, initial_state)

@@ -11,8 +11,7 @@ from torch import nn
 
 from stratagem._core.nests import leaves
 from stratagem._input.iterator import DistributedIterator
-from stratagem._input.peekable import Peekable
-from stratagem._input.reader import StatefulDataset, length
+from stratagem._input.reader import Peekable, StatefulDataset, length
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 Needs = TypeVar("Needs")

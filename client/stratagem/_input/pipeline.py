@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -16,13 +17,12 @@ from stratagem._core.options import InputContext
 from stratagem._input.options import (
     AutoShardPolicy,
     InputOptions,
+    InputReplicationMode,
     check_for_dataset,
     check_for_function,
 )
-from stratagem._input.own_rows import can_be_read_again
-from stratagem._input.read_ahead import ReadAhead
-from stratagem._input.read_order import ReadOrder
-from stratagem._input.reader import Reader, State, check_dataset, length
+from stratagem._input.read_order import ReadOrder, can_be_read_again
+from stratagem._input.reader import ReadAhead, Reader, State, check_dataset, is_dataset, length
 from stratagem._input.rounds import (
     BEGINNING,
     DealElements,
@@ -31,11 +31,11 @@ from stratagem._input.rounds import (
     Position,
     Round,
     TransferredRounds,
+    spec_of,
+    without_rows,
 )
-from stratagem._input.sharding import InputWorker, Order, undisturbed
-from stratagem._input.specs import spec_of
-from stratagem._input.splitting import without_rows
-from stratagem_proto.errors import OutOfRangeError
+from stratagem._input.sharding import InputWorker, ShuffleState, undisturbed
+from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 
 @dataclass(eq=False)
@@ -59,13 +59,13 @@ class InputPipeline:
     def __post_init__(self) -> None:
         self._sources = [_Source(dataset) for dataset in self.datasets]
         self._form: _Form | None = None
-        self._drawn: Order | None = None
+        self._drawn: ShuffleState | None = None
 
-    def draw(self) -> Order:
+    def draw(self) -> ShuffleState:
         """Return the generators of the loaders as the pass finds them that is opened next."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
-            drawn = Order(self.datasets)
+            drawn = ShuffleState(self.datasets)
             drawn.note()
         return drawn
 
@@ -279,3 +279,56 @@ def read_ahead_by_default(devices: Sequence[torch.device | None]) -> int:
     generator in a thread would race with the training step: none.
     """
     return int(any(device is not None and device.type != "cpu" for device in devices))
+
+
+def input_function_pipeline(
+    input_fn: Callable[[InputContext], Any], worker: InputWorker, mode: InputReplicationMode
+) -> InputPipeline:
+    """Return a pipeline that deals what `input_fn` provides, in whole rounds.
+
+    Args:
+        input_fn: Called once, on the CPU. It returns a dataset, or a function that returns one
+            element per call and ends by StopIteration or OutOfRangeError.
+        worker: Who reads.
+        mode: How often the function is called.
+
+    Raises:
+        InvalidArgumentError: `mode` is not PER_WORKER, or `input_fn` returns something else.
+
+    Spec: INP-4, INP-30b, INP-49c.
+    """
+    if mode is not InputReplicationMode.PER_WORKER:
+        raise InvalidArgumentError(
+            f"Input replication mode not supported: {mode!r}; make_input_fn_iterator "
+            "takes InputReplicationMode.PER_WORKER"
+        )
+    with device_names.device("CPU:0"):
+        dataset = dataset_of(input_fn(worker.context))
+    devices = worker.devices
+    dealing = DealElements(len(devices), whole_rounds=True)
+    return InputPipeline([dataset], dealing, devices, read_ahead_by_default(devices))
+
+
+def dataset_of(made: Any) -> Any:
+    """Return the dataset that an input function provides.
+
+    Raises:
+        InvalidArgumentError: `made` is neither a dataset nor a function.
+    """
+    if is_dataset(made) or inspect.isgeneratorfunction(made):
+        return made
+    if not callable(made):
+        raise InvalidArgumentError(
+            "input_fn must return a tf.data.Dataset or a callable, as a DataLoader, a "
+            f"Dataset, a list or a function, not {type(made).__name__}"
+        )
+    return lambda: _each_call(made)
+
+
+def _each_call(function: Callable[[], Any]) -> Iterator[Any]:
+    while True:
+        try:
+            element = function()
+        except (StopIteration, OutOfRangeError):
+            return
+        yield element

@@ -1,18 +1,77 @@
-"""Reading a dataset once, from its beginning or from where it was left."""
+"""Reading a dataset once: from its beginning or where it was left, and ahead of its use."""
 
 from __future__ import annotations
 
+import atexit
 import copy
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from stratagem._core.nests import opened
+from stratagem._core.nests import leaves, map_leaves, opened
+from stratagem._core.replica_threads import TorchState
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+
+class NumpyDataset(Dataset[Any]):
+    """The rows of a nest of arrays, which is copied.
+
+    Batch it by a `DataLoader`, then distribute that; distributed as it is, each replica gets one
+    row a step.
+
+    Args:
+        numpy_input: A nest of arrays of shape [rows, ...]. A list counts as one array that has its
+            items as rows, not as a structure.
+
+    Raises:
+        InvalidArgumentError: The arrays differ in their numbers of rows, or have none.
+
+    Spec: INP-50.
+    """
+
+    def __init__(self, numpy_input: Any) -> None:
+        self._columns = _columns(numpy_input)
+        sizes = sorted({len(column) for column in leaves(self._columns)})
+        if len(sizes) != 1:
+            raise InvalidArgumentError(
+                f"The arrays of a dataset must have the same number of rows, not {sizes}"
+            )
+        self._size = sizes[0]
+
+    def batched(self, size: int) -> DataLoader[Any]:
+        """Return batches of `size` rows, in their order; the last may be smaller."""
+        return DataLoader(self, size)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return row `index` of each array, in the structure of the input."""
+        if not -self._size <= index < self._size:
+            raise IndexError(f"row {index} of a dataset that has {self._size}")
+        return map_leaves(lambda column: column[index], self._columns)
+
+
+def _columns(nest: Any) -> Any:
+    node = None if isinstance(nest, list) else opened(nest)
+    if node is not None:
+        return node.rebuild([_columns(child) for child in node.children])
+    array = np.array(nest)
+    if not array.ndim:
+        raise InvalidArgumentError(
+            f"{nest!r} has no rows; a dataset is made of arrays of shape [rows, ...]"
+        )
+    return array if array.dtype.kind in "USO" else torch.from_numpy(array)
+
 
 _NUMERIC_KINDS = frozenset("biufc")
 
@@ -214,3 +273,157 @@ def _restored(dataset: Any, loader_state: Any) -> Iterator[Any]:
         )
     reader.load_state_dict(loader_state)
     return elements
+
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Reading an item has raised."""
+
+    error: BaseException
+
+
+class Peekable(Iterator[_Item], Generic[_Item]):
+    """The items of `items`, of which some may be read before their turn.
+
+    An error of `items`, and their end, come where they would have come without that.
+
+    Args:
+        items: What to read.
+
+    Attributes:
+        taken: How many items were taken, those that failed included.
+    """
+
+    def __init__(self, items: Iterator[_Item]) -> None:
+        self._items = items
+        self._waiting: deque[_Item | _Failed] = deque()
+        self._has_ended = False
+        self.taken = 0
+
+    def __next__(self) -> _Item:
+        self._read()
+        if not self._waiting:
+            raise StopIteration
+        self.taken += 1
+        item = self._waiting.popleft()
+        if isinstance(item, _Failed):
+            raise item.error
+        return item
+
+    def peek(self, place: int) -> tuple[_Item] | None:
+        """Return the item that comes after `place` others; None behind an error or the end."""
+        while len(self._waiting) <= place:
+            if self._has_ended or (self._waiting and isinstance(self._waiting[-1], _Failed)):
+                return None
+            self._read(place + 1)
+        item = self._waiting[place]
+        return None if isinstance(item, _Failed) else (item,)
+
+    def _read(self, wanted: int = 1) -> None:
+        """Read one item, unless there are as many as are wanted or the items have ended."""
+        if len(self._waiting) >= wanted or self._has_ended:
+            return
+        try:
+            self._waiting.append(next(self._items))
+        except StopIteration:
+            self._has_ended = True
+        except Exception as error:
+            self._waiting.append(_Failed(error))
+
+
+# How long the end of the program waits for reads that are under way, in seconds.
+_EXIT_SECONDS = 5.0
+
+
+class _Ended:
+    """There are no more items."""
+
+
+class _ReaderThread(threading.Thread, Generic[_Item]):
+    """The thread; it knows nothing of the one who takes the items."""
+
+    def __init__(self, items: Iterator[_Item], depth: int) -> None:
+        super().__init__(name="stratagem-input", daemon=True)
+        self.taken: SimpleQueue[_Item | _Failed | _Ended] = SimpleQueue()
+        self.free = threading.Semaphore(depth)
+        self._items = items
+        self._stopped = False
+        self._torch_state = TorchState.capture()
+
+    def stop(self) -> None:
+        """Read nothing more; a read that is under way goes to its end."""
+        self._stopped = True
+        self.free.release()
+
+    def run(self) -> None:
+        with self._torch_state.applied():
+            while self._may_read():
+                outcome = self._outcome()
+                self.taken.put(outcome)
+                if isinstance(outcome, _Ended):
+                    return
+
+    def _may_read(self) -> bool:
+        self.free.acquire()
+        return not self._stopped
+
+    def _outcome(self) -> _Item | _Failed | _Ended:
+        try:
+            return next(self._items)
+        except StopIteration:
+            return _Ended()
+        except BaseException as error:
+            # What follows an error is for the items to say, so reading goes on.
+            return _Failed(error)
+
+
+class ReadAhead(Iterator[_Item]):
+    """The items of `items`, read by a thread before they are asked for.
+
+    The thread starts with the first item that is asked for, sees the errors of `items` to the one
+    who asks, and stops when this object is dropped.
+
+    Args:
+        items: What to read.
+        depth: How many items may wait.
+    """
+
+    def __init__(self, items: Iterator[_Item], depth: int) -> None:
+        self._reading = _ReaderThread(items, depth)
+        self._ended = False
+
+    def __next__(self) -> _Item:
+        if self._ended:
+            raise StopIteration
+        if not self._reading.ident:
+            self._start()
+        outcome = self._reading.taken.get()
+        self._reading.free.release()
+        if isinstance(outcome, _Ended):
+            self._ended = True
+            raise StopIteration
+        if isinstance(outcome, _Failed):
+            raise outcome.error
+        return outcome
+
+    def _start(self) -> None:
+        self._reading.start()
+        _running.add(self._reading)
+        weakref.finalize(self, self._reading.stop).atexit = False
+
+
+_running: weakref.WeakSet[_ReaderThread[Any]] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """Stop reading before the interpreter is taken apart under the threads."""
+    for reading in list(_running):
+        reading.stop()
+    for reading in list(_running):
+        reading.join(_EXIT_SECONDS)
+
+
+atexit.register(_stop_all)

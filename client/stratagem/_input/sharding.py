@@ -1,8 +1,10 @@
-"""Which share of the data a worker reads."""
+"""Which share of the data a worker reads, and data whose batches are read by their numbers."""
 
 from __future__ import annotations
 
+import copy
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from stratagem._core.options import InputContext
 from stratagem._input.options import AutoShardPolicy
-from stratagem._input.own_rows import NotedLoader, can_read_by_index
-from stratagem._input.read_order import ContentsDigest, ReadOrder
+from stratagem._input.read_order import (
+    ContentsDigest,
+    NotedLoader,
+    ReadOrder,
+    can_read_by_index,
+    samples,
+)
+from stratagem._input.reader import as_tensors, is_dataset, length
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError, UnimplementedError
 
@@ -64,7 +72,7 @@ def _drawing(dataset: Any) -> list[Any]:
     return found
 
 
-class Order:
+class ShuffleState:
     """The generators by which loaders shuffle, and their states at the beginning.
 
     Args:
@@ -90,13 +98,13 @@ class Order:
 @contextmanager
 def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
     """Restore the generators of this process, and those of loaders, after the body."""
-    order, python, numpy = Order(datasets), random.getstate(), np.random.get_state()
+    shuffle, python, numpy = ShuffleState(datasets), random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        order.note()
+        shuffle.note()
         try:
             yield
         finally:
-            order.repeat()
+            shuffle.repeat()
             random.setstate(python)
             np.random.set_state(numpy)
 
@@ -270,3 +278,95 @@ def _as_noted(element: Any) -> tuple[int, Any]:
 
 def _has_files(dataset: Any) -> bool:
     return hasattr(dataset, "files") and hasattr(dataset, "with_files")
+
+
+_draw_lock = threading.Lock()
+
+PassOrder = Sequence[Any]
+"""What there is to read of each batch of a pass, in the order of their numbers."""
+
+
+def require_numbered(dataset: Any) -> None:
+    """Check that batches of a dataset can be read by their numbers.
+
+    Raises:
+        InvalidArgumentError: They cannot, or it reads only a part of its data.
+    """
+    require_undivided(dataset)
+    source = dataset.dataset if isinstance(dataset, DataLoader) else dataset
+    if (
+        isinstance(source, IterableDataset)
+        or (dataset is source and not _map_style(dataset))
+        or length(dataset) is None
+    ):
+        raise InvalidArgumentError(
+            f"{type(dataset).__name__} cannot be read exactly once, because its "
+            "batches have no numbers: pass a DataLoader over a dataset with "
+            "__getitem__ and __len__, such a dataset, a list of batches, or a function "
+            "without arguments that returns one; or leave exactly_once away"
+        )
+
+
+def seed_of(dataset: Any) -> int:
+    """Return by what a dataset is shuffled: its own generator's seed, or a new one."""
+    generator = getattr(dataset, "generator", None)
+    if isinstance(generator, torch.Generator):
+        return generator.initial_seed()
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
+class NumberedBatches:
+    """The batches of a dataset, as its loader makes them.
+
+    Args:
+        dataset: What `require_numbered` lets pass.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._loader = dataset if isinstance(dataset, DataLoader) else None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def order(self, seed: int, number: int) -> PassOrder:
+        """Return the order of a pass, the same wherever the data are the same.
+
+        Args:
+            seed: Of all passes.
+            number: Of the pass, from 0.
+        """
+        if self._loader is None:
+            return range(len(self))
+        mixed = int(np.random.SeedSequence([seed, number]).generate_state(2)[0])
+        batches = self._loader.batch_sampler
+        sampler = self._loader.sampler if batches is None else batches
+        # Samplers without a generator of their own draw from those of the process.
+        with _draw_lock, undisturbed(()):
+            torch.default_generator.manual_seed(mixed)
+            random.seed(mixed)
+            np.random.seed(mixed % 2**32)
+            return list(_seeded(sampler, mixed))
+
+    def read(self, where: Any) -> Any:
+        """Return a batch, with tensors as leaves; reads nothing else."""
+        loader = self._loader
+        if loader is None:
+            return as_tensors(self._dataset[where])
+        if loader.batch_sampler is None:
+            return as_tensors(loader.collate_fn(loader.dataset[where]))
+        return as_tensors(loader.collate_fn(samples(loader.dataset, where)))
+
+
+def _map_style(dataset: Any) -> bool:
+    return is_dataset(dataset) and hasattr(type(dataset), "__getitem__")
+
+
+def _seeded(sampler: Any, seed: int) -> Any:
+    """Return a copy of a sampler that draws by a seed, and so does what is in it."""
+    seeded = copy.copy(sampler)
+    if hasattr(seeded, "generator"):
+        seeded.generator = torch.Generator().manual_seed(seed)
+    if getattr(seeded, "sampler", None) is not None:
+        seeded.sampler = _seeded(seeded.sampler, seed)
+    return seeded

@@ -19,7 +19,7 @@ from stratagem._gradients import GroupStep, OptimizerStep, VariableGradients
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import MadeElsewhere, Slots
-from stratagem._local.copies import CopiesHosting, Unite
+from stratagem._local.hosting import CopiesHosting, Unite
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.reduction import AcrossWorkers, Reduced
 from stratagem._strategies.extended import StrategyExtended

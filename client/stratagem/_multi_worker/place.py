@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stratagem._cluster.roles import id_in_cluster, validated, worker_count
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.tasks import ClusterSpec, id_in_cluster, validated, worker_count
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.addresses import is_loopback

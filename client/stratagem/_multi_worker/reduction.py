@@ -28,7 +28,7 @@ from stratagem._core.reduction import (
     sum_of_plain,
 )
 from stratagem._core.tensors import IndexedSlices
-from stratagem._local.replica_group import EQUAL_COPIES, AcrossReplicas, mean_of_equals
+from stratagem._local.mirrored import EQUAL_COPIES, AcrossReplicas, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
 
 Reduced = torch.Tensor | IndexedSlices

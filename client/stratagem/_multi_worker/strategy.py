@@ -15,9 +15,8 @@ from stratagem._core.reduction import default_cross_device_ops
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._input.sharding import InputWorker
-from stratagem._local.copies import Unite
-from stratagem._local.mirrored import MirroredExtended
-from stratagem._local.replica_group import ReplicaGroup
+from stratagem._local.hosting import Unite
+from stratagem._local.mirrored import MirroredExtended, ReplicaGroup
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.hosting import StepsTogether, WorkersHosting, follow_chief
 from stratagem._multi_worker.place import WorkerPlace, place_by_torchrun, place_in_cluster
@@ -25,7 +24,7 @@ from stratagem._multi_worker.reduction import AcrossWorkers
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem.cluster_resolver._tf_config import given_or_default
+from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem_proto.errors import InvalidTypeError
 from stratagem_proto.input_order import BatchRead, different_inputs
 from stratagem_proto.v1.cluster_pb2 import ConfigProto

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch.nn import Parameter
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.options import VariableAggregation, VariableSynchronization
 from stratagem._core.scalars import Sink
 from stratagem._core.variable_creation import VariableTraits

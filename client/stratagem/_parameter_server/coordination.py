@@ -11,9 +11,9 @@ from stratagem._core.contexts import runs_on_a_worker
 from stratagem._core.protocols import AnyStrategy
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import Variable
-from stratagem._input.dataset import DistributedDataset
-from stratagem._input.own_rows import can_be_read_again
+from stratagem._input.iterator import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
+from stratagem._input.read_order import can_be_read_again
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core import device_names
 from stratagem._core.assignment import Write
 from stratagem._core.contexts import current_replica_id
@@ -23,7 +23,7 @@ from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.lookahead import Lookahead
-from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
+from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import BufferMeans, OneProcess, TrainingCluster
 from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
 from stratagem._parameter_server.hosting.store import RemoteStore

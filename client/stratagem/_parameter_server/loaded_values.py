@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.replica_views import ParameterRegistry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption

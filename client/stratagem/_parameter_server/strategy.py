@@ -12,13 +12,13 @@ from weakref import WeakSet
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.contexts import Scope, entered, require_cross_replica_or_default
 from stratagem._core.device_names import canonicalize
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.torch_patches import defer_compiler
-from stratagem._local.central_storage import default_parameter_device
+from stratagem._local.one_copy import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.launchers import warn_of_torchrun
@@ -34,7 +34,7 @@ from stratagem._parameter_server.variables.partitioning import VariablePartition
 from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem.cluster_resolver._tf_config import given_or_default
+from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem.consistency import Consistency, ConsistencyReport, consistency_from
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto

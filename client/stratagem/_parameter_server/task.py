@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters, visible_servers
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode

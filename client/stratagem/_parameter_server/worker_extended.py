@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core import device_names
 from stratagem._core.contexts import entered
 from stratagem._core.device_names import DeviceName

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variables import Variable
 from stratagem_proto.errors import FailedPreconditionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
-from stratagem._cluster.spec import ClusterSpec, Tasks
+from stratagem._cluster.tasks import ClusterSpec, Tasks
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.remote_hosting import RemoteHosting

@@ -34,7 +34,7 @@ from stratagem._core.update_functions import (
 )
 from stratagem._core.variable_creation import NextCreator, VariableTraits, creator_scope
 from stratagem._core.variables import Variable
-from stratagem._input.numpy_dataset import NumpyDataset
+from stratagem._input.reader import NumpyDataset
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.protocol import check_name

@@ -479,9 +479,9 @@ class StrategyHooks(StrategyPrimitives):
     def _distribute_dataset(
         self, dataset: Any, options: InputOptions | None, auto_shard_policy: AutoShardPolicy | int
     ) -> Any:
-        from stratagem._input.dataset import DistributedDataset
-        from stratagem._input.numpy_dataset import NumpyDataset
+        from stratagem._input.iterator import DistributedDataset
         from stratagem._input.pipeline import splitting_pipeline
+        from stratagem._input.reader import NumpyDataset
 
         if isinstance(dataset, NumpyDataset):
             dataset = dataset.batched(self._num_replicas_in_sync)
@@ -492,7 +492,7 @@ class StrategyHooks(StrategyPrimitives):
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Any:
-        from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.iterator import DistributedDataset
         from stratagem._input.pipeline import function_pipeline
 
         pipeline = function_pipeline(dataset_fn, self._input_worker(), options)

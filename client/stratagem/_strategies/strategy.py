@@ -35,7 +35,7 @@ from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTy
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
     from stratagem._input.iterator import InputIterator
-    from stratagem._input.numpy_dataset import NumpyDataset
+    from stratagem._input.reader import NumpyDataset
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -83,7 +83,7 @@ def _as_dict(cluster_spec: Any) -> Any:
     if not cluster_spec:
         return None
     # Late: programs without a cluster need no protobuf.
-    from stratagem._cluster.spec import ClusterSpec
+    from stratagem._cluster.tasks import ClusterSpec
 
     return ClusterSpec(cluster_spec).as_dict()
 
@@ -207,8 +207,8 @@ class OldSpellings:
     def _input_fn_iterator(
         self, input_fn: Callable[[InputContext], Any], replication_mode: InputReplicationMode
     ) -> InputIterator:
-        from stratagem._input.input_function import input_function_pipeline
         from stratagem._input.iterator import InputIterator
+        from stratagem._input.pipeline import input_function_pipeline
 
         worker = self._extended._input_worker()
         with entered(self._this()):

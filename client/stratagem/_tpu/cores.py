@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratagem._cluster.spec import Tasks
+from stratagem._cluster.tasks import Tasks
 from stratagem._core.device_names import DeviceName, list_logical_devices
 from stratagem._core.reduction import default_cross_device_ops
-from stratagem._local.extended import CopiesExtended
-from stratagem._local.replica_group import LocalReplicas, ReplicaGroup
+from stratagem._local.mirrored import CopiesExtended, LocalReplicas, ReplicaGroup
 from stratagem._multi_worker.place import WorkerPlace
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._tpu.inputs import Recipe, StaticShapes

@@ -10,7 +10,7 @@ from stratagem._core.options import InputContext
 from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.options import AutoShardPolicy, InputOptions, InputReplicationMode
-from stratagem._local.extended import CopiesExtended
+from stratagem._local.mirrored import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.cores import Cores, host_cpu

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Parameter
 
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.tasks import ClusterSpec
 from stratagem._core.device_names import torch_device
 from stratagem._core.distributed_variables import MirroredVariable, SyncOnReadVariable, copy_name
 from stratagem._core.options import (
@@ -23,8 +23,8 @@ from stratagem._core.variable_creation import VariableTraits
 from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosting import MadeElsewhere, living_hostings
-from stratagem._local.copies import CopiesHosting
-from stratagem._local.extended import CopiesExtended
+from stratagem._local.hosting import CopiesHosting
+from stratagem._local.mirrored import CopiesExtended
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.strategy import WorkersReplicas
 from stratagem._strategies.strategy import Strategy

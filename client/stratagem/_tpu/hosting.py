@@ -12,7 +12,7 @@ from stratagem._core.reduction import CrossDeviceOps
 from stratagem._core.variables import Variable
 from stratagem._gradients import LocalOptimizers
 from stratagem._hosting.hosting import Slots
-from stratagem._local.copies import CopiesHosting, Unite
+from stratagem._local.hosting import CopiesHosting, Unite
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._tpu.answers import HostAnswer, malformed
 from stratagem._tpu.call import Writes

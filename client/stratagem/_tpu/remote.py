@@ -15,9 +15,8 @@ from stratagem._core.distributed_variables import SyncOnReadVariable
 from stratagem._core.reduction import ReductionToOneDevice
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import Slots
-from stratagem._local.copies import Unite
-from stratagem._local.extended import CopiesExtended
-from stratagem._local.replica_group import LocalReplicas
+from stratagem._local.hosting import Unite
+from stratagem._local.mirrored import CopiesExtended, LocalReplicas
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from stratagem._local.extended import CopiesExtended
+from stratagem._local.mirrored import CopiesExtended
 from stratagem._tpu.cores import Cores, LocalCores, Topology
 from stratagem._tpu.extended import CoresExtended, CoresStrategy
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from stratagem._cluster.pods import KubernetesExecutableLocation
-from stratagem.cluster_resolver._base import ClusterResolver, SimpleClusterResolver
-from stratagem.cluster_resolver._kubernetes import KubernetesClusterResolver
+from stratagem.cluster_resolver._kubernetes import (
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+)
+from stratagem.cluster_resolver._resolvers import (
+    ClusterResolver,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+    UnionResolver,
+)
 from stratagem.cluster_resolver._slurm import SlurmClusterResolver
-from stratagem.cluster_resolver._tf_config import TFConfigClusterResolver
-from stratagem.cluster_resolver._tpu import TPUClusterResolver
-from stratagem.cluster_resolver._union import UnionResolver
 
 __all__ = [
     "ClusterResolver",

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from stratagem._cluster.spec import ClusterSpec
-from stratagem.cluster_resolver._base import ClusterResolver
+from stratagem._cluster.tasks import ClusterSpec
+from stratagem.cluster_resolver._resolvers import ClusterResolver
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 # A host without brackets, or with one pair of them at its end.

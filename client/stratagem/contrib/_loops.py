@@ -11,9 +11,9 @@ from typing import Any
 from stratagem._core.distributed_values import select_replica
 from stratagem._core.options import InputContext, VariableAggregation, old_spelling
 from stratagem._core.replica_context import get_replica_context
-from stratagem._input.input_function import dataset_of, input_function_pipeline
 from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
+from stratagem._input.pipeline import dataset_of, input_function_pipeline
 from stratagem._input.reader import Reader
 from stratagem._strategies import multi_step
 from stratagem._strategies.extended import require_function

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.tasks import ClusterSpec
 from stratagem._core.contexts import cross_replica
 from stratagem._core.device_names import list_logical_devices, require_local
 from stratagem._core.distributed_values import Mirrored
 from stratagem._core.options import VariableAggregation, old_spelling
 from stratagem._core.reduction import CrossDeviceOps
-from stratagem._local import mirrored, one_device
+from stratagem._local import mirrored, one_copy
 from stratagem._parameter_server import strategy as parameter_server
 from stratagem._strategies.extended import require_function
 from stratagem._strategies.strategy import require_described
@@ -37,7 +37,7 @@ class OneDeviceStrategy(DistributionStrategy):
 
     @old_spelling("stratagem.OneDeviceStrategy")
     def __init__(self, device: str | torch.device, prefetch_on_device: bool | None = None) -> None:
-        super().__init__(one_device.OneDeviceStrategy(device))
+        super().__init__(one_copy.OneDeviceStrategy(device))
 
     def _broadcast(self, tensor: Any, destinations: Any) -> Any:
         if destinations is None:

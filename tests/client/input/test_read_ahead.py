@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stratagem import InputOptions
-from stratagem._input.read_ahead import ReadAhead
+from stratagem._input.reader import ReadAhead
 from stratagem_deploy.processes.process import import_path
 from tests.client.batches import batches, shares
 from tests.client.two_replicas import TwoReplicas
@@ -149,7 +149,7 @@ def test_a_seeded_loop_on_cpus_draws_what_a_plain_one_draws() -> None:
 
 _UNFINISHED = """
 import torch
-from stratagem._input.read_ahead import ReadAhead
+from stratagem._input.reader import ReadAhead
 
 def elements():
     while True:

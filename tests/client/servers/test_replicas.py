@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stratagem import ParameterServerStrategy, StratagemError, UnavailableError, Variable
-from stratagem._cluster.membership import Membership
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.tasks import ClusterSpec, Membership
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer

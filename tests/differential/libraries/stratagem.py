@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
 import stratagem
-from stratagem._cluster import roles
+from stratagem._cluster import tasks
 from stratagem._core import contexts, device_names, distributed_values
 from stratagem._core.variable_creation import creator_scope
-from stratagem._input.specs import LeafSpec, PerReplicaSpec
+from stratagem._input.rounds import LeafSpec, PerReplicaSpec
 from stratagem.cluster_resolver import _slurm
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import Coordination, coordinating
@@ -41,7 +41,7 @@ class Stratagem:
             stratagem, stratagem.experimental, distributed_values, contexts
         )
         self.contrib: Any = stratagem.contrib
-        self.roles: Any = roles
+        self.roles: Any = tasks
         self.devices: Any = device_names
         self.slurm: Any = _slurm
 

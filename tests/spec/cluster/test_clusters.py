@@ -8,7 +8,7 @@ import pytest
 
 import stratagem
 from stratagem import ClusterSpec
-from stratagem._cluster import roles as roles
+from stratagem._cluster import tasks as roles
 from stratagem_proto.v1 import cluster_pb2 as pb
 
 TRAINING = {

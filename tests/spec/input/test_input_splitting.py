@@ -17,7 +17,7 @@ from stratagem import (
     Strategy,
     UnbatchedInputError,
 )
-from stratagem._input.splitting import split, without_rows
+from stratagem._input.rounds import split, without_rows
 from tests.client.batches import batches, pairs, steps
 from tests.client.two_replicas import TwoReplicas
 

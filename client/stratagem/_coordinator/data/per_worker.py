@@ -15,11 +15,11 @@ from stratagem._coordinator.monitor import Patience
 from stratagem._core.contexts import experimental_get_current_worker_index, on_worker
 from stratagem._core.variable_creation import NextCreator, creator_scope
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._input.dataset import DistributedDataset
-from stratagem._input.own_rows import can_be_read_again
+from stratagem._input.iterator import DistributedDataset
+from stratagem._input.read_order import can_be_read_again
 from stratagem._input.reader import Reader, check_dataset, is_dataset
+from stratagem._input.rounds import element_spec
 from stratagem._input.sharding import require_undivided, undisturbed
-from stratagem._input.specs import element_spec
 from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError

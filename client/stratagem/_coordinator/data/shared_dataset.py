@@ -15,8 +15,8 @@ from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIt
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._core.contexts import on_worker
 from stratagem._core.names import UniqueNames
-from stratagem._input.numbered_batches import NumberedBatches, Order, require_numbered, seed_of
 from stratagem._input.read_order import digest_of_indices
+from stratagem._input.sharding import NumberedBatches, PassOrder, require_numbered, seed_of
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
@@ -132,7 +132,7 @@ class SharedReader(Iterator[Any]):
         return self._batches.read(order[number])
 
     @cached_property
-    def _order(self) -> tuple[Order, int]:
+    def _order(self) -> tuple[PassOrder, int]:
         order = self._batches.order(self._pass.seed, self._pass.number)
         return order, 0 if isinstance(order, range) else digest_of_indices(order)
 

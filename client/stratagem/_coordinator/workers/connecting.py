@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-from stratagem._cluster.membership import COORDINATOR
+from stratagem._cluster.tasks import COORDINATOR
 from stratagem._coordinator.completion_reporter import CompletionReporter
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._core.variables import Variable

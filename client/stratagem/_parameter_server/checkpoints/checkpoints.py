@@ -15,7 +15,7 @@ import torch
 from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._checkpoints.restore_status import RestoreStatus
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.progress import STEPS, StepCounter, WorkerStates
 from stratagem._parameter_server.checkpoints.restoring import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode

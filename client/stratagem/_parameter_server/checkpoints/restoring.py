@@ -15,7 +15,7 @@ from typing import Any
 
 from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._checkpoints.origins_on_servers import origins_in_checkpoint, origins_of
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.names import (
     Confusion,
     batches_of,

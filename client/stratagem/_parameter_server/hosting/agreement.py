@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._ps_client.requests.checkpoints import announce_restored, list_restored

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from stratagem._checkpoints.origins_on_servers import origins_of
-from stratagem._cluster.membership import Membership
+from stratagem._cluster.tasks import Membership
 from stratagem._core.names import Origin, UniqueNames
 from stratagem._core.variable_creation import VariableTraits, require_dense
 from stratagem._hosting.adoption import Adoption
