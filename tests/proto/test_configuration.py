@@ -17,7 +17,7 @@ from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.cli import app
 from stratagem_psserver.options import ServerOptions
-from stratagem_worker.options import WorkerOptions
+from stratagem_worker.cli import WorkerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploying.md"
 MODELS: tuple[type[ProcessSettings], ...] = (

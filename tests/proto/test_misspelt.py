@@ -12,7 +12,7 @@ from stratagem_deploy.running.cli import RunCommandOptions
 from stratagem_proto.configuration.misspelt import _OTHERS, misspelt
 from stratagem_proto.configuration.model import ProcessSettings, variable
 from stratagem_psserver.options import ServerOptions
-from stratagem_worker.options import WorkerOptions
+from stratagem_worker.cli import WorkerOptions
 
 KINDS: list[type[ProcessSettings]] = [ServerOptions, WorkerOptions, RunCommandOptions]
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 import grpc
@@ -40,7 +40,6 @@ class ResultMemory:
             return fits
 
     def give_back(self, nbytes: int) -> None:
-        """Take back what was taken."""
         with self._changing:
             self._free += nbytes
 
@@ -62,20 +61,17 @@ class StayingResults:
     def nbytes(self) -> int:
         return sum(len(payload) for payload in list(self._payloads.values()))
 
-    def left(self, finished: pb.Finished) -> pb.Finished:
-        """Keep a result if it is large; return what is sent of it: else all of it."""
+    def keep_if_large(self, finished: pb.Finished) -> pb.Finished:
+        """Keep a result if it is large and there is memory; return what is sent of the outcome."""
         closure, payload = finished.closure, finished.payload
-        if len(payload) < LARGE_BYTES or not self._keep(closure, payload):
+        if len(payload) < LARGE_BYTES:
             return finished
-        return pb.Finished(closure=closure, staying_bytes=len(payload))
-
-    def _keep(self, closure: int, payload: bytes) -> bool:
         with self._changing:
             self._drop(closure)
             if self._closed or not self._memory.take(len(payload)):
-                return False
+                return finished
             self._payloads[closure] = payload
-            return True
+        return pb.Finished(closure=closure, staying_bytes=len(payload))
 
     def payload(self, closure: int) -> bytes:
         """Return a result; raise `NotFoundError` if it is not here."""
@@ -87,7 +83,6 @@ class StayingResults:
         return self._payloads[closure]
 
     def release(self, closures: Iterable[int]) -> None:
-        """Forget results."""
         with self._changing:
             for closure in closures:
                 self._drop(closure)
@@ -129,10 +124,10 @@ class Copies:
     async def _payload(self, place: pb.ResultPlace) -> bytes:
         if place.session_id == self._results.session_id:
             return self._results.payload(place.closure)
-        return await copied(place, self._settings)
+        return await _copy_from_worker(place, self._settings)
 
 
-async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
+async def _copy_from_worker(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     """Return a result that stays on another worker.
 
     Raises:
@@ -140,48 +135,32 @@ async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
             for 10 s.
         ResourceExhaustedError: It sends more than half of the memory.
     """
-    request = pb.CopyRequest(asking=_asking(place, settings), closure=place.closure)
-    token, asking = settings.token, request.asking
-    try:
-        async with open_aio_channel(
-            place.address, ASKING_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
-        ) as channel:
-            await prove(channel, token, "Copy", asking, _SILENCE_SECONDS)
-            copy: grpc.aio.UnaryStreamMultiCallable[pb.CopyRequest, pb.CopyResponse]
-            copy = channel.unary_stream(
-                _COPY, pb.CopyRequest.SerializeToString, pb.CopyResponse.FromString
-            )
-            found = Pieces(half_of_memory())
-            async for piece in _pieces(copy(request)):
-                found.add(piece)
-            return found.joined(b"")
-    except (grpc.RpcError, asyncio.TimeoutError) as error:
-        raise WorkerLostError(
-            f"{settings.label} cannot copy the result of function {place.closure} from "
-            f"the worker at {place.address}: {_why(error)}"
-        ) from error
-
-
-def _asking(place: pb.ResultPlace, settings: WorkerSettings) -> OpenSessionRequest:
-    return OpenSessionRequest(
+    asking = OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         session_id=place.session_id,
         role=ROLE_WORKER,
         task=Task(job=settings.job, index=settings.task),
     )
-
-
-async def _pieces(
-    call: grpc.aio.UnaryStreamCall[pb.CopyRequest, pb.CopyResponse],
-) -> AsyncIterator[bytes]:
-    while True:
-        response = await asyncio.wait_for(call.read(), _SILENCE_SECONDS)
-        if not isinstance(response, pb.CopyResponse):
-            return
-        yield response.piece
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error.details()}"
-    return f"nothing came for {_SILENCE_SECONDS:g} s"
+    try:
+        async with open_aio_channel(
+            place.address, ASKING_CHANNEL_OPTIONS, Expected(settings.job), settings.certificates
+        ) as channel:
+            await prove(channel, settings.token, "Copy", asking, _SILENCE_SECONDS)
+            copy: grpc.aio.UnaryStreamMultiCallable[pb.CopyRequest, pb.CopyResponse]
+            copy = channel.unary_stream(
+                _COPY, pb.CopyRequest.SerializeToString, pb.CopyResponse.FromString
+            )
+            call = copy(pb.CopyRequest(asking=asking, closure=place.closure))
+            found = Pieces(half_of_memory())
+            while True:
+                response = await asyncio.wait_for(call.read(), _SILENCE_SECONDS)
+                if not isinstance(response, pb.CopyResponse):
+                    return found.joined(b"")
+                found.add(response.piece)
+    except (grpc.RpcError, asyncio.TimeoutError) as error:
+        silent = f"nothing came for {_SILENCE_SECONDS:g} s"
+        why = error.details() if isinstance(error, grpc.RpcError) else silent
+        raise WorkerLostError(
+            f"{settings.label} cannot copy the result of function {place.closure} from "
+            f"the worker at {place.address}: {why}"
+        ) from error

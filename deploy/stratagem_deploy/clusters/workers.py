@@ -24,7 +24,7 @@ from stratagem_deploy.processes.process import (
 )
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import AbortedError, FailedPreconditionError, UnimplementedError
-from stratagem_worker.functions.interruption import Interruptible
+from stratagem_worker.functions import Interruptible
 
 _CALL = "stratagem_deploy.clusters.call"
 

@@ -14,8 +14,8 @@ from stratagem.coordinator import experimental_get_current_worker_index
 from stratagem_proto.v1 import plain_value_pb2 as values
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
-from stratagem_worker.sessions.session import WorkSession
-from stratagem_worker.state import WorkerState
+from stratagem_worker.server import WorkerState
+from stratagem_worker.session import WorkSession
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.trap import unsprung
 
@@ -167,7 +167,7 @@ def test_no_worker_loads_what_another_one_made_up(
     payload = trap + bytes(LARGE)
 
     def lie(session: WorkSession, closure: int) -> pb.Finished:
-        return session.results.left(pb.Finished(closure=closure, payload=payload))
+        return session.results.keep_if_large(pb.Finished(closure=closure, payload=payload))
 
     hostile(lie)
     coordinator = coordination.coordinator

@@ -11,7 +11,7 @@ from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_psserver import cli as parameter_server
 from stratagem_psserver.options import ServerOptions
 from stratagem_worker import cli as worker_server
-from stratagem_worker.options import WorkerOptions
+from stratagem_worker.cli import WorkerOptions
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import Manifest, rendered
 from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX, TASK

@@ -14,8 +14,8 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.worker_pb2 import WorkEvent
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.payloads import batches
-from stratagem_worker.functions.interruption import Interrupted
-from stratagem_worker.sessions import outbox
+from stratagem_worker import session
+from stratagem_worker.functions import Interrupted
 from tests.client.coordinator.coordination import (
     Coordination,
     coordinating,
@@ -121,7 +121,7 @@ def test_a_worker_that_fails_in_an_unknown_way_counts_as_lost(
             raise ZeroDivisionError
         return batches(events)
 
-    monkeypatch.setattr(outbox, "_batches", failing_once)
+    monkeypatch.setattr(session, "_batches", failing_once)
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
         coordinator.schedule(journal.write, args=("ran",))

@@ -22,7 +22,7 @@ import pytest
 from stratagem import Variable
 from stratagem._core.waiting import is_interruptible, uninterrupted
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
-from stratagem_worker.functions.interruption import Interrupted, Interruptible
+from stratagem_worker.functions import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE
@@ -32,7 +32,7 @@ _COLLECTING = """
 import gc
 import threading
 
-from stratagem_worker.functions.interruption import _is_in_the_midst
+from stratagem_worker.functions import _is_in_the_midst
 
 
 class Cycle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_worker.sessions.outbox import Outbox
+from stratagem_worker.session import Outbox
 
 
 def test_the_beginning_of_a_function_that_has_ended_is_not_told() -> None:

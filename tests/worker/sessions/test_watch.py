@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 
-from stratagem_worker.sessions.watch import Watch
+from stratagem_worker.session import Watch
 from tests.worker.links import PATIENCE
 
 

@@ -23,7 +23,7 @@ from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_worker.functions.interruption import Interrupted
+from stratagem_worker.functions import Interrupted
 from stratagem_worker.server import WorkerServer
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN

@@ -1,1 +1,0 @@
-"""Running the functions of clients, and ending them."""

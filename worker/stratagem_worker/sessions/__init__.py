@@ -1,1 +1,0 @@
-"""What one client does on a worker, and what the client is told of it."""
