@@ -2,8 +2,8 @@
 
 The click model is trained on two servers, which are reached through a relay that delivers each byte
 so much later. By turns its steps look their rows up as they need them, pull them at once by
-`prefetch`, have them asked for ahead by `lookahead`, or have numbers of this process in place of
-rows, so that servers are asked for none. All of them push their gradients.
+`prefetch`, have the push before bring them by `lookahead`, or have numbers of this process in place
+of rows, so that servers are asked for none. All of them push their gradients.
 """
 
 from __future__ import annotations
@@ -169,14 +169,11 @@ class _Trial:
             variables: Sequence[Any],
             rows: Sequence[torch.Tensor],
             training: bool = False,
-            found: Sequence[torch.Tensor] | None = None,
         ) -> Sequence[torch.Tensor]:
-            found = found or [
-                one.leaf.new_empty(len(wanted), *one.shape[1:])
+            return [
+                one.leaf.new_zeros(len(wanted), *one.shape[1:])
                 for one, wanted in zip(variables, rows, strict=True)
             ]
-            torch._foreach_zero_([*found])
-            return [*found]
 
         RemoteStore.rows = made_up  # type: ignore[method-assign]
         try:

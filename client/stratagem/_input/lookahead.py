@@ -1,8 +1,9 @@
-"""Going over data while what the next batches need is asked for."""
+"""Going over data so that what the next batch needs is known during the step of the present one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -21,15 +22,15 @@ Lookups: TypeAlias = Callable[[Any], Iterable[tuple[nn.Module | torch.Tensor, to
 
 
 class BatchFetcher(Protocol[Needs]):
-    """Asks for what batches need.
+    """Gets what batches need.
 
-    Of each batch `ask` is called first, perhaps while the batches before are not given out yet, and
-    then `present`.
+    Of each batch `ask` is called first, perhaps before the step of the batch before, and then
+    `present`.
     """
 
     @property
     def may_ask_ahead(self) -> bool:
-        """Whether what is asked for now may be used by a later step."""
+        """Whether what a batch needs may come before its step begins."""
         ...
 
     def parts_of(self, batch: Any) -> Sequence[Any]:
@@ -37,7 +38,7 @@ class BatchFetcher(Protocol[Needs]):
         ...
 
     def ask(self, parts: Sequence[Any]) -> Needs:
-        """Ask for what a batch needs, of which the parts of the replicas are given; do not wait."""
+        """Note what a batch needs, of which the parts of the replicas are given; do not wait."""
         ...
 
     def present(self, owner: object, needs: Needs | None) -> None:
@@ -71,26 +72,25 @@ class _Asked(NamedTuple, Generic[Needs]):
 
 
 class Lookahead(Iterable[Any], Generic[Needs]):
-    """The batches of `data`, of which some are read before their turn.
+    """The batches of `data`, of which the next one is read before its turn.
 
     Each iteration is a pass over the data. Where these are an iterator there is one pass, with
     which each iteration goes on.
 
     Args:
         data: A loader, a dataset or an iterator.
-        fetcher: Asks for what batches need.
-        batches: How many are read before their turn, at most.
+        fetcher: Gets what batches need.
     """
 
-    def __init__(self, data: Iterable[Any], fetcher: BatchFetcher[Needs], batches: int) -> None:
-        self._data, self._fetcher, self._batches = data, fetcher, batches
+    def __init__(self, data: Iterable[Any], fetcher: BatchFetcher[Needs]) -> None:
+        self._data, self._fetcher = data, fetcher
         self._only = self._pass() if isinstance(data, Iterator) else None
 
     def __iter__(self) -> Iterator[Any]:
         return self._only or self._pass()
 
     def _pass(self) -> _Pass[Needs]:
-        return _Pass(self._data, iter(self._data), self._fetcher, self._batches)
+        return _Pass(self._data, iter(self._data), self._fetcher)
 
     def __len__(self) -> int:
         """Return the number of batches.
@@ -116,12 +116,10 @@ class _Pass(Iterator[Any], Generic[Needs]):
     what was taken.
     """
 
-    def __init__(
-        self, data: object, items: Iterator[Any], fetcher: BatchFetcher[Needs], batches: int
-    ) -> None:
+    def __init__(self, data: object, items: Iterator[Any], fetcher: BatchFetcher[Needs]) -> None:
         _require_alone(data, items)
         self.items = items
-        self._fetcher, self._batches = fetcher, batches
+        self._fetcher = fetcher
         self._own = Peekable(items) if not isinstance(items, DistributedIterator) else None
         # What was asked for, by the place of the batch in what was read.
         self._read: Peekable[Any] | None = None
@@ -174,14 +172,11 @@ class _Pass(Iterator[Any], Generic[Needs]):
             raise
 
     def _read_ahead(self, read: Peekable[Any]) -> None:
-        for place in range(1, self._batches + 1):
-            if not self._fetcher.may_ask_ahead or read.peek(place) is None:
-                return
-            try:
-                self._ask(read, place)
-            except Exception:
-                # It is raised when it is the batch's turn.
-                return
+        if not self._fetcher.may_ask_ahead or read.peek(1) is None:
+            return
+        # What is raised comes with the batch.
+        with suppress(Exception):
+            self._ask(read, 1)
 
     def _ask(self, read: Peekable[Any], place: int) -> _Asked[Needs]:
         at = read.taken + place

@@ -235,9 +235,7 @@ class ParameterServerExtended(WorkerExtended):
 
     # Input.
 
-    def _lookahead(
-        self, data: Iterable[Any], rows: Callable[[Any], Any], batches: int
-    ) -> Iterable[Any]:
+    def _lookahead(self, data: Iterable[Any], rows: Callable[[Any], Any]) -> Iterable[Any]:
         is_in_function = self._hosting.elsewhere is not None
         if is_in_function and isinstance(data, Iterator) and not _knows_what_was_taken(data):
             raise InvalidArgumentError(
@@ -246,7 +244,7 @@ class ParameterServerExtended(WorkerExtended):
                 "over strategy.experimental_distribute_dataset(...), or without lookahead"
             )
         fetcher = RowFetcher(self._hosting.lookahead, rows, self._local_results)
-        return Lookahead(data, fetcher, batches)
+        return Lookahead(data, fetcher)
 
     def _input_left(self, here: bool, read: BatchRead | None) -> bool:
         if read is not None and self._membership.trains and self._membership.num_workers > 1:

@@ -326,8 +326,7 @@ class RemoteHosting(Hosting):
             self._tables.forget(step)
             self._refresh_parameters()
             return
-        with self.lookahead.pushing(step):
-            is_fresh = self._steps.apply(step)
+        is_fresh = self._steps.apply(step, self.lookahead.behind)
         self._tables.forget(step)
         self.checkpoints.states.ran()
         self._untouched = self._steps.untouched_copies(step) if is_fresh else []

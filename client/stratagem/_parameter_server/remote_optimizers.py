@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain
+from typing import TypeAlias
 
 import torch
 
@@ -14,7 +16,7 @@ from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.hosting.synchronous_steps import Staged
-from stratagem._parameter_server.pushing.push import Push
+from stratagem._parameter_server.pushing.push import Push, RowsBehind
 from stratagem._parameter_server.pushing.server_batches import (
     OverlappedPush,
     ServerBatches,
@@ -43,6 +45,8 @@ from stratagem_proto.wire.tensors import allocate, spec_of
 
 Slots = Mapping[str, torch.Tensor]
 
+ReadsBehind: TypeAlias = Callable[[OptimizerStep, AbstractSet[int]], RowsBehind]
+
 
 class RemoteOptimizers:
     """Steps of optimizers on servers, and the optimizers' state there."""
@@ -69,11 +73,15 @@ class RemoteOptimizers:
         """Note that none has taken a step in the run that begins."""
         self._stepped.clear()
 
-    def apply(self, step: OptimizerStep) -> bool:
-        """Carry out a step; return whether the parameters have its values already."""
+    def apply(self, step: OptimizerStep, rows_behind: ReadsBehind) -> bool:
+        """Carry out a step; return whether the parameters have its values already.
+
+        `rows_behind` says what a push of it to some servers is to read behind it.
+        """
         self._store.training.require_all(f"a step of {step.optimizer}")
         self._divide_run(step.optimizer)
-        is_fresh = _apply_step(self._store, step, self._overlaps.get(step.optimizer))
+        overlap = self._overlaps.get(step.optimizer)
+        is_fresh = _apply_step(self._store, step, overlap, rows_behind)
         self._store.servers.steps.pace.step_ended(step.optimizer)
         return is_fresh
 
@@ -211,7 +219,12 @@ def _prefix(spec: VariableSpec, optimizer: str) -> str:
     return f"{spec.slot_of}/{optimizer}/"
 
 
-def _apply_step(store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush | None) -> bool:
+def _apply_step(
+    store: RemoteStore,
+    step: OptimizerStep,
+    overlap: OverlappedPush | None,
+    rows_behind: ReadsBehind,
+) -> bool:
     """Have the servers apply a step as its consistency says.
 
     They apply this worker's gradients now, or those of all workers when these have come. Return
@@ -225,13 +238,17 @@ def _apply_step(store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush
     if permit.consistency._closes_steps:
         _contribute(store, step, permit, overlap)
         return False
-    _push(store, step, permit, overlap)
+    _push(store, step, permit, overlap, rows_behind)
     store.step_tracker.finish(step.optimizer, permit.step)
     return True
 
 
 def _push(
-    store: RemoteStore, step: OptimizerStep, permit: StepPermit, overlap: OverlappedPush | None
+    store: RemoteStore,
+    step: OptimizerStep,
+    permit: StepPermit,
+    overlap: OverlappedPush | None,
+    rows_behind: ReadsBehind,
 ) -> None:
     limited = step.within_limits()
     if limited is None:
@@ -242,8 +259,9 @@ def _push(
     if updates is None:
         batches = _batches(limited, overlap).items()
         updates = {server: batch.update(program) for server, batch in batches}
+    rows = rows_behind(step, updates.keys())
     awaited = overlap is not None
-    store.pushing.apply(Push(step.optimizer, permit, updates, route.copies, awaited))
+    store.pushing.apply(Push(step.optimizer, permit, updates, route.copies, awaited, rows))
 
 
 def _contribute(

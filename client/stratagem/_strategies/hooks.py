@@ -498,9 +498,7 @@ class StrategyHooks(StrategyPrimitives):
         pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
         return DistributedDataset(self._container_strategy(), pipeline)
 
-    def _lookahead(
-        self, data: Iterable[Any], rows: Callable[[Any], Any], batches: int
-    ) -> Iterable[Any]:
+    def _lookahead(self, data: Iterable[Any], rows: Callable[[Any], Any]) -> Iterable[Any]:
         """Go over data; where rows are elsewhere, ask for those that the next batches need."""
         return data
 

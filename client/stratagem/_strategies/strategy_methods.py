@@ -16,7 +16,7 @@ from stratagem._core.options import InputContext, ValueContext
 from stratagem._core.scalars import Sink
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended import require_function
-from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
+from stratagem_proto.errors import ContextError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restore_status import RestoreStatus
@@ -220,22 +220,23 @@ class DatasetMethods:
             )
         return self._extended._distribute_datasets_from_function(dataset_fn, options)
 
-    def lookahead(self, data: Iterable[Any], rows: Lookups, batches: int = 1) -> Iterable[Any]:
-        """Go over data while servers are asked for the rows that the next batches look up.
+    def lookahead(self, data: Iterable[Any], rows: Lookups) -> Iterable[Any]:
+        """Go over data, and have each push bring the rows that the next batch looks up.
 
             dataset = strategy.experimental_distribute_dataset(loader)
             for batch in strategy.lookahead(dataset, lambda batch: [(model.users, batch["user"])]):
                 strategy.run(step, args=(batch,))
 
-        A lookup in a table on parameter servers takes a round trip to them. This asks for the rows
-        of the next batch while the step of the present one computes; a run with gradients finds the
-        rows of its batch here. Rows that `rows` leaves out are pulled when they are looked up.
+        A lookup in a table on parameter servers takes a round trip to them. Here the request that
+        pushes a step also reads the rows of the next batch, as they are behind that step; a run
+        with gradients finds the rows of its batch here. Rows that `rows` leaves out are pulled when
+        they are looked up.
 
-        With "async" consistency a step has each row as of the moment when its batch was read, with
-        all steps that this worker has taken since, but without those that others have taken since.
-        With "bounded" and "sync" nothing is read ahead, and a run begins by pulling all rows of its
-        batch at once, so that its values are those of a loop without lookahead. Elsewhere than on
-        parameter servers, this goes over the data and nothing else.
+        With "async" consistency a step has each row as of the end of the step before, without what
+        other workers have done since. With "bounded" and "sync", with pushes in flight, and behind
+        a run that has stepped no table, a run begins by pulling all rows of its batch at once, so
+        that its values are those of a loop without lookahead. Elsewhere than on parameter servers,
+        this goes over the data and nothing else.
 
         Args:
             data: A distributed dataset, a loader, or an iterator. The position of an iterator over
@@ -244,7 +245,6 @@ class DatasetMethods:
             rows: Called for what each replica gets of a batch. Returns what the step looks up in
                 it, as `stratagem.nn.prefetch` takes that: pairs of an embedding, or its weight, and
                 a tensor of rows or keys. What is no table on servers is left out.
-            batches: How many batches are read before their turn, at least 1.
 
         Returns:
             An iterable over the batches; each iteration is a pass over `data`. It has the length
@@ -252,11 +252,11 @@ class DatasetMethods:
             belongs to.
 
         Raises:
-            InvalidTypeError: `data` cannot be iterated over, `rows` is no function, or `batches` no
-                integer; or, with the batch, `rows` has returned something else.
-            InvalidArgumentError: `batches` is less than 1, another lookahead reads the same
-                iterator, or the data know their own position, which would count what was read
-                ahead. Or, with the batch, it was written since it was read.
+            InvalidTypeError: `data` cannot be iterated over, or `rows` is no function; or, with the
+                batch, `rows` has returned something else.
+            InvalidArgumentError: Another lookahead reads the same iterator, or the data know their
+                own position, which would count what was read ahead. Or, with the batch, it was
+                written since it was read.
             RowIndexError: With the run: there is no such row.
             ContextError: A replica is running, or another strategy is in charge.
         """
@@ -267,14 +267,7 @@ class DatasetMethods:
                 "dataset, a loader or an iterator"
             )
         require_function("lookahead", rows)
-        if isinstance(batches, bool) or not isinstance(batches, int):
-            raise InvalidTypeError(f"lookahead takes a number of batches, not {batches!r:.100}")
-        if batches < 1:
-            raise InvalidArgumentError(
-                f"lookahead was called with batches={batches}; read 1 or more ahead, or go over "
-                "the data without it"
-            )
-        return self._extended._lookahead(data, rows, batches)
+        return self._extended._lookahead(data, rows)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]

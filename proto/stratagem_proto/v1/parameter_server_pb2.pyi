@@ -166,12 +166,14 @@ class TensorSplit(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FollowingRead(_message.Message):
-    __slots__ = ("selections", "begins")
+    __slots__ = ("selections", "begins", "joint_rows")
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
+    JOINT_ROWS_FIELD_NUMBER: _ClassVar[int]
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
     begins: _containers.RepeatedCompositeFieldContainer[_consistency_pb2.StepBegin]
-    def __init__(self, selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ...) -> None: ...
+    joint_rows: _containers.RepeatedCompositeFieldContainer[JointRows]
+    def __init__(self, selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ..., joint_rows: _Optional[_Iterable[_Union[JointRows, _Mapping]]] = ...) -> None: ...
 
 class UpdateAndReadRequest(_message.Message):
     __slots__ = ("header", "chunks")

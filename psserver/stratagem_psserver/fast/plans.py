@@ -93,19 +93,23 @@ class StepPlan:
             return Gradients(each)
         return Gradients(each, flat=self._manifest.flat(staged.segment))
 
-    def read_plan(self, store: VariableStore, selections: Sequence[pb.Selection]) -> ReadPlan:
+    def read_plan(
+        self,
+        store: VariableStore,
+        selections: Sequence[pb.Selection],
+        joint_rows: Sequence[JointRows] = (),
+    ) -> ReadPlan:
         """Return the plan of the read that follows an update.
 
         Raises:
             StratagemError: As for `ReadPlan.of`.
         """
-        holds = self.holds(store)
-        if holds and self._read is not None and self._read.is_still(selections):
-            return self._read
-        planned = ReadPlan.of(store, selections)
-        if holds and planned.is_whole:
-            self._read = planned
-        return planned
+        holds, planned = self.holds(store), self._read
+        if not holds or planned is None or not planned.is_still(selections):
+            planned = ReadPlan.of(store, selections)
+            if holds and planned.is_whole:
+                self._read = planned
+        return planned.with_rows(store, joint_rows)
 
 
 class Recognised(NamedTuple):
@@ -195,8 +199,11 @@ class ReadPlanCache:
 
     def of(self, selections: Sequence[Selection], joint_rows: Sequence[JointRows] = ()) -> ReadPlan:
         """Return the plan of a read of the present variables; see `ReadPlan.of`."""
-        if joint_rows or not all(map(_is_of_all, selections)):
-            return ReadPlan.of(self._store, selections, joint_rows)
+        return self._of_variables(selections).with_rows(self._store, joint_rows)
+
+    def _of_variables(self, selections: Sequence[Selection]) -> ReadPlan:
+        if not all(map(_is_of_all, selections)):
+            return ReadPlan.of(self._store, selections)
         names = tuple([selection.variable for selection in selections])
         kept = self._kept.get(names)
         if kept is not None and kept.is_still(selections):

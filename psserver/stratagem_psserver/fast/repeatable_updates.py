@@ -23,7 +23,7 @@ _PERMITTED: Mapping[str, frozenset[str]] = {
         (OptimizerProgram, {"name", "class_name", "groups"}),
         (pb.GradientRef, {"variable", "tensor", "group", "rows"}),
         (TensorSpec, {"dtype", "shape"}),
-        (pb.FollowingRead, {"selections", "begins"}),
+        (pb.FollowingRead, {"selections", "begins", "joint_rows"}),
         (pb.Selection, {"variable", "newer_than", "slice", "narrowed_to"}),
         (pb.Slice, {"start", "size"}),
     )
@@ -31,7 +31,7 @@ _PERMITTED: Mapping[str, frozenset[str]] = {
 _IN_HEADER = _PERMITTED[pb.UpdateHeader.DESCRIPTOR.full_name]
 
 # The server reads these again from each update, so all of their fields are honoured.
-_READ_EACH_TIME = frozenset({"key", "groups", "begins"})
+_READ_EACH_TIME = frozenset({"key", "groups", "begins", "joint_rows"})
 
 
 def is_step(header: pb.UpdateHeader) -> bool:
@@ -68,6 +68,7 @@ def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
     common.ClearField("key")
     common.program.optimizer.ClearField("groups")
     common.then.ClearField("begins")
+    common.then.ClearField("joint_rows")
     for selection in common.then.selections:
         selection.ClearField("newer_than")
     listed = _listed(common)
@@ -97,8 +98,8 @@ def _count(header: pb.UpdateHeader) -> int:
 def unchanging_bytes(text: bytes) -> bytes:
     """Return the part of an encoded update that is the same in each step.
 
-    Clients encode first the request's key and the steps that it begins. Finding a plan by the bytes
-    after these is faster than by the decoded header.
+    Clients encode first the request's key, the steps that it begins and the rows that it reads.
+    Finding a plan by the bytes after these is faster than by the decoded header.
 
     Args:
         text: The encoded update with its tag and size in the frame.
@@ -115,7 +116,7 @@ def unchanging_bytes(text: bytes) -> bytes:
         size, at = _sized(text, at)
         end = at + size
         while at < end:
-            if text[at : at + 1] != _BEGINS:
+            if text[at : at + 1] not in (_BEGINS, _JOINT_ROWS):
                 return b""
             size, at = _sized(text, at)
             at += size
@@ -151,6 +152,7 @@ def _tag(number: int) -> bytes:
 _KEY = _tag(pb.UpdateHeader.KEY_FIELD_NUMBER)
 _THEN = _tag(pb.UpdateHeader.THEN_FIELD_NUMBER)
 _BEGINS = _tag(pb.FollowingRead.BEGINS_FIELD_NUMBER)
+_JOINT_ROWS = _tag(pb.FollowingRead.JOINT_ROWS_FIELD_NUMBER)
 
 
 def _sized(text: bytes, at: int) -> tuple[int, int]:

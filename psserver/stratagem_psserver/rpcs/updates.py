@@ -47,7 +47,7 @@ class UpdateRpcs:
                 "UpdateAndRead is for updates that are applied at once; send contributions and "
                 "gradients to be kept by Update"
             )
-        state, selections = self._state, header.then.selections
+        state, selections, joint_rows = self._state, header.then.selections, header.then.joint_rows
         known = state.plans.recognise(header, chunks.text)
         update = await self._apply_once(header, chunks, known)
         session = state.session(header.key.session_id)
@@ -58,10 +58,10 @@ class UpdateRpcs:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         if known is None:
-            plan = partial(state.read_plans.of, selections)
+            plan = partial(state.read_plans.of, selections, joint_rows)
         else:
-            plan = partial(known.plan.read_plan, state.store, selections)
-        reading = ReadTask(plan, selections, segment, session, type(header).__name__)
+            plan = partial(known.plan.read_plan, state.store, selections, joint_rows)
+        reading = ReadTask(plan, selections, segment, session, type(header).__name__, joint_rows)
         return frames_of(state, reading, make_header)
 
     async def _apply_once(

@@ -49,10 +49,11 @@ class ValueRpcs:
             header.reached = state.changes.reached
             return header
 
-        if isinstance(variables, HeldSnapshot):
-            plan = partial(ReadPlan.of, variables, selections, joint_rows)
-        else:
-            plan = partial(state.read_plans.of, selections, joint_rows)
+        def plan() -> ReadPlan:
+            if isinstance(variables, HeldSnapshot):
+                return ReadPlan.of(variables, selections).with_rows(variables, joint_rows)
+            return state.read_plans.of(selections, joint_rows)
+
         reading = ReadTask(plan, selections, segment, session, "ReadRequest", joint_rows)
         frames = frames_of(state, reading, make_header)
         if isinstance(frames, bytes):

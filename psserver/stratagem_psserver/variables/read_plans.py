@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, compress, starmap
+from itertools import compress, starmap
 from typing import NamedTuple
 
 import torch
@@ -54,25 +54,19 @@ class ReadPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        variables: VariableStore | HeldSnapshot,
-        selections: Sequence[Selection],
-        joint_rows: Sequence[JointRows] = (),
+        cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
     ) -> ReadPlan:
-        """Plan the answer to a request.
+        """Plan the answer to some selections.
 
         Raises:
             VariableNotFoundError: There is no such variable.
-            InvalidArgumentError: As for `select` and `select_rows`.
-            RowIndexError: Likewise.
+            InvalidArgumentError: As for `select`.
+            RowIndexError: As for `select`.
         """
         found = [variables.get(selection.variable) for selection in selections]
         wanted = _wanted(found, selections)
         pairs = zip(found, selections, strict=True)
         selected = list(starmap(select, compress(pairs, wanted)))
-        joint = [[*map(variables.get, rows.variables)] for rows in joint_rows]
-        selected += map(select_rows, joint, joint_rows)
-        wanted += [True] * len(joint)
         layout = layout_of(tuple([one.kind for one in selected]))
         return cls(
             variables=found,
@@ -81,8 +75,34 @@ class ReadPlan(NamedTuple):
             contents=_contents(wanted, selected, layout),
             layout=layout,
             nbytes=sum([one.nbytes for one in selected]),
-            owners=frozenset([one.owner for one in chain(found, *joint)]),
+            owners=frozenset([one.owner for one in found]),
             is_whole=all([isinstance(one, Selected) for one in selected]),
+        )
+
+    def with_rows(
+        self, variables: VariableStore | HeldSnapshot, joint_rows: Sequence[JointRows]
+    ) -> ReadPlan:
+        """Return a plan that also sends rows.
+
+        Raises:
+            VariableNotFoundError: There is no such variable.
+            InvalidArgumentError: As for `select_rows`.
+            RowIndexError: As for `select_rows`.
+        """
+        if not joint_rows:
+            return self
+        joint = [[*map(variables.get, rows.variables)] for rows in joint_rows]
+        rows = list(map(select_rows, joint, joint_rows))
+        selected, wanted = [*self.selected, *rows], [*self.wanted, *[True] * len(rows)]
+        layout = layout_of(tuple([one.kind for one in selected]))
+        return self._replace(
+            wanted=wanted,
+            selected=selected,
+            contents=_contents(wanted, selected, layout),
+            layout=layout,
+            nbytes=self.nbytes + sum([one.nbytes for one in rows]),
+            owners=self.owners.union([one.owner for each in joint for one in each]),
+            is_whole=False,
         )
 
     def is_still(self, selections: Sequence[Selection]) -> bool:

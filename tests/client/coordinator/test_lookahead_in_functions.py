@@ -28,7 +28,7 @@ def train_some(here: Coordination, dataset_fn: Any) -> tuple[Any, Any, Any]:
 
     def train(iterator: Any, count: int) -> list[int]:
         here_strategy = stratagem.get_strategy()
-        ahead = here_strategy.lookahead(iterator, lambda ids: [(table, ids)], batches=2)
+        ahead = here_strategy.lookahead(iterator, lambda ids: [(table, ids)])
         given = []
         for ids in itertools.islice(ahead, count):
             here_strategy.run(step, args=(ids,))

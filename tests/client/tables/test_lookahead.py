@@ -1,11 +1,10 @@
-"""Rows that are asked for while the steps before the one that looks them up compute."""
+"""Rows that come with the push of the step before the one that looks them up."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils.data import DataLoader
 
 import stratagem
 from stratagem import DistributedOptimizer, ParameterServerStrategy, config
-from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Style
@@ -36,6 +34,7 @@ class Training:
             self.items = stratagem.nn.DynamicEmbedding(DIM, **limits)
         parameters = [*self.users.parameters(), *self.items.parameters()]
         self.optimizer = DistributedOptimizer(torch.optim.Adagrad(parameters, lr=0.3))
+        self.more = DistributedOptimizer(torch.optim.SGD(self.users.parameters(), lr=0.1))
 
     def lookups(self, ids: torch.Tensor) -> list[tuple[nn.Module, torch.Tensor]]:
         return [(self.users, ids), (self.items, ids)]
@@ -51,8 +50,8 @@ class Training:
         loss: float = self.strategy.run(self.step, args=(ids,))
         return loss
 
-    def ahead(self, data: Any, batches: int = 1) -> Any:
-        return self.strategy.lookahead(data, self.lookups, batches)
+    def ahead(self, data: Any) -> Any:
+        return self.strategy.lookahead(data, self.lookups)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.users(ids), self.items(ids)]).detach()
@@ -74,23 +73,14 @@ def some_batches(count: int = 12, kinds: int = 150, size: int = 64) -> Any:
     return [torch.randint(kinds, (size,), generator=generator) for _ in range(count)]
 
 
-def settled(training: Training) -> None:
-    """Waits until the background thread has nothing left to do."""
-    assert isinstance(training.strategy.extended, ParameterServerExtended)
-    lookahead = training.strategy.extended._hosting.lookahead
-    for ahead in [*lookahead._open]:
-        if ahead.done is not None:
-            ahead.done.result(60)
-
-
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of the thread of each request to read rows."""
+def methods(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods of all requests that bring values."""
     start, found = Connection.start, list[str]()
 
     def noted(self: Connection, request: Request[Any], **how: Style) -> Any:
-        if request.method == "Read" and request.response_nbytes:
-            found.append(threading.current_thread().name)
+        if request.response_nbytes:
+            found.append(request.method)
         return start(self, request, **how)
 
     monkeypatch.setattr(Connection, "start", noted)
@@ -119,7 +109,7 @@ def test_a_lone_worker_trains_the_same_bytes_with_it_and_without(
             torch.manual_seed(0)
             training = Training(strategy, **limits)
             data = some_batches()
-            losses = [training.train(ids) for ids in (training.ahead(data, 2) if ahead else data)]
+            losses = [training.train(ids) for ids in (training.ahead(data) if ahead else data)]
             return losses, training.rows(torch.arange(150))
 
     (losses, rows), (expected, expected_rows) = train(True), train(False)
@@ -127,16 +117,54 @@ def test_a_lone_worker_trains_the_same_bytes_with_it_and_without(
     assert torch.equal(rows, expected_rows)
 
 
-def test_no_lookup_of_a_step_waits_for_servers(training: Training, readers: list[str]) -> None:
-    losses = []
-    for ids in training.ahead(some_batches()):
-        losses.append(training.train(ids))
-    own = [name for name in readers if not name.startswith("rows-ahead")]
-    asked = len(readers) - len(own)
-    assert len(losses) == 12
-    assert not own
-    # Of each batch once from each server, and once more what was stepped meanwhile.
-    assert 24 < asked <= 48
+@pytest.mark.parametrize("fused", [True, False])
+def test_values_come_with_the_push_of_the_step_before(
+    cluster: Cluster, methods: list[str], fused: bool
+) -> None:
+    with cluster.strategy(fused_steps=fused) as strategy:
+        training = Training(strategy)
+        batches = iter(training.ahead(some_batches()))
+        training.train(next(batches))
+        del methods[:]
+        losses = [training.train(ids) for ids in batches]
+        assert len(losses) == 11
+        # Behind the last one, nothing is looked up.
+        assert methods == ["UpdateAndRead"] * 20
+
+
+def in_two_steps(training: Training, ids: torch.Tensor, _: int) -> float:
+    training.step(ids)
+    return training.step(ids + 1)
+
+
+def accumulated(training: Training, ids: torch.Tensor, number: int) -> float:
+    if number % 3 == 2:
+        return training.step(ids)
+    loss = training.users(ids).sin().sum()
+    loss.backward()
+    return float(loss.detach())
+
+
+def with_two_optimizers(training: Training, ids: torch.Tensor, _: int) -> float:
+    loss = training.step(ids)
+    training.users(ids + 1).sum().backward()
+    training.more.step()
+    return loss
+
+
+@pytest.mark.parametrize("step", [in_two_steps, accumulated, with_two_optimizers])
+def test_it_gives_the_same_bytes_however_often_runs_push(
+    step: Callable[[Training, torch.Tensor, int], float],
+) -> None:
+    def train(ahead: bool) -> list[float]:
+        with running(2) as cluster, cluster.strategy() as strategy:
+            training, data = Training(strategy), some_batches(7)
+            return [
+                strategy.run(step, args=(training, ids, number))
+                for number, ids in enumerate(training.ahead(data) if ahead else data)
+            ]
+
+    assert train(True) == train(False)
 
 
 def test_rows_that_the_user_has_not_named_are_pulled_when_they_are_looked_up(
@@ -172,12 +200,19 @@ def test_what_was_asked_for_before_tables_changed_otherwise_is_dropped(
         training.strategy.restore(training.strategy.save(tmp_path).result() or tmp_path)
         training.train(ids)
         batches = iter(training.ahead([ids, ids]))
+        training.train(next(batches))
         next(batches)
-        settled(training)
         change(training, tmp_path)
         seen = strategy.run(lambda: training.users(ids))
         assert torch.equal(seen, training.users(ids))
         training.strategy.restore(tmp_path)
+
+
+def stepping(training: Training, ids: torch.Tensor) -> torch.Tensor:
+    """Looks at rows, and steps others."""
+    seen = training.users(ids)
+    training.step(ids + 100)
+    return seen.detach()
 
 
 @pytest.mark.parametrize(
@@ -192,12 +227,11 @@ def test_a_step_lacks_what_others_have_done_since_only_where_nobody_waits(
         def look(training: Training) -> bool:
             seen = []
             for number, batch in enumerate(training.ahead([ids, ids + 10, ids])):
-                if number == 1:
-                    settled(training)
+                if number == 2:
                     training.strategy.barrier("asked")
                     training.strategy.barrier("written")
-                run = training.strategy.run
-                seen.append(run(lambda b: training.users(b).detach(), args=(batch,)))
+                look_up = training.users if is_fresh else partial(stepping, training)
+                seen.append(training.strategy.run(look_up, args=(batch,)).detach())
             return torch.equal(seen[2], training.users(ids).detach())
 
         def write(training: Training) -> bool:
@@ -239,7 +273,7 @@ def test_the_error_of_a_loader_comes_with_its_batch(
         data = training.strategy.experimental_distribute_dataset(data)
     given = []
     with pytest.raises(OSError, match=f"no batch {failing}"):
-        for ids in training.ahead(data, batches=3):
+        for ids in training.ahead(data):
             training.train(ids)
             given.append(int(ids))
     assert given == list(range(failing))
@@ -248,12 +282,12 @@ def test_the_error_of_a_loader_comes_with_its_batch(
 def test_data_may_be_empty_or_endless(training: Training) -> None:
     assert [*training.ahead([])] == []
     endless = map(torch.tensor, ([number] for number in itertools.count()))
-    given = [int(ids) for ids in itertools.islice(training.ahead(endless, 5), 20)]
+    given = [int(ids) for ids in itertools.islice(training.ahead(endless), 20)]
     assert given == list(range(20))
 
 
 def test_a_pass_over_an_iterator_goes_on_where_it_was_left(training: Training) -> None:
-    ahead = training.ahead(iter(some_batches(6)), batches=2)
+    ahead = training.ahead(iter(some_batches(6)))
     assert len([*itertools.islice(ahead, 2)]) == 2
     assert len([*ahead]) == 4
     again = training.ahead(some_batches(6))
@@ -275,7 +309,7 @@ def test_an_iterator_has_one_lookahead(training: Training) -> None:
 def test_positions_count_what_was_given_out(training: Training) -> None:
     dataset = training.strategy.experimental_distribute_dataset(DataLoader(some_batches(8)))
     iterator = iter(dataset)
-    for number, _ in enumerate(training.ahead(iterator, batches=3)):
+    for number, _ in enumerate(training.ahead(iterator)):
         if number == 2:
             break
     state = iterator.state_dict()
@@ -298,7 +332,7 @@ def test_a_checkpoint_within_a_loop_has_the_position_of_what_was_trained(
     iterator = iter(strategy.experimental_distribute_dataset(data))
     strategy.register_for_checkpointing("data", iterator)
     trained = []
-    for number, ids in enumerate(training.ahead(iterator, batches=2)):
+    for number, ids in enumerate(training.ahead(iterator)):
         training.train(ids)
         trained.append(ids.tolist())
         if number == 3:
@@ -331,7 +365,7 @@ def test_what_is_no_lookup_is_refused_with_its_batch(
 
     given = []
     with pytest.raises(error, match=message):
-        for ids in training.strategy.lookahead(Loader(), fails_at_three, batches=2):
+        for ids in training.strategy.lookahead(Loader(), fails_at_three):
             given.append(int(ids))
     assert given == [0, 1, 2]
 
@@ -387,8 +421,6 @@ def test_a_loader_that_would_count_what_was_read_ahead_is_refused(training: Trai
     [
         ((7, len), InvalidTypeError, "7 cannot be gone over"),
         (([], 7), InvalidTypeError, "takes a function to call, not int"),
-        (([], len, "2"), InvalidTypeError, "takes a number of batches, not '2'"),
-        (([], len, 0), InvalidArgumentError, "batches=0"),
     ],
 )
 def test_arguments_without_meaning_are_refused(
@@ -412,17 +444,6 @@ def test_elsewhere_it_goes_over_the_data(training: Training) -> None:
         assert [*alone.lookahead(data, raising)] == data
 
 
-def test_the_thread_ends_with_the_loop(training: Training) -> None:
-    for ids in training.ahead(some_batches()):
-        training.train(ids)
-        assert any(one.name.startswith("rows-ahead") for one in threading.enumerate())
-        break
-    deadline = time.monotonic() + 30
-    while any(one.name.startswith("rows-ahead") for one in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_loop_without_run_is_told_of(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -431,9 +452,7 @@ def test_a_loop_without_run_is_told_of(
     assert caplog.text.count("strategy.lookahead has asked for the rows of 3 batches") == 1
 
 
-def test_a_run_without_gradients_leaves_rows_to_the_training_step(
-    training: Training, readers: list[str]
-) -> None:
+def test_a_run_without_gradients_leaves_rows_to_the_training_step(training: Training) -> None:
     @torch.no_grad()
     def evaluate(ids: torch.Tensor) -> Any:
         return training.users(ids)

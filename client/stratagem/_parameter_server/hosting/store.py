@@ -23,7 +23,7 @@ from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import begin
-from stratagem._ps_client.requests.reading import Reading, RowsReading
+from stratagem._ps_client.requests.reading import AskedRows, Reading, RowsReading
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.variables import (
     Writing,
@@ -206,6 +206,14 @@ class RemoteStore:
 
         As `refresh` does, it waits for the last synchronous step. `rows` are int64 vectors.
         """
+        asked = self.asked_rows(variables, rows, training)
+        self.reads.read(asked.readings, beside_push=training)
+        return asked.found
+
+    def asked_rows(
+        self, variables: Sequence[RemoteVariable], rows: Sequence[torch.Tensor], training: bool
+    ) -> AskedRows:
+        """Return how to read rows, those that are alike as one tensor; see `rows`."""
         self.require(variables)
         alike: dict[_RowKind, list[int]] = defaultdict(list)
         for number, variable in enumerate(variables):
@@ -222,8 +230,7 @@ class RemoteStore:
             readings[server].append(RowsReading(names, wanted, into, rounded_to))
             for number, values in zip(numbers, into.split(sizes), strict=True):
                 found[number] = values
-        self.reads.read(readings, beside_push=training)
-        return found
+        return AskedRows(readings, found)
 
     def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
         """Yield the keys of which a part of a table has rows, at most so many at a time.

@@ -95,6 +95,7 @@ class FusedPushing(Pushing):
         if way is Way.FUSED:
             requests = exchange.requests(push, asked.following, begins)
             arrived(exchange.servers.push(requests))
+            push.rows.arrived()
             return
         requests = exchange.requests(push, asked.following, begins, self._copies)
         nbytes = sum(request.request_nbytes for request in requests.values())

@@ -57,7 +57,8 @@ class Exchange:
             follows = then.get(server, NOTHING_FOLLOWS)
             asked = begins if server == first else ()
             own = None if copies is None else copies.of(server, update)
-            request = and_read(update, follows, asked, own)
+            rows = push.rows.readings.get(server, ())
+            request = and_read(update, follows, asked, own, rows)
             requests[server] = request if arrived is None else request.then(arrived)
         return requests
 
@@ -112,6 +113,7 @@ class PlainPushing(Pushing):
         exchange.take_permits(begins, answers)
         for server, some in copies.items():
             _accept(some, then[server], answers[server])
+        push.rows.arrived()
 
     def _followed(
         self, optimizer: str, server: int, copies: Sequence[RemoteVariable]

@@ -15,6 +15,7 @@ import torch
 from stratagem._parameter_server.pushing.step_tracker import StepPermit
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.reading import RowsReading
 from stratagem._ps_client.requests.request import Request
 from stratagem_proto.wire.encodings import can_narrow
 
@@ -81,6 +82,21 @@ class Update(NamedTuple):
     arrived: Callable[[], None] | None = None
 
 
+class RowsBehind(NamedTuple):
+    """Rows to read behind a step, in the request that pushes it.
+
+    Attributes:
+        readings: What to read, by server; each of them gets gradients.
+        arrived: To be called once all has come.
+    """
+
+    readings: Mapping[int, Sequence[RowsReading]]
+    arrived: Callable[[], None]
+
+
+NO_ROWS_BEHIND = RowsBehind({}, lambda: None)
+
+
 @dataclass(frozen=True)
 class Push:
     """The gradients of a step.
@@ -92,6 +108,7 @@ class Push:
         copies: What is stepped and has a copy here, by server.
         is_awaited: Whether it is to be applied before the program goes on, come what may: a part of
             it is with the servers already.
+        rows: What the next step looks up; none in flight.
     """
 
     optimizer: str
@@ -99,6 +116,7 @@ class Push:
     updates: Mapping[int, Update]
     copies: Copies
     is_awaited: bool = False
+    rows: RowsBehind = NO_ROWS_BEHIND
 
 
 class Pushing(Protocol):

@@ -8,7 +8,7 @@ slices of joint memory; a sort, a search and a sum of its own took most of a ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from stratagem._parameter_server.tables.row_values import as_sparse
 from stratagem._parameter_server.variables.shards import RowCoding
+from stratagem._ps_client.requests.reading import RowsReading
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.rows import Sorted, sorted_integers
 
@@ -213,14 +214,19 @@ class JointLookup:
         self._keep(reads=True)
         return self._found()
 
-    def read(self, rounded: bool) -> Sequence[Lookup]:
-        """Bring the rows as they are now, which no run keeps, and return the lookups.
-
-        Args:
-            rounded: Whether they may be rounded on their way, as a training step's may.
-        """
-        self._read(self._tables, rounded)
+    def read(self) -> Sequence[Lookup]:
+        """Bring the rows as they are now, unrounded and kept by no run; return the lookups."""
+        self._read(self._tables, rounded=False)
         return self._found()
+
+    def behind_step(self) -> tuple[Mapping[int, Sequence[RowsReading]], Callable[[], None]]:
+        """Return what to read in a push for the step behind it, and what to call once it came.
+
+        That step's run then calls `kept`.
+        """
+        parts, rows, into = self._asked(self._tables)
+        asked = self._tables[0].store.asked_rows(parts, rows, self.training)
+        return asked.readings, lambda: torch._foreach_copy_(into, [*asked.found])
 
     def kept(self) -> Sequence[Lookup]:
         """Have a run keep rows that were pulled before it, and return the lookups.
@@ -250,17 +256,27 @@ class JointLookup:
                     values.copy_(table.pulled_or_missing(self._rows[table], self.training))
 
     def _read(self, tables: Sequence[TableVariable], rounded: bool) -> None:
-        parts, rows, values = list[Any](), list[torch.Tensor](), list[torch.Tensor]()
+        parts, rows, into = self._asked(tables)
+        if parts:
+            torch._foreach_copy_(into, [*self._tables[0].store.rows(parts, rows, rounded)])
+
+    def _asked(
+        self, tables: Sequence[TableVariable]
+    ) -> tuple[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Return parts of tables, the rows to read of each, and the memory that they belong into.
+
+        Parts without such rows are left out.
+        """
+        parts, rows, into = list[Any](), list[torch.Tensor](), list[torch.Tensor]()
         for table in tables:
             of_parts = self._rows_of_parts[table]
             memory = self._values[table].split([len(each) for each in of_parts])
-            for part, wanted, into in zip(table.parts, of_parts, memory, strict=True):
+            for part, wanted, values in zip(table.parts, of_parts, memory, strict=True):
                 if len(wanted):
                     parts.append(part)
                     rows.append(wanted)
-                    values.append(into)
-        if parts:
-            torch._foreach_copy_(values, [*tables[0].store.rows(parts, rows, rounded)])
+                    into.append(values)
+        return parts, rows, into
 
     # What lookups find.
 

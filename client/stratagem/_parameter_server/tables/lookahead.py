@@ -1,22 +1,23 @@
-"""Rows of tables that are asked for while the steps before the one that needs them compute.
+"""Rows that the next batch looks up, which come with the answer to the push of the present step.
 
-Such a step sees of its own worker what it would see without: a row that the worker has stepped
-since it was asked for is asked for again after the push, and what was asked for before tables have
-changed in any other way is dropped. Where steps are bounded or synchronous, what others do counts
-as well, and nothing is asked for before the worker may begin the step.
+The server reads them behind the step, in the same request, so a lone worker sees the bytes that it
+would see without. Where steps are bounded or synchronous, what others do counts as well; there the
+rows are pulled together once their run begins. So they are if another step, or anything else, has
+changed tables since they came.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet, ref
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -24,23 +25,20 @@ from torch import nn
 from stratagem._core.distributed_values import DistributedValues
 from stratagem._core.nests import leaves
 from stratagem._core.tensors import require_integers
-from stratagem._core.waiting import uninterrupted
 from stratagem._gradients import OptimizerStep
 from stratagem._input.lookahead import Lookups
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.push import PullMode
+from stratagem._parameter_server.pushing.push import NO_ROWS_BEHIND, PullMode, RowsBehind
 from stratagem._parameter_server.tables.joint_lookup import JointLookup, Wanted
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.variable import TableVariable
+from stratagem._ps_client.requests.reading import RowsReading
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
 
 _LOG = logging.getLogger("stratagem")
 
 # So many batches one after the other whose rows no run has used show that none will.
 _UNUSED_BATCHES = 3
-
-Stepped: TypeAlias = Mapping[TableVariable, Sequence[torch.Tensor | None]]
-"""Rows of tables that a step changes, in any order and with repetitions; None for all rows."""
 
 
 @dataclass(eq=False)
@@ -49,31 +47,20 @@ class RowsAhead:
 
     Attributes:
         wanted: The lookups; a table may come several times.
-        asked_in: What tables were like when their rows were asked for.
-        found: What has come, by tables of one joint lookup each; changed by the background thread
-            alone, until that is done.
-        stale: Which of the rows that have come this worker has stepped since, by table; likewise.
-        done: The last thing that this thread has to do for them; None if they are not asked for.
-        threads: Keeps the thread alive, which ends with the last of those whom it works for.
-        noted: How many pushes it was told of.
-        corrected: How many of these its corrections have taken account of.
+        found: Those whose rows have come.
+        found_in: What tables were like when they came.
     """
 
     wanted: Sequence[Wanted]
-    asked_in: object = None
-    found: dict[TableVariable, JointLookup] = field(default_factory=dict)
-    stale: dict[TableVariable, torch.Tensor] = field(default_factory=dict)
-    done: Future[None] | None = None
-    threads: ThreadPoolExecutor | None = None
-    noted: int = 0
-    corrected: int = 0
+    found: Sequence[JointLookup] = ()
+    found_in: object = None
 
 
 class TableLookahead:
-    """Asks for rows ahead of the runs that look them up.
+    """Has pushes bring the rows that the next runs look up.
 
-    A `RowFetcher` calls `ask` and `present` for each batch. `hand_over` is called when a run
-    begins, and `pushing` is entered around each push.
+    A `RowFetcher` calls `expect` and `present` for each batch. `behind` is called for each push,
+    and `hand_over` when a run begins.
 
     Args:
         store: The variables on the servers.
@@ -82,22 +69,22 @@ class TableLookahead:
 
     def __init__(self, store: RemoteStore, replicas: int) -> None:
         self._store, self._replicas = store, replicas
-        self._open: WeakSet[RowsAhead] = WeakSet()
+        self._expected: WeakSet[RowsAhead] = WeakSet()
         self._presented: WeakKeyDictionary[object, RowsAhead] = WeakKeyDictionary()
-        self._unused = 0
-        # What steps change whose push may not be finished yet, the one in flight among them.
-        self._unfinished: list[Stepped] = []
-        self._in_flight: Stepped | None = None
-        self._changing = threading.Lock()
-        self._threads: Callable[[], ThreadPoolExecutor | None] = lambda: None
+        self._pushes = self._unused = 0
 
     @property
     def may_ask_ahead(self) -> bool:
-        """Whether steps wait for nobody, so that one may have rows as of an earlier moment."""
-        return self._store.step_tracker.is_free() and not self._store.servers.snapshot
+        """Whether the next step may have rows as of the end of the one before.
 
-    def ask(self, wanted: Sequence[Wanted]) -> RowsAhead:
-        """Ask for rows if they may be used by a later step; otherwise their run pulls them.
+        It may if steps wait for nobody, and the answer to a push comes before the next step begins.
+        """
+        store = self._store
+        is_awaited = store.pull_mode is not PullMode.IN_FLIGHT
+        return is_awaited and store.step_tracker.is_free() and not store.servers.snapshot
+
+    def expect(self, wanted: Sequence[Wanted]) -> RowsAhead:
+        """Note what a batch looks up, before a run does.
 
         Raises:
             InvalidArgumentError: A table belongs to another strategy.
@@ -110,15 +97,8 @@ class TableLookahead:
                     variable=table.name,
                 )
         ahead = RowsAhead(wanted)
-        if wanted and self.may_ask_ahead:
-            ahead.asked_in = self._state()
-            with self._changing:
-                unfinished = [*self._unfinished]
-                ahead.noted = len(unfinished)
-                self._open.add(ahead)
-                self._submit(ahead, partial(_fetch, ahead))
-                for stepped in unfinished:
-                    self._submit(ahead, partial(_mark, ahead, stepped))
+        if wanted:
+            self._expected.add(ahead)
         return ahead
 
     def present(self, owner: object, ahead: RowsAhead | None) -> None:
@@ -127,7 +107,7 @@ class TableLookahead:
             self._note_unused()
         if ahead is not None:
             self._presented[owner] = ahead
-            self._correct(ahead)
+            self._expected.discard(ahead)
 
     def _note_unused(self) -> None:
         self._unused += 1
@@ -138,6 +118,42 @@ class TableLookahead:
                 "or leave lookahead out",
                 self._unused,
             )
+
+    def behind(self, step: OptimizerStep, servers: AbstractSet[int]) -> RowsBehind:
+        """Return what a push is to read behind its step; nothing, unless that is one of tables.
+
+        What cannot be read is left to the run, which raises what there is to raise.
+
+        Args:
+            step: The step.
+            servers: Those that get gradients.
+        """
+        stepped = chain.from_iterable(group.variables for group in step.groups)
+        if not any(isinstance(each, TableVariable) for each in stepped):
+            return NO_ROWS_BEHIND
+        self._pushes += 1
+        if not self.may_ask_ahead:
+            return NO_ROWS_BEHIND
+        readings: dict[int, list[RowsReading]] = defaultdict(list)
+        arriving: list[Callable[[], object]] = []
+        for ahead in [*self._expected]:
+            with suppress(StratagemError):
+                joints = [*_joint(ahead.wanted)]
+                asked = [joint.behind_step() for joint in joints]
+                if not all(each.keys() <= servers for each, _ in asked):
+                    continue
+                for server, each in chain.from_iterable(some.items() for some, _ in asked):
+                    readings[server] += each
+                arriving += [*[came for _, came in asked], partial(self._found, ahead, joints)]
+
+        def arrived() -> None:
+            for each in arriving:
+                each()
+
+        return RowsBehind(readings, arrived)
+
+    def _found(self, ahead: RowsAhead, joints: Sequence[JointLookup]) -> None:
+        ahead.found, ahead.found_in = joints, self._state()
 
     def hand_over(self) -> None:
         """Give tables the rows of the batches that were given out last; when a run begins.
@@ -150,110 +166,19 @@ class TableLookahead:
         self._presented.clear()
         for ahead in presented:
             self._unused = 0
-            found = self._usable(ahead)
-            self._open.discard(ahead)
-            left = [each for each in ahead.wanted if each.table not in found]
-            lookups = [one for joint in _joint(left) for one in joint.pulled()]
-            for joint in dict.fromkeys(found.values()):
-                lookups += joint.kept()
+            is_current = self.may_ask_ahead and ahead.found_in == self._state()
+            if is_current:
+                lookups = [one for joint in ahead.found for one in joint.kept()]
+            else:
+                lookups = [one for joint in _joint(ahead.wanted) for one in joint.pulled()]
             if self._replicas == 1:
                 for lookup in lookups:
                     lookup.wanted.table.prefetched(lookup, replica=0)
 
-    def _usable(self, ahead: RowsAhead) -> Mapping[TableVariable, JointLookup]:
-        """Wait for what was asked for; return what a step that begins now may use of it."""
-        if ahead.done is None or not self._is_current(ahead):
-            return {}
-        self._correct(ahead)
-        with self._store.servers.steps.pace.waiting():
-            ahead.done.result()
-        return ahead.found if self._is_current(ahead) else {}
-
-    def _is_current(self, ahead: RowsAhead) -> bool:
-        return self.may_ask_ahead and ahead.asked_in == self._state()
-
     def _state(self) -> object:
-        """Return what differs once tables were changed by other things than steps."""
+        """Return what differs once tables were changed since."""
         servers = self._store.servers
-        return self._store.table_changes, servers.snapshot, servers.runs
-
-    @contextmanager
-    def pushing(self, step: OptimizerStep) -> Iterator[None]:
-        """Note the rows that a step changes, which is pushed meanwhile."""
-        stepped = _stepped_by(step)
-        if not stepped:
-            yield
-            return
-        with self._changing:
-            self._unfinished.append(stepped)
-            for ahead in [*self._open]:
-                ahead.noted += 1
-                self._submit(ahead, partial(_mark, ahead, stepped))
-        try:
-            yield
-        finally:
-            with self._changing:
-                finished: Stepped | None = stepped
-                if self._store.pull_mode is PullMode.IN_FLIGHT:
-                    # The one before was finished before this one was sent.
-                    finished, self._in_flight = self._in_flight, stepped
-                self._unfinished = [one for one in self._unfinished if one is not finished]
-
-    # What the background thread does, one thing after the other.
-
-    def _correct(self, ahead: RowsAhead) -> None:
-        """Have rows asked for again that were stepped since they were."""
-        if ahead.done is None or ahead.noted == ahead.corrected:
-            return
-        with self._changing:
-            ahead.corrected = ahead.noted
-            self._submit(ahead, partial(_ask_again, ahead))
-
-    def _submit(self, ahead: RowsAhead, job: Callable[[], None]) -> None:
-        threads = self._threads()
-        # An interruption may go astray to a thread that is just being started.
-        with uninterrupted():
-            if threads is None:
-                threads = ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
-                self._threads = ref(threads)
-            ahead.threads = threads
-            ahead.done = threads.submit(job)
-
-
-def _fetch(ahead: RowsAhead) -> None:
-    """Read rows, but for those of tables of which a step may evict rows that it does not have.
-
-    What fails is left to the run, which pulls it and raises what there is to raise.
-    """
-    with suppress(StratagemError):
-        for joint in _joint([each for each in ahead.wanted if not each.table.evicts]):
-            joint.read(joint.training)
-            for table in {each.table for each in joint.lookups}:
-                ahead.stale[table] = torch.zeros(len(joint.rows_of(table)), dtype=torch.bool)
-                ahead.found[table] = joint
-
-
-def _mark(ahead: RowsAhead, stepped: Stepped) -> None:
-    for table in ahead.found.keys() & stepped.keys():
-        stale, mine = ahead.stale[table], ahead.found[table].rows_of(table)
-        for rows in stepped[table]:
-            stale |= torch.tensor(True) if rows is None else _are_in(rows, mine)
-
-
-def _ask_again(ahead: RowsAhead) -> None:
-    try:
-        again = [
-            Wanted(table, table.value(), ahead.found[table].rows_of(table)[stale])
-            for table, stale in ahead.stale.items()
-            if stale.any()
-        ]
-        for joint in _joint(again):
-            for lookup in joint.read(joint.training):
-                table, stale = lookup.wanted.table, ahead.stale[lookup.wanted.table]
-                ahead.found[table].values_of(table)[stale] = lookup.values[lookup.places]
-                stale.zero_()
-    except StratagemError:
-        ahead.found.clear()
+        return self._pushes, self._store.table_changes, servers.snapshot, servers.runs
 
 
 def _joint(wanted: Sequence[Wanted]) -> Iterator[JointLookup]:
@@ -264,26 +189,8 @@ def _joint(wanted: Sequence[Wanted]) -> Iterator[JointLookup]:
             yield JointLookup(mine, training)
 
 
-def _are_in(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return which of some rows are among others."""
-    if not len(rows):
-        return torch.zeros(len(others), dtype=torch.bool)
-    ascending = rows.sort().values
-    places = torch.searchsorted(ascending, others).clamp_(max=len(ascending) - 1)
-    return ascending[places] == others
-
-
-def _stepped_by(step: OptimizerStep) -> Stepped:
-    return {
-        variable: [variable.stepped_rows(gradient) for gradient in gradients]
-        for group in step.groups
-        for variable, gradients in zip(group.variables, group.gradients, strict=True)
-        if isinstance(variable, TableVariable)
-    }
-
-
 class RowFetcher:
-    """Asks for the rows that batches look up, as a `BatchFetcher`.
+    """Says which rows batches look up, as a `BatchFetcher`.
 
     Args:
         lookahead: Of the strategy.
@@ -302,7 +209,7 @@ class RowFetcher:
 
     @property
     def may_ask_ahead(self) -> bool:
-        """Whether rows that are asked for now may be used by a later step."""
+        """Whether the rows of a batch may come before its run begins."""
         return self._lookahead.may_ask_ahead
 
     def parts_of(self, batch: Any) -> Sequence[Any]:
@@ -312,7 +219,7 @@ class RowFetcher:
         return self._local_results(batch)
 
     def ask(self, parts: Sequence[Any]) -> RowsAhead:
-        """Ask for the rows of a batch, of which the parts of the replicas are given.
+        """Note the rows of a batch, of which the parts of the replicas are given.
 
         Raises:
             InvalidTypeError: The user's function does not return pairs of an embedding, or its
@@ -326,7 +233,7 @@ class RowFetcher:
                 if table is not None:
                     require_integers(ids, table.name)
                     wanted.append(Wanted(table, table.value(), ids.detach()))
-        return self._lookahead.ask(wanted)
+        return self._lookahead.expect(wanted)
 
     def present(self, owner: object, needs: RowsAhead | None) -> None:
         """Have the next run start with the rows of a batch."""

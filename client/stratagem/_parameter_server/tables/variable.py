@@ -166,7 +166,7 @@ class TableVariable(SplitVariable):
             if one.is_of(leaf, ids, training):
                 return waiting.pop(place)
         joint = JointLookup([Wanted(self, leaf, ids)], training)
-        (found,) = joint.read(rounded=False) if replica is None else joint.pulled()
+        (found,) = joint.read() if replica is None else joint.pulled()
         return found
 
     def prefetched(self, lookup: Lookup, replica: int | None = None) -> None:

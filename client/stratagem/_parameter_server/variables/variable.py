@@ -18,7 +18,7 @@ from stratagem._core.variable_creation import VariableTraits, operand
 from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reading import AskedRows, Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError
@@ -66,6 +66,10 @@ class AnyStore(Protocol):
     def rows(
         self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool = False
     ) -> Sequence[torch.Tensor]: ...
+
+    def asked_rows(
+        self, variables: Sequence[Any], rows: Sequence[torch.Tensor], training: bool
+    ) -> AskedRows: ...
 
     def keys(self, part: Any, limit: int) -> Iterator[torch.Tensor]: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -68,6 +68,18 @@ class RowsReading(NamedTuple):
 
 
 AnyReading: TypeAlias = Reading | RowsReading
+
+
+class AskedRows(NamedTuple):
+    """Rows of variables on several servers.
+
+    Attributes:
+        readings: How to read them, by server.
+        found: The rows of each variable, once they were read.
+    """
+
+    readings: Mapping[int, Sequence[RowsReading]]
+    found: Sequence[torch.Tensor]
 
 
 class ReadsAfterUpdate(NamedTuple):

@@ -271,7 +271,7 @@ def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> 
 
 @dataclass(frozen=True)
 class Answer:
-    """The versions of what was read, and permits for steps that were begun unless one waits."""
+    """The versions of the variables that were read, and permits unless a step has to wait."""
 
     versions: Sequence[int]
     grants: Sequence[StepGrant]
@@ -282,30 +282,39 @@ def and_read(
     then: ReadsAfterUpdate,
     begins: Sequence[StepBegin],
     tensors: Sequence[torch.Tensor] | None = None,
+    rows: Sequence[RowsReading] = (),
 ) -> Request[Answer]:
     """Return the request that runs an update program, then fills the readings' tensors.
 
     The request that only runs the program is not to be used any more. Given tensors take the place
-    of its own. Permits for steps are asked for if that needs no waiting.
+    of its own. Permits for steps are asked for if that needs no waiting. Rows are read besides.
     """
     message = cast("UpdateHeader", update.message)
     message.then.begins.extend(begins)
+    readings: Sequence[AnyReading] = then.readings
+    layout = then.layout
+    if rows:
+        message.then.joint_rows.extend([each.encoded() for each in rows])
+        readings = [*then.readings, *rows]
+        layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "UpdateAndRead",
         message,
-        partial(_answer, then.readings, then.layout),
+        partial(_answer, readings, len(then.readings), layout),
         update.tensors if tensors is None else tensors,
         update.rest + then.encoded,
-        then.layout.nbytes,
-        then.layout.room,
+        layout.nbytes,
+        layout.room,
         update.derived_nbytes,
         layout=update.layout,
     )
 
 
-def _answer(readings: Sequence[Reading], layout: SegmentLayout, responses: Responses) -> Answer:
+def _answer(
+    readings: Sequence[AnyReading], variables: int, layout: SegmentLayout, responses: Responses
+) -> Answer:
     header, versions = filled(readings, layout, responses, UpdateAndReadHeader, _values)
-    return Answer(versions, list(header.grants))
+    return Answer(versions[:variables], list(header.grants))
 
 
 def _values(header: UpdateAndReadHeader) -> ReadHeader:
