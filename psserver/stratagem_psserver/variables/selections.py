@@ -165,7 +165,7 @@ def select(variable: Variable, selection: Selection) -> Selected | SelectedRows:
     return selected
 
 
-def _narrowed_to(variable: Variable, wanted: DataType.ValueType) -> torch.dtype:
+def _narrowed_to(variable: Variable, wanted: DataType) -> torch.dtype:
     dtype = decode_dtype(wanted)
     if not can_narrow(variable.value.dtype, dtype):
         raise InvalidArgumentError(

@@ -210,9 +210,9 @@ def test_what_was_asked_for_before_tables_changed_otherwise_is_dropped(
 
 def stepping(training: Training, ids: torch.Tensor) -> torch.Tensor:
     """Looks at rows, and steps others."""
-    seen = training.users(ids)
+    seen: torch.Tensor = training.users(ids).detach()
     training.step(ids + 100)
-    return seen.detach()
+    return seen
 
 
 @pytest.mark.parametrize(

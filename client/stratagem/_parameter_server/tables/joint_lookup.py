@@ -262,7 +262,7 @@ class JointLookup:
 
     def _asked(
         self, tables: Sequence[TableVariable]
-    ) -> tuple[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    ) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]:
         """Return parts of tables, the rows to read of each, and the memory that they belong into.
 
         Parts without such rows are left out.
