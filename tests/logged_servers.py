@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem_psserver.checkpoints.continuation import facts_of
+from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.server import ParameterServer

@@ -14,7 +14,7 @@ import typer
 from benchmarks.harness.machine import load
 from benchmarks.harness.table import Table
 from stratagem_proto.v1.replication_pb2 import Replica, View
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.settings import ServerSettings
 
 # A view that is there stays: each run is a task of its own, whose number no cluster has.

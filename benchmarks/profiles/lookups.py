@@ -28,7 +28,7 @@ from benchmarks.profiles.clocks import taken
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_psserver.process import tune
+from stratagem_psserver.environment import tune
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 

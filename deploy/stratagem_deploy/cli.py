@@ -81,9 +81,9 @@ def run_script(context: typer.Context) -> None:
     help="Run one parameter server; see `stratagem ps --help`.",
 )
 def serve_variables(context: typer.Context) -> None:
-    from stratagem_psserver import process
+    from stratagem_psserver import environment
 
-    process.tune()
+    environment.tune()
     with offering(_page_of):
         reader("ps")(args=context.args, prog_name="stratagem ps")
 

@@ -1,9 +1,9 @@
 """`python -m stratagem_psserver`."""
 
 from stratagem_proto.memory import loading
-from stratagem_psserver import process
+from stratagem_psserver import environment
 
-process.tune()
+environment.tune()
 
 # What the program loads late, and imports torch: forks of a process that has it start at once.
 with loading():

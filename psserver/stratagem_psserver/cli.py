@@ -1,13 +1,151 @@
-"""The command line of one parameter server."""
+"""The command line of one parameter server: flags, environment variables, configuration file."""
 
 from __future__ import annotations
 
-import typer
+from pathlib import Path
+from typing import ClassVar
 
+import typer
+from pydantic import Field
+
+from stratagem_proto.configuration.checkpoint_key import read_checkpoint_key
 from stratagem_proto.configuration.commands import command
-from stratagem_proto.memory import loading
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.memory import half_of_memory, loading, most_of_memory
 from stratagem_proto.serving import command_line
-from stratagem_psserver.options import ServerOptions
+from stratagem_proto.serving.options import Job, ServingOptions
+from stratagem_proto.serving.policy.language import read_policy
+from stratagem_proto.stores.places import absolute_place
+from stratagem_psserver.settings import Durability, ServerSettings
+
+
+class ServerOptions(ServingOptions):
+    """Settings of `stratagem ps`."""
+
+    kind: ClassVar[str] = "ps"
+
+    job: Job = Field("ps", description="Job name of this task.")
+    reconnect_seconds: float = Field(
+        5.0, ge=0.1, description="Seconds that a client has to reconnect after a lost connection."
+    )
+    rejoin_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds that workers which step together wait for one that was lost, so that "
+        "it can be started again; 0 to fail at once.",
+    )
+    staged_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Most bytes that requests may take, those of one client at most three quarters "
+        "of what others leave; the default is half of the memory.",
+    )
+    variable_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Most bytes that variables and the state of their optimizers may take; the "
+        "default is four fifths of the memory.",
+    )
+    durability: Durability = Field(
+        "none",
+        description="What the end of the process may lose: all since the last checkpoint (none) or "
+        "image (snapshot), or nothing that was acknowledged (log).",
+    )
+    durability_folder: Path | None = Field(
+        None,
+        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
+    )
+    snapshot_seconds: float = Field(
+        60.0, ge=0.1, description="Seconds between images, with --durability snapshot."
+    )
+    log_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="Bytes of the log after which an image of the state replaces it.",
+    )
+    log_records: int = Field(
+        20_000,
+        ge=1,
+        description="Changes in the log after which an image replaces it; a start applies 10,000 "
+        "small ones in about a second.",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=2,
+        description="Processes with the state of this task: 2 for a primary and a backup.",
+    )
+    replica: int = Field(0, ge=0, le=1, description="Number of this process among them.")
+    arbiter: str = Field(
+        "",
+        description="Who decides which replica is the primary: file:PATH, on one host; "
+        "kubernetes:NAMESPACE/NAME, a Lease; etcd:HOST:PORT[,HOST:PORT...]/PREFIX; or chief, the "
+        "program of the cluster's chief. With one replica, where the task is, which may then move.",
+    )
+    advertise: str = Field(
+        "", description="HOST:PORT at which others reach this replica; the default is --bind."
+    )
+    failover_seconds: float = Field(
+        1.0,
+        ge=0.1,
+        description="Seconds without a sign of the primary after which the backup takes over.",
+    )
+    verify_seconds: float = Field(
+        60.0,
+        ge=0.1,
+        description="Seconds between comparisons of all bytes of primary and backup.",
+    )
+    restore: Path | None = Field(
+        None,
+        description="Folder or URL of checkpoints; the server restores the latest one, if any.",
+    )
+    checkpoint_root: Path | None = Field(
+        None,
+        description="Folder or URL below which alone the server reads and writes checkpoints.",
+    )
+    checkpoint_key_file: Path | None = Field(
+        None,
+        description="File with the secret that signs checkpoints; the server refuses others.",
+    )
+    policy: Path | None = Field(
+        None, description="File that says which tasks and roles may do what to which variables."
+    )
+
+    @property
+    def secrets(self) -> dict[str, Path | None]:
+        return {**super().secrets, "the key of checkpoints": self.checkpoint_key_file}
+
+    def settings(self) -> ServerSettings:
+        """Return these options as the settings of a server.
+
+        Raises:
+            InvalidArgumentError: As for `ServerSettings`; or there are seconds between images, and
+                no images.
+        """
+        self._check_snapshots()
+        given = self.serving()
+        key = read_checkpoint_key(given.pop("checkpoint_key_file"))
+        root = absolute_place(self.checkpoint_root) if self.checkpoint_root else ""
+        folders = {
+            "restore": str(self.restore or ""),
+            "checkpoint_root": str(root),
+            "durability_folder": str(self.durability_folder or ""),
+        }
+        own = {
+            "staged_bytes": self.staged_bytes or half_of_memory(),
+            "variable_bytes": self.variable_bytes or most_of_memory(),
+            "checkpoint_key": key,
+            "policy": read_policy(self.policy) if self.policy else None,
+        }
+        return ServerSettings(**{**given, **own, **folders})
+
+    def _check_snapshots(self) -> None:
+        if "snapshot_seconds" in self.model_fields_set and self.durability != "snapshot":
+            raise InvalidArgumentError(
+                f"--snapshot-seconds {self.snapshot_seconds:g} has no effect with --durability "
+                f"{self.durability}; give --durability snapshot, or leave --snapshot-seconds out"
+            )
+
 
 app = typer.Typer(add_completion=False)
 

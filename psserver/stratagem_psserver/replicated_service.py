@@ -4,35 +4,88 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
-from stratagem_proto.errors import NotPrimaryError, UnavailableError
+from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
 from stratagem_proto.serving.methods import Handler, handler_of
-from stratagem_proto.serving.rpc_boundary import Rpc, RpcBoundary
+from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary
 from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica, View
+from stratagem_proto.wire.status import code_of, to_record, trailers
 from stratagem_psserver.persistence.folder import StateFolder
-from stratagem_psserver.persistence.kernels import present_kernels
-from stratagem_psserver.persistence.persistence import Persistence, state_folder
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.arbiters.chief_arbiter import ChiefArbiter
+from stratagem_psserver.persistence.persistence import Persistence, present_kernels, state_folder
+from stratagem_psserver.replication.arbiter import Arbiter
 from stratagem_psserver.replication.calls import (
     ARBITRATE,
     FOLLOW,
     IncomingCall,
 )
-from stratagem_psserver.replication.channel import Channel, Peers
-from stratagem_psserver.replication.disk import ReplicaDisk
-from stratagem_psserver.replication.introductions import introduction_of
-from stratagem_psserver.replication.refusal import ExchangedHandlers, RefusingHandlers
-from stratagem_psserver.replication.replica import ReplicatedTask
+from stratagem_psserver.replication.chief_arbiter import ChiefArbiter
+from stratagem_psserver.replication.exchange import Channel, Peers
+from stratagem_psserver.replication.replica import ReplicatedTask, introduction_of
+from stratagem_psserver.replication.standby import ReplicaDisk
 from stratagem_psserver.service import Service
 from stratagem_psserver.state import ServerState
+
+
+class ExchangedHandlers(grpc.GenericRpcHandler):
+    """Passes each call to the handlers that are there now."""
+
+    def __init__(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self.present = handlers
+
+    def service(self, details: Any) -> Any:
+        """Return the handler of a call; None if there is none."""
+        return next(filter(None, (each.service(details) for each in self.present)), None)
+
+
+class RefusingHandlers(grpc.GenericRpcHandler):
+    """Answers all calls of some services with an error.
+
+    Args:
+        refused: The handlers of those services.
+        error: Returns the error.
+    """
+
+    def __init__(
+        self,
+        refused: Sequence[grpc.GenericRpcHandler],
+        error: Callable[[], StratagemError],
+    ) -> None:
+        self._refused = ExchangedHandlers(refused)
+        self._error = error
+
+    def service(self, details: Any) -> Any:
+        """Return a handler for the calls of those services."""
+        handler = self._refused.service(details)
+        return None if handler is None else self._refusing(handler)
+
+    def _refusing(self, handler: Any) -> Any:
+        async def refuse(_: object, context: Context) -> NoReturn:
+            # Not logged: clients look for the primary by asking, and repeat their requests.
+            record = to_record(self._error())
+            await context.abort(code_of(record), record.message, trailers(record))
+
+        async def refuse_stream(_: object, context: Context) -> AsyncIterator[bytes]:
+            await refuse(_, context)
+            yield b""
+
+        make = _MAKERS[handler.request_streaming, handler.response_streaming]
+        return make(refuse_stream if handler.response_streaming else refuse)
+
+
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
 
 _REPLICATION = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
 _ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]

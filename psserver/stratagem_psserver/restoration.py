@@ -14,8 +14,7 @@ from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun
-from stratagem_psserver.data.data_ledger import DataLedger
-from stratagem_psserver.data.data_ledgers import DataLedgers, ledgers_from_json
+from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.recorded_closures import spaces_of
 from stratagem_psserver.exactly_once.spaces import Space

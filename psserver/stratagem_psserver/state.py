@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
@@ -16,13 +17,13 @@ from stratagem_proto.sockets.server.listening import OfferedSockets
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
+from stratagem_proto.v1.status_pb2 import LostClient
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
-from stratagem_psserver.cluster.known import KnownCluster
-from stratagem_psserver.consistency.barrier import Barriers
+from stratagem_psserver.cluster import KnownCluster
+from stratagem_psserver.consistency.barriers import Barriers, InputOrders
 from stratagem_psserver.consistency.clocks import Clocks
-from stratagem_psserver.consistency.input_orders import InputOrders
-from stratagem_psserver.data.data_ledgers import DataLedgers
+from stratagem_psserver.data_ledgers import DataLedgers
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import SessionLedger
@@ -33,22 +34,63 @@ from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.succession import Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
-from stratagem_psserver.limits.budget import Budget
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import Budget, VariableMemoryLimit
 from stratagem_psserver.log.changes import Changes
-from stratagem_psserver.lost_clients import LostClients
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.synchronous.absences import Absences
-from stratagem_psserver.synchronous.rounds import Rounds
+from stratagem_psserver.synchronous.rounds import Absences, Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting import LOCK, Attendance, AwaitedClient, Waiter, Waits, listed
+
+_MOST = 100
+
+# A cluster that goes on with fewer clients is not told of the others for ever.
+_TOLD_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class _Loss:
+    session: Session
+    why: str
+    time: float
+
+
+class LostClients:
+    """The clients with a task whose sessions ended by themselves, until they come back."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, _Loss] = {}
+
+    def add(self, session: Session, why: str, now: float) -> None:
+        """Note that a session ended that its client did not close."""
+        if not session.task.job:
+            return
+        self._losses[session.label] = _Loss(session, why, now)
+        if len(self._losses) > _MOST:
+            del self._losses[next(iter(self._losses))]
+
+    def discard(self, session: Session) -> None:
+        """Note that a client has a session again, or has none any more by its own wish."""
+        self._losses.pop(session.label, None)
+
+    def report(self, now: float) -> Iterator[LostClient]:
+        """Yield the messages that describe them."""
+        for loss in self._losses.values():
+            if now - loss.time <= _TOLD_SECONDS:
+                yield LostClient(
+                    role=loss.session.role,
+                    task=loss.session.task,
+                    why=loss.why,
+                    seconds=now - loss.time,
+                    doing=loss.session.doing,
+                )
+
 
 # The shared memory of clients has a budget of its own: the budget for requests divided by this.
 _SHARED_PART = 4

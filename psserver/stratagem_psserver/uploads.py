@@ -22,7 +22,7 @@ from stratagem_proto.wire.frames import (
 from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate, as_bytes, total_nbytes
-from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.limits import Reservation
 
 
 class RequestStream(Generic[Header]):

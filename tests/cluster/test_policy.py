@@ -14,7 +14,7 @@ import stratagem as sg
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import PermissionDeniedError
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions
 
 pytestmark = pytest.mark.cluster
 

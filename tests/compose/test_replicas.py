@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.replication.arbiters.views import view_of
+from stratagem_psserver.replication.arbiter import view_of
 from tests.compose.project import Project
 from tests.compose.training import checkpoints
 from tests.demo import CLOSE, DEMO_RMSE, demo_error

@@ -20,9 +20,8 @@ from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.environment import Environment
+from stratagem_psserver.environment import Compute, Environment
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.process import Compute
 from stratagem_psserver.service import Service
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness.namespace import Namespace
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.replication.arbiters.views import view_of
+from stratagem_psserver.replication.arbiter import view_of
 from tests.psserver.replication.arbiters.lease_server import LeaseServer, kubeconfig_for
 
 PORT = 8080

@@ -15,8 +15,7 @@ from stratagem_deploy.running.cli import RunCommandOptions
 from stratagem_proto.configuration.commands import default_of
 from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_psserver.cli import app
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions, app
 from stratagem_worker.cli import WorkerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploying.md"

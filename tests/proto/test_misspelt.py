@@ -11,7 +11,7 @@ import pytest
 from stratagem_deploy.running.cli import RunCommandOptions
 from stratagem_proto.configuration.misspelt import _OTHERS, misspelt
 from stratagem_proto.configuration.model import ProcessSettings, variable
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions
 from stratagem_worker.cli import WorkerOptions
 
 KINDS: list[type[ProcessSettings]] = [ServerOptions, WorkerOptions, RunCommandOptions]

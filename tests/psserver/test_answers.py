@@ -16,7 +16,7 @@ from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_psserver.log.changes import Changes
-from stratagem_psserver.servicer import Methods
+from stratagem_psserver.service import Methods
 from stratagem_psserver.settings import ServerSettings
 from tests.simulation.server_run import ServedCall
 

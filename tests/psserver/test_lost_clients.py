@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.lost_clients import LostClients
+from stratagem_psserver.state import LostClients
 
 
 def session(index: int, job: str = "worker") -> Session:

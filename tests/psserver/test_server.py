@@ -37,7 +37,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.servicer import Methods
+from stratagem_psserver.service import Methods
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.probes import SERVING, health_at

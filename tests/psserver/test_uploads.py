@@ -6,7 +6,7 @@ import torch
 
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.budget import Budget
+from stratagem_psserver.limits import Budget
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.uploads import UploadMemory

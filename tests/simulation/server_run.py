@@ -17,11 +17,10 @@ from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import detail_of
-from stratagem_psserver.checkpoints.saving import Saves
-from stratagem_psserver.environment import Environment
+from stratagem_psserver.checkpoints import Saves
+from stratagem_psserver.environment import Compute, Environment
 from stratagem_psserver.persistence.persistence import Persistence
-from stratagem_psserver.process import Compute
-from stratagem_psserver.servicer import (
+from stratagem_psserver.service import (
     checkpoint_handler,
     closure_handler,
     data_handler,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from pathlib import Path
 
-from stratagem_psserver.replication.arbiters.file_register import FileRegister
-from stratagem_psserver.replication.arbiters.register import Deadline
+from stratagem_psserver.replication.arbiter import Deadline
+from stratagem_psserver.replication.registers import FileRegister
 from stratagem_psserver.settings import ServerSettings
 
 # Nobody waits for the disk of this host for so long.

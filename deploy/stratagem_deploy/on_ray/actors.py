@@ -12,7 +12,7 @@ from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.configuration.insecure import be_insecure
 from stratagem_proto.errors import InvalidTypeError, UnavailableError
-from stratagem_psserver import process
+from stratagem_psserver import environment
 
 
 class _TaskActor:
@@ -47,7 +47,7 @@ class ServerActor(_TaskActor):
 
     def __init__(self, plan: Plan, job: str, index: int, directory: str) -> None:
         super().__init__(job, index, directory)
-        process.tune()
+        environment.tune()
         self._plan = plan
         self._server = self._started(self._last_address() or f"{self._host}:0")
         self._publish(self._server.address)

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from stratagem_proto.errors import UnimplementedError
 
 # The modules with a function `task_server(settings)`, by the job that they serve.
-_MODULES = {"ps": "stratagem_psserver.task", "worker": "stratagem_worker.server"}
+_MODULES = {"ps": "stratagem_psserver.server", "worker": "stratagem_worker.server"}
 
 
 @dataclass(frozen=True)

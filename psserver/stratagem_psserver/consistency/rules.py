@@ -1,10 +1,12 @@
-"""What each consistency means for the steps of a group: a class for each mode."""
+"""What each consistency means for the steps of a group, and which of them each step has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from stratagem_proto.consistency import name_of
 from stratagem_proto.protocol import check_contributors
@@ -112,3 +114,112 @@ def rule_of(message: Consistency) -> StepRule:
         InvalidArgumentError: Its mode is unknown.
     """
     return _RULES[name_of(message)](message)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps of one consistency, up to the start of the next phase."""
+
+    start: int
+    rule: StepRule
+
+
+class Schedule:
+    """The phases of a group, in their order.
+
+    A step has the same consistency for all workers, because a change begins with a step that no
+    worker has begun.
+    """
+
+    def __init__(self, rule: StepRule) -> None:
+        self._phases = [Phase(1, rule)]
+
+    @classmethod
+    def of_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
+        """Return the schedule from what `facts` returned."""
+        phases = [Phase(start, rule_from_json(item)) for start, item in facts]
+        schedule = cls(phases[0].rule)
+        schedule._phases = phases
+        return schedule
+
+    def facts(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the phases as JSON."""
+        return [(phase.start, rule_to_json(phase.rule)) for phase in self._phases]
+
+    @property
+    def newest(self) -> Phase:
+        return self._phases[-1]
+
+    def at(self, step: int) -> Phase:
+        """Return the phase of a step."""
+        return self._phases[self._index(step)]
+
+    def _index(self, step: int) -> int:
+        later = len(self._phases) - 1
+        while later and self._phases[later].start > step:
+            later -= 1
+        return later
+
+    def following(self, finished: int, closed: int, level: int = 0) -> int:
+        """Return the step that a worker takes next.
+
+        The worker skips synchronous steps that are closed. It also skips steps of other modes whose
+        phase is over, and those up to `level`.
+
+        Args:
+            finished: The last step that it has finished or skipped.
+            closed: The newest synchronous step that takes no more contributions.
+            level: The last step to skip if it is not synchronous.
+        """
+        while (last := self._last_skipped(finished + 1, closed, level)) > finished:
+            finished = last
+        return finished + 1
+
+    def _last_skipped(self, step: int, closed: int, level: int) -> int:
+        index = self._index(step)
+        later = self._phases[index + 1 : index + 2]
+        otherwise = later[0].start - 1 if later else level
+        return self._phases[index].rule.last_skipped(closed, otherwise)
+
+    def regained(self, finished: int, closed: int, level: int) -> int:
+        """Return the last step that a worker need not repeat after it was started again.
+
+        Its contribution to a synchronous step that is not closed may be lost.
+
+        Args:
+            finished: The last step that it had finished.
+            closed: As in `following`.
+            level: As in `following`.
+        """
+        phase = self.at(finished)
+        finished = phase.rule.regained(finished, closed, phase.start)
+        return self.following(finished, closed, level) - 1
+
+    def change(self, rule: StepRule, begun: int) -> int:
+        """Begin a phase after the last step that was begun.
+
+        Returns:
+            The first step of the phase; if the newest phase has this rule already, its first step.
+        """
+        if self.newest.rule == rule:
+            return self.newest.start
+        start = max(begun + 1, self.newest.start)
+        if start == self.newest.start:
+            self._phases.pop()
+        if not self._phases or self.newest.rule != rule:
+            self._phases.append(Phase(start, rule))
+        return self.newest.start
+
+    def forget(self, finished: int) -> None:
+        """Drop the phases that are over for all workers."""
+        del self._phases[: self._index(finished + 1)]
+
+
+def rule_to_json(rule: StepRule) -> dict[str, Any]:
+    """Return a rule as JSON."""
+    return MessageToDict(rule.message, preserving_proto_field_name=True)
+
+
+def rule_from_json(item: dict[str, Any]) -> StepRule:
+    """Return the rule from what `rule_to_json` returned."""
+    return rule_of(ParseDict(item, Consistency()))

@@ -29,7 +29,7 @@ from stratagem_psserver.exactly_once.recording import (
 )
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.spaces import SpaceUser
-from stratagem_psserver.limits.stopping import PRESENT, Stop
+from stratagem_psserver.limits import PRESENT, Stop
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits, unfinished_steps
 

@@ -20,8 +20,7 @@ from stratagem_proto.wire.codec import Assembler, whole
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.limits.allocation import is_out_of_memory
-from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.limits import Budget, Reservation, is_out_of_memory
 from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
 

@@ -30,7 +30,7 @@ from stratagem_psserver.exactly_once.numbering import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.spaces import SpaceUser
-from stratagem_psserver.limits.allocation import allocating
+from stratagem_psserver.limits import allocating
 from stratagem_psserver.log.changes import LoggedRequest, Mutation
 from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits
 

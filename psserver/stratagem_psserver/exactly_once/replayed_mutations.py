@@ -14,7 +14,7 @@ from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.recording import Response, Work, apply_and_record
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.limits import Budget, Reservation
 from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import StoredRequest
 

@@ -24,7 +24,7 @@ from stratagem_psserver.fast.repeatable_updates import (
 )
 from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
-from stratagem_psserver.limits.lru_cache import LruCache
+from stratagem_psserver.limits import LruCache
 from stratagem_psserver.optimization.steps import CheckedStep
 from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.store import VariableStore

@@ -19,7 +19,7 @@ from stratagem_proto.programs.initial_values import InitialValues, initial_rows
 from stratagem_proto.rows import WholeRows, Wholes, are_ascending, are_whole, as_elements
 from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.sparse_rules import SparseRule, is_joinable, sparse_rule
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.bindings import ParameterBinding
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import GroupSettings

@@ -9,7 +9,7 @@ from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceE
 from stratagem_proto.protocol import check_name
 from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
-from stratagem_psserver.limits.budget import Reservation
+from stratagem_psserver.limits import Reservation
 from stratagem_psserver.optimization.gradients import Gradient
 
 # No sensible program has as many; without a limit they would fill the memory.

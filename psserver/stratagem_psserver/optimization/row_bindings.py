@@ -13,7 +13,7 @@ from stratagem_proto.rows import put
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, TableSpec, VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.bindings import BoundParameter, as_tensors, missing_nbytes
 from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient

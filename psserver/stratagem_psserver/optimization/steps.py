@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.bindings import BoundParameter, ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.group_settings import Settings

@@ -25,7 +25,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     TracedStep,
 )
 from stratagem_proto.wire.tensors import decode_dtype
-from stratagem_psserver.limits.allocation import require_memory
+from stratagem_psserver.limits import require_memory
 from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor, StepNeeds
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph, compile_graph

@@ -13,7 +13,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
-from stratagem_psserver.limits.allocation import is_out_of_memory, require_memory
+from stratagem_psserver.limits import is_out_of_memory, require_memory
 
 # The most temporary tensors of a parameter's size that an optimizer makes during a step.
 _TEMPORARIES = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -20,7 +21,27 @@ from stratagem_proto.log.segments import WRITTEN, Tail, first_of, segments_in
 from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.stores.files import replace_file, sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
-from stratagem_psserver.persistence.file_system import file_system_of
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def file_system_of(path: Path) -> str:
+    """Return the kind of the file system of a folder; "" where the system does not tell."""
+    try:
+        lines = MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    kinds = dict(_mount(line) for line in lines)
+    place = path.resolve()
+    return next((kinds[each] for each in (place, *place.parents) if each in kinds), "")
+
+
+def _mount(line: str) -> tuple[Path, str]:
+    before, _, after = line.partition(" - ")
+    # Spaces in a path, for instance, are written as "\040".
+    point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+    return Path(point), after.split()[0]
+
 
 _LOCK = "lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

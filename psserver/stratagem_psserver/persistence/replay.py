@@ -1,16 +1,20 @@
-"""Replaying a log: the same code applies its records once more, in their order."""
+"""Bringing an empty server to the state after an image and the records behind it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from itertools import chain
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
+from typing_extensions import Self
 
 from stratagem_proto.checkpoint.soundness import refused_if_unsound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
+from stratagem_proto.log.batches import Entry
 from stratagem_proto.log.segments import Record
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
@@ -27,12 +31,13 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
 )
 from stratagem_proto.wire.status import from_record
-from stratagem_psserver.checkpoints.saving import Saves
+from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.exactly_once.intents import intent_of
 from stratagem_psserver.exactly_once.recording import NOT_RECORDED
 from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
 from stratagem_psserver.exactly_once.session import Session, session_of
 from stratagem_psserver.exactly_once.spaces import SpaceUser
+from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
@@ -43,6 +48,55 @@ from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import StoredRequest
+
+# Records that no image can lack any more are looked for whenever so many more are retained, and
+# after each record that is larger than this.
+_PRUNED_AT = 64
+_LARGE_BYTES = 1 << 20
+
+Placed: TypeAlias = tuple[int, Entry]
+"""A record and its position."""
+
+
+class RetainedRecords:
+    """Records of contributions to steps of a state that are not complete.
+
+    Args:
+        state: The state, to which each record is applied when it is added here, or is next.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._entries: dict[int, Entry] = {}
+        self._prune_at = _PRUNED_AT
+
+    def note(self, record: Record) -> None:
+        """Retain a record that was read, if it may have contributed."""
+        if record.message.HasField("mutation"):
+            self.add(record.position, Entry(record.message.SerializeToString(), record.tensors))
+
+    def add(self, position: int, entry: Entry) -> None:
+        """Retain the record of a mutation."""
+        self._entries[position] = entry
+        if len(self._entries) >= self._prune_at or entry.nbytes > _LARGE_BYTES:
+            # The one that was just applied may be needed from now on.
+            needed = {*self._needed(), position}
+            self._entries = {one: self._entries[one] for one in needed & self._entries.keys()}
+            self._prune_at = 2 * len(self._entries) + _PRUNED_AT
+
+    def forget(self) -> None:
+        """Retain nothing any more: changes are not recorded from now on."""
+        self._entries = {}
+
+    def _needed(self) -> Iterator[int]:
+        return chain(self._state.rounds.records(), self._state.kept.records())
+
+    def find(self, positions: Collection[int]) -> Sequence[Placed] | None:
+        """Return the records at some positions, in their order; None if one is not retained."""
+        if not self._entries.keys() >= {*positions}:
+            return None
+        return [(position, self._entries[position]) for position in sorted(positions)]
+
 
 # The event loop may have other servers of the process to serve.
 _AT_ONCE = 100
@@ -283,3 +337,78 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "passed": _pass,
     "mark": _mark,
 }
+
+
+class Recovery:
+    """Applies records behind an image, in a context after which the server may be used.
+
+    Args:
+        state: The state of the server, which is empty and which nobody uses yet.
+        image: The image; None if the records are all that there is.
+        retained: Notes what an image of the state may lack; None if nobody needs to know.
+    """
+
+    def __init__(
+        self, state: ServerState, image: Image | None, retained: RetainedRecords | None = None
+    ) -> None:
+        self._state, self._image, self._retained = state, image, retained
+        self._replay = Replay(state)
+        self._last = image.position if image else 0
+        self._needed = {*image.exact["records"]} if image else set()
+        self._is_complete = False
+
+    async def __aenter__(self) -> Self:
+        if self._image is not None:
+            await self._image.restore(self._state)
+            self._state.changes.replayed = self._image.position
+        await self._replay.__aenter__()
+        if not self._needed:
+            self._complete()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._require_all()
+            self._complete()
+        await self._replay.__aexit__(kind, error, traceback)
+
+    async def add(self, record: Record) -> None:
+        """Apply a record, or only what the image lacks of it.
+
+        Raises:
+            DataLossError: It does not have the effect that it had before.
+        """
+        if record.position > self._last:
+            self._complete()
+            await self._replay.apply(record)
+        elif record.position in self._needed:
+            await self._replay.apply_part(record)
+            self._needed.discard(record.position)
+            if not self._needed:
+                self._complete()
+        if self._retained is not None:
+            self._retained.note(record)
+
+    def _require_all(self) -> None:
+        """Check that all records have come that the image lacks.
+
+        Raises:
+            DataLossError: The log has lost one.
+        """
+        if self._needed:
+            raise DataLossError(
+                f"the log of {self._state.settings.label} has no record {min(self._needed)}, which "
+                "its image lacks: it has lost its end. Restore the files from a backup, or move "
+                "the folder away and restore a checkpoint"
+            )
+
+    def _complete(self) -> None:
+        """Go on from the image, once the contributions that it lacks are there."""
+        if self._image is not None and not self._is_complete:
+            self._state.rounds.complete_groups(self._image.exact["groups"])
+        self._is_complete = True

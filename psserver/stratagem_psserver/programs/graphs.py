@@ -23,8 +23,7 @@ from stratagem_proto.programs.operations import (
 )
 from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
 from stratagem_proto.wire.tensors import decode_dtype
-from stratagem_psserver.limits.allocation import is_out_of_memory
-from stratagem_psserver.limits.lru_cache import LruCache
+from stratagem_psserver.limits import LruCache, is_out_of_memory
 
 Binding = torch.Tensor | int | float
 

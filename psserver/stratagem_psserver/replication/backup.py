@@ -27,12 +27,8 @@ from stratagem_proto.v1.replication_pb2 import (
 )
 from stratagem_psserver.environment import Clock
 from stratagem_psserver.replication.backup_link import reason_of
-from stratagem_psserver.replication.batches import BatchAssembler
-from stratagem_psserver.replication.channel import Dialled, Peers
-from stratagem_psserver.replication.disk import ReplicaDisk
-from stratagem_psserver.replication.pace import Pace
-from stratagem_psserver.replication.standby import IncomingImage, Standby
-from stratagem_psserver.replication.together import Together
+from stratagem_psserver.replication.exchange import BatchAssembler, Dialled, Pace, Peers, Together
+from stratagem_psserver.replication.standby import IncomingImage, ReplicaDisk, Standby
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 

@@ -20,13 +20,15 @@ from stratagem_proto.v1.replication_pb2 import (
     View,
 )
 from stratagem_psserver.environment import Clock
-from stratagem_psserver.replication.alarm import Alarm
-from stratagem_psserver.replication.batches import batch_messages
-from stratagem_psserver.replication.channel import Channel
-from stratagem_psserver.replication.lease import Lease
-from stratagem_psserver.replication.pace import Pace
-from stratagem_psserver.replication.together import Together
-from stratagem_psserver.replication.window import Window
+from stratagem_psserver.replication.exchange import (
+    Alarm,
+    Channel,
+    Lease,
+    Pace,
+    Together,
+    Window,
+    batch_messages,
+)
 
 # No more records are applied while so many bytes wait to be sent.
 _MOST_BYTES = 256 << 20

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from contextlib import suppress
+from typing import Protocol
 
 from stratagem_proto.errors import (
     DeadlineExceededError,
@@ -14,6 +16,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import RUN_BYTES, SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
+from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
     FollowResponse,
@@ -23,15 +26,16 @@ from stratagem_proto.v1.replication_pb2 import (
     Standing,
     View,
 )
-from stratagem_psserver.persistence.retention import RetainedRecords
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_psserver.persistence.persistence import described
+from stratagem_psserver.persistence.replay import RetainedRecords
+from stratagem_psserver.replication.arbiter import Arbiter
 from stratagem_psserver.replication.backup import Backup
-from stratagem_psserver.replication.channel import Channel, Peers
-from stratagem_psserver.replication.disk import ReplicaDisk
-from stratagem_psserver.replication.host import Host
-from stratagem_psserver.replication.introductions import require_fitting
+from stratagem_psserver.replication.calls import handshake_of
+from stratagem_psserver.replication.exchange import Channel, Peers
 from stratagem_psserver.replication.primary import Primary
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
+from stratagem_psserver.replication.standby import ReplicaDisk
 from stratagem_psserver.replication.views import (
     Follow,
     Lead,
@@ -42,7 +46,105 @@ from stratagem_psserver.replication.views import (
     next_move,
     predecessors,
 )
+from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+
+
+class Host(Protocol):
+    """A server whose state can be exchanged, and which answers clients or refuses them."""
+
+    @property
+    def state(self) -> ServerState:
+        """The state that clients have access to while they are answered."""
+
+    def fresh_state(self) -> ServerState:
+        """Return another state, which is empty and which no client has access to."""
+
+    def adopt(self, state: ServerState) -> None:
+        """Replace the state by another one; whoever waits in the former is refused."""
+
+    def obstacle(self) -> str:
+        """Return what would be lost if another server went on with the state; "" if nothing."""
+
+    def serve(self) -> None:
+        """Answer clients from now on."""
+
+    def refuse(self) -> None:
+        """Refuse clients from now on, and tell them where the primary is."""
+
+
+def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels) -> Introduction:
+    """Return how a replica introduces itself."""
+    return Introduction(
+        asking=handshake_of(settings),
+        replica=replica,
+        kernels=kernels,
+        durability=settings.durability,
+        failover_seconds=settings.failover_seconds,
+        takes_over=settings.is_movable,
+        arbiter=same_for_all(settings.arbiter),
+        task=Task(job=settings.job, index=settings.task),
+    )
+
+
+def same_for_all(arbiter: str) -> str:
+    """Return an --arbiter in the form in which all that mean the same one agree.
+
+    A file may be named from another folder, and the members of etcd in another order.
+    """
+    scheme, _, place = arbiter.partition(":")
+    if scheme == "file":
+        return f"file:{os.path.abspath(place)}"
+    if scheme == "etcd":
+        members, _, prefix = place.partition("/")
+        return f"etcd:{','.join(sorted(members.split(',')))}/{prefix}"
+    return arbiter
+
+
+def _task_of(introduction: Introduction) -> Task:
+    """Return the task of a replica."""
+    return introduction.task if introduction.HasField("task") else introduction.asking.task
+
+
+def require_fitting(other: Introduction, own: Introduction, settings: ServerSettings) -> None:
+    """Check that another replica can be the backup of this one.
+
+    Raises:
+        FailedPreconditionError: It is not of this task, or is started otherwise.
+    """
+    where = f"the replica at {other.replica.address}"
+    if (task := _task_of(other)) != _task_of(own):
+        raise FailedPreconditionError(
+            f"{where} is of /job:{task.job}/task:{task.index}, and cannot be the backup of "
+            f"{settings.label}; give both the same --task, and each task another arbiter"
+        )
+    if other.replica.index == own.replica.index:
+        option = "--task" if settings.is_movable else "--replica"
+        raise FailedPreconditionError(
+            f"{where} has {option} {own.replica.index} as the primary of {settings.label} has; "
+            "give each another number"
+        )
+    if other.kernels != own.kernels:
+        raise FailedPreconditionError(
+            f"{where} has {described(other.kernels)}, but the primary {described(own.kernels)}, "
+            "which may compute other bits; start both alike"
+        )
+    if other.durability != own.durability:
+        raise FailedPreconditionError(
+            f"{where} has --durability {other.durability}, but the primary {own.durability}; start "
+            "both alike"
+        )
+    if other.failover_seconds != own.failover_seconds:
+        raise FailedPreconditionError(
+            f"{where} has --failover-seconds {other.failover_seconds:g}, but the primary "
+            f"{own.failover_seconds:g}; start both alike"
+        )
+    if other.arbiter not in ("", own.arbiter):
+        raise FailedPreconditionError(
+            f"{where} has --arbiter {other.arbiter}, but the primary {own.arbiter}, so both could "
+            "come to serve; give both the same"
+        )
+
 
 # A replica that was refused waits longer until it asks again, since somebody has to do something.
 _REFUSED_PAUSES = 16

@@ -13,7 +13,7 @@ from stratagem_proto.log.batches import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_psserver.log.log import Log
-from stratagem_psserver.persistence.retention import RetainedRecords
+from stratagem_psserver.persistence.replay import RetainedRecords
 
 # Those who wait are told so after this time, and repeat their requests.
 _PATIENCE_SECONDS = 10.0

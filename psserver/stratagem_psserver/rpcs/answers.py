@@ -20,8 +20,8 @@ from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
+from stratagem_psserver.environment import TENSOR_BYTES
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import Holding, LockUse
 from stratagem_psserver.variables.read_plans import ReadPlan

@@ -12,7 +12,7 @@ from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
-from stratagem_psserver.checkpoints.saving import Saved, Saves
+from stratagem_psserver.checkpoints import Saved, Saves
 from stratagem_psserver.exactly_once.counted_steps import check_positions
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.restoration import StagedVariables, check_run, read_accounts

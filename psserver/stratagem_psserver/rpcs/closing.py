@@ -13,8 +13,12 @@ from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.rpcs.steps import run_step
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.synchronous.contributions import Part
-from stratagem_psserver.synchronous.limits import closed_total, finished_total, limited_total
+from stratagem_psserver.synchronous.contributions import (
+    Part,
+    closed_total,
+    finished_total,
+    limited_total,
+)
 from stratagem_psserver.variables.locks import LockUse
 
 

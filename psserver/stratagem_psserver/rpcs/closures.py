@@ -8,7 +8,7 @@ from functools import partial
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import closure_pb2
 from stratagem_proto.v1 import draws_pb2 as pb
-from stratagem_psserver.data.data_ledger import Function
+from stratagem_psserver.data_ledgers import Function
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.exactly_once.spaces import EndedClosures, SpaceUser
 from stratagem_psserver.state import ServerState

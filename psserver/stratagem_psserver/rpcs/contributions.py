@@ -12,8 +12,7 @@ from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.rpcs.closing import close, finish
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.synchronous.contributions import Part
-from stratagem_psserver.synchronous.limits import limits_of
+from stratagem_psserver.synchronous.contributions import Part, limits_of
 from stratagem_psserver.variables.locks import LockUse
 
 

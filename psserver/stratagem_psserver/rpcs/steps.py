@@ -10,11 +10,11 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import GraphOutput, InputBinding
+from stratagem_psserver.environment import LARGE_BYTES, TENSOR_BYTES
 from stratagem_psserver.exactly_once.receiving import StagedTensors
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
 from stratagem_psserver.optimization.steps import ReadyStep
-from stratagem_psserver.process import LARGE_BYTES, TENSOR_BYTES
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState

@@ -23,7 +23,7 @@ from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import GraphResult, all_gradients, run_graph, run_step
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.synchronous.limits import limited, limits_of
+from stratagem_psserver.synchronous.contributions import limited, limits_of
 from stratagem_psserver.variables.locks import LockUse
 
 

@@ -10,10 +10,10 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader, AssignResponse
 from stratagem_proto.wire.segment import Segment
+from stratagem_psserver.environment import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.process import TENSOR_BYTES
 from stratagem_psserver.rpcs.answers import ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now, report_inputs
 from stratagem_psserver.state import ServerState

@@ -19,7 +19,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesResponse,
 )
 from stratagem_proto.wire.tensors import as_bytes
-from stratagem_psserver.cluster.known import check_training
+from stratagem_psserver.cluster import check_training
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.receiving import Chunks, StagedTensors
 from stratagem_psserver.exactly_once.session import Session

@@ -9,7 +9,7 @@ When a session ends, contributions that it has only staged are dropped. Those th
 still count; if the worker is started again and contributes to the same step, the second
 contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
 for a step that cannot close without it fails with an error that names it, unless the worker may
-still be started again and was not given up: see `absences.py`. When all workers of a group have
+still be started again and was not given up: see `Absences`. When all workers of a group have
 left for good, what they committed to steps that are not closed is dropped. When all are gone but
 may come back, it is dropped as soon as other requests need the memory. Other servers may have what
 was dropped here, and close the step once the last worker has committed it everywhere; the first
@@ -23,7 +23,7 @@ dropped, and their workers are told so when they commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stratagem_proto.errors import (
@@ -35,16 +35,49 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_psserver.synchronous.closed_steps import ClosedStep, ClosedSteps
-from stratagem_psserver.synchronous.contribution_checks import (
+from stratagem_psserver.synchronous.contributions import (
+    ClosedStep,
+    ClosedSteps,
+    Part,
     check_agreement,
     check_numbers,
     check_replaceable,
 )
-from stratagem_psserver.synchronous.contributions import Part
-from stratagem_psserver.synchronous.group_facts import complete, group_from_json, group_to_json
-from stratagem_psserver.synchronous.step_group import Member, StepGroup
+from stratagem_psserver.synchronous.step_group import (
+    Member,
+    StepGroup,
+    complete,
+    group_from_json,
+    group_to_json,
+)
 from stratagem_psserver.waiting import AwaitedClient, listed
+
+
+class Absences:
+    """When each absence was noticed.
+
+    That a worker is not waited for any more is part of the state of its groups, and in the log.
+    Only when that is to be is decided here. A server that goes on with the state of another process
+    gives each worker the whole time again, since nobody could come back meanwhile.
+
+    Args:
+        seconds: For how long others wait; 0 if they do not.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._noticed: dict[str, float] = {}
+
+    def overdue(self, absent: Iterable[str], now: float) -> Sequence[str]:
+        """Return the tasks that have been away for longer than others wait.
+
+        Args:
+            absent: All tasks that are waited for although they are away.
+            now: The time.
+        """
+        self._noticed = {task: self._noticed.get(task, now) for task in absent}
+        return [task for task, since in self._noticed.items() if now - since >= self._seconds]
+
 
 # No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000

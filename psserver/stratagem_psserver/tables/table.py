@@ -11,8 +11,7 @@ from stratagem_proto.programs.narrow_rows import nearest
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
-from stratagem_psserver.limits.allocation import allocating
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit, allocating
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, FoundRows
 from stratagem_psserver.tables.idle_time import IdleTime

@@ -20,8 +20,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     Assignment,
     AssignMode,
 )
-from stratagem_psserver.limits.allocation import allocating, require_memory
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit, allocating, require_memory
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.selections import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore

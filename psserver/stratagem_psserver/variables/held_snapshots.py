@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 
 from stratagem_proto.errors import FailedPreconditionError, VariableNotFoundError
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import FoundRows
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.table_snapshot import TableSnapshot

@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 
 _NUMBERS = count()
 

@@ -27,7 +27,7 @@ from stratagem_proto.v1.variable_pb2 import (
 )
 from stratagem_proto.versions import FIRST_VERSION
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import FIRST_ROWS, Table
 from stratagem_psserver.variables.creation import (

@@ -9,7 +9,7 @@ import typer
 
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_psserver import cli as parameter_server
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions
 from stratagem_worker import cli as worker_server
 from stratagem_worker.cli import WorkerOptions
 from tests.deploy.manifests.pods import Pod, pods

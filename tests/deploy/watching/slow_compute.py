@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from stratagem_psserver.process import Compute
+from stratagem_psserver.environment import Compute
 
 Result = TypeVar("Result")
 

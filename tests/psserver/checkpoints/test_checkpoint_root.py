@@ -17,7 +17,7 @@ from stratagem_proto.errors import (
     PermissionDeniedError,
     StratagemError,
 )
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.hostile_checkpoints import saved

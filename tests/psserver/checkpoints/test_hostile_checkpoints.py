@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
-from stratagem_psserver.checkpoints.continuation import facts_of
+from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState

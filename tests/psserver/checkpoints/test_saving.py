@@ -11,7 +11,7 @@ import torch
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.checkpoints.saving import MAX_SAVES, Saves
+from stratagem_psserver.checkpoints import MAX_SAVES, Saves
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 

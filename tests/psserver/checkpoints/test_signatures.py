@@ -15,7 +15,7 @@ from stratagem_deploy.checkpoints.signing import sign
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import DataLossError, PermissionDeniedError
-from stratagem_psserver.checkpoints.continuation import facts_of
+from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState

@@ -15,7 +15,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
 )
-from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.cli import ServerOptions
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.checkpoints import model, save_at

@@ -12,7 +12,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.shares import share_of
-from stratagem_psserver.consistency.barrier import MAX_GATHERINGS, MAX_PASSED, Barriers
+from stratagem_psserver.consistency.barriers import MAX_GATHERINGS, MAX_PASSED, Barriers
 
 FIRST, SECOND, LATER = b"first", b"second", b"later"
 

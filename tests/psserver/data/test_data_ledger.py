@@ -16,9 +16,8 @@ from stratagem_proto.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from stratagem_psserver.data import data_ledger, data_ledgers
-from stratagem_psserver.data.data_ledger import Function
-from stratagem_psserver.data.data_ledgers import DataLedgers
+from stratagem_psserver import data_ledgers
+from stratagem_psserver.data_ledgers import DataLedgers, Function
 
 NAME, NUM_BATCHES, SEED = "ratings", 5, 7
 FIRST, SECOND = b"first", b"second"
@@ -206,7 +205,7 @@ def test_a_pass_has_to_be_opened() -> None:
 def test_the_oldest_pass_that_was_left_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(data_ledger, "MAX_PASSES", 2)
+    monkeypatch.setattr(data_ledgers, "MAX_PASSES", 2)
     program = Program()
     for _ in range(3):
         program.open()

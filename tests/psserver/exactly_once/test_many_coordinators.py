@@ -24,7 +24,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     AssignResponse,
 )
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.checkpoints.continuation import facts_of
+from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.exactly_once import spaces
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN

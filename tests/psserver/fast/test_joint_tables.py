@@ -13,7 +13,7 @@ from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.variable_pb2 import Initializer, TruncatedNormalShape, VariableSpec
 from stratagem_psserver.fast import row_groups, sparse_rules
 from stratagem_psserver.fast.repeated_groups import Gradients
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.gradients import as_sparse
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.creation import initial_values

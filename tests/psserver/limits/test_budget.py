@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_psserver.limits.budget import Budget
+from stratagem_psserver.limits import Budget
 
 
 def test_a_reservation_is_given_back_at_its_end() -> None:

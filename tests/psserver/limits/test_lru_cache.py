@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_psserver.limits.lru_cache import LruCache
+from stratagem_psserver.limits import LruCache
 
 
 def holding(*keys: bytes, most: int = 9, most_in_keys: int = 99) -> LruCache[bytes, int]:

@@ -18,7 +18,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesResponse,
 )
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

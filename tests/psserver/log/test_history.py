@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem_proto.errors import InvalidArgumentError, SessionLostError
-from stratagem_psserver.log.history import History
+from stratagem_psserver.log.changes import History
 
 A, B, C, D = (bytes([number]) * 8 for number in range(1, 5))
 

@@ -11,8 +11,7 @@ import pytest
 from stratagem_proto.log.batches import Entry
 from stratagem_proto.log.segments import FORMAT, LogReader, segment_name, segments_in
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
-from stratagem_psserver.log.segment_writer import SegmentWriter
-from stratagem_psserver.log.spares import Spares
+from stratagem_psserver.log.segment_writer import SegmentWriter, Spares
 
 ROOMY = 1 << 30
 

@@ -16,7 +16,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR, OpenSessionRequest
-from stratagem_psserver.moves.calls import SERVICE
+from stratagem_psserver.moves import SERVICE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

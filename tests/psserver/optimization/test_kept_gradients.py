@@ -7,7 +7,7 @@ import torch
 
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
-from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.limits import Budget, Reservation
 from stratagem_psserver.optimization import kept_gradients
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.kept_gradients import KeptGradients

@@ -14,7 +14,7 @@ from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.optimization.single_steps import take_step

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import UnavailableError
-from stratagem_psserver.persistence.paced_checkpoint import PacedCheckpoint, Rests
+from stratagem_psserver.persistence.images import PacedCheckpoint, Rests
 
 MIB = 1 << 20
 

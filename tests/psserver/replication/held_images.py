@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from stratagem_psserver.checkpoints.continuation import resume_variables
+from stratagem_psserver.checkpoints import resume_variables
 from stratagem_psserver.persistence import images
 
 _LONGEST_SECONDS = 20.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_psserver.replication.catching_up import CatchingUp
+from stratagem_psserver.replication.standby import CatchingUp
 
 
 def waiting_at_the_end(waiting: int, arrivals_per_record: float) -> int:

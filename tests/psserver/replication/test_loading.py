@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stratagem_proto.v1.replication_pb2 import Standing
+from stratagem_psserver.replication.exchange import Window
 from stratagem_psserver.replication.standby import Standby
-from stratagem_psserver.replication.window import Window
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.held_images import held_images

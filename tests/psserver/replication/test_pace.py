@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_psserver.replication.pace import Pace
+from stratagem_psserver.replication.exchange import Pace
 
 
 class Hands:

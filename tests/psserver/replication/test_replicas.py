@@ -14,10 +14,10 @@ import torch
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import FollowRequest, Replica, Standing, View
-from stratagem_psserver.persistence.kernels import present_kernels
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.persistence.persistence import present_kernels
 from stratagem_psserver.replication.calls import GrpcPeers
-from stratagem_psserver.replication.introductions import introduction_of
+from stratagem_psserver.replication.registers import arbiter_of
+from stratagem_psserver.replication.replica import introduction_of
 from stratagem_psserver.server import ParameterServer
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import (

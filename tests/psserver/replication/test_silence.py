@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.v1.replication_pb2 import Standing
 from stratagem_psserver.replication.backup import Backup
-from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.exchange import Lease
 from stratagem_psserver.replication.primary import Primary
 from tests.psserver.persistence.servers import client_of
 from tests.psserver.replication.pairs import Pair, pair, report_of, standing_of

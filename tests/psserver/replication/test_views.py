@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.v1.replication_pb2 import Replica, View
-from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.exchange import Lease
 from stratagem_psserver.replication.views import (
     Follow,
     Lead,

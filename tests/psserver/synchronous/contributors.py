@@ -7,7 +7,7 @@ from typing import Any
 
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
-from stratagem_psserver.limits.budget import Budget
+from stratagem_psserver.limits import Budget
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stratagem_proto.errors import AbortedError, ResourceExhaustedError
-from stratagem_psserver.limits.budget import Budget
+from stratagem_psserver.limits import Budget
 from tests.psserver.synchronous.contributors import (
     BUDGET,
     PART_BYTES,

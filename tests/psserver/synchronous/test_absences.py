@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem_proto.errors import AbortedError
-from stratagem_psserver.synchronous.absences import Absences
-from stratagem_psserver.synchronous.rounds import Rounds
+from stratagem_psserver.synchronous.rounds import Absences, Rounds
 from tests.psserver.synchronous.contributors import Cluster, mark, session
 
 LOST = "/job:worker/task:1"

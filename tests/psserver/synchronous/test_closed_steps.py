@@ -15,7 +15,7 @@ from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
-from stratagem_psserver.synchronous.limits import closed_total
+from stratagem_psserver.synchronous.contributions import closed_total
 from tests.psserver.synchronous.contributors import Cluster, mark, session
 from tests.psserver.wire import RawClient, encoded, sgd, update_header
 

@@ -22,8 +22,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     Reduction,
 )
 from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
-from stratagem_psserver.synchronous.contributions import Part, total
+from stratagem_psserver.synchronous.contributions import MAX_WORKERS, Part, total
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS, MAX_STEPS, Rounds
 from tests.psserver.synchronous.contributors import PART_BYTES, Cluster, mark, session
 from tests.psserver.wire import sgd

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.table import Table
 from tests.psserver.tables.specs import ZEROS, dynamic, table_spec
 from tests.psserver.tables.test_idle_time import kept, written

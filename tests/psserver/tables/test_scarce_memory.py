@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_psserver.limits.allocation import is_out_of_memory
+from stratagem_psserver.limits import is_out_of_memory
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.tables.key_index import KeyIndex
 from tests.psserver.scarce_memory import in_a_child, limited_memory

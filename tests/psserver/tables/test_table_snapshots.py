@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables import table_snapshot
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table_snapshot import TableSnapshot

@@ -20,7 +20,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import DTYPES
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable

@@ -12,7 +12,7 @@ from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, Task
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.held_snapshots import HeldSnapshots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem_psserver.checkpoint_gate import CheckpointGate
-from stratagem_psserver.consistency.barrier import Barriers
-from stratagem_psserver.consistency.rules import BoundedRule, StepRule
-from stratagem_psserver.consistency.schedule import Schedule
+from stratagem_psserver.consistency.barriers import Barriers
+from stratagem_psserver.consistency.rules import BoundedRule, Schedule, StepRule
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.synchronous.step_group import StepGroup
 from tests.simulation.planted.plant import Plant, replaced

@@ -12,11 +12,10 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.log import segment_writer
-from stratagem_psserver.log.changes import Changes
-from stratagem_psserver.log.history import History
+from stratagem_psserver.log.changes import Changes, History
 from stratagem_psserver.persistence import folder
 from stratagem_psserver.persistence.folder import StateFolder
-from stratagem_psserver.servicer import Methods
+from stratagem_psserver.service import Methods
 from tests.simulation.planted.plant import Plant, replaced
 
 _has_intact_batch = log_segments._has_intact_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_psserver.data.data_ledger import DataLedger, Function
+from stratagem_psserver.data_ledgers import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.fence import Fence
 from stratagem_psserver.exactly_once.ledger import SessionLedger

@@ -13,8 +13,7 @@ from stratagem_psserver.log.changes import LoggedRequest
 from stratagem_psserver.replication import replica
 from stratagem_psserver.replication.backup import Backup
 from stratagem_psserver.replication.backup_link import BackupLink
-from stratagem_psserver.replication.batches import Arrival
-from stratagem_psserver.replication.lease import Lease
+from stratagem_psserver.replication.exchange import Arrival, Lease
 from stratagem_psserver.replication.primary import Primary
 from stratagem_psserver.replication.replica import ReplicatedTask
 from stratagem_psserver.replication.standby import Standby

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_FENCED, STANDING_PRIMARY
 from stratagem_psserver.persistence.images import moment_of
-from stratagem_psserver.replication.digests import digests_beside
+from stratagem_psserver.replication.verification import digests_beside
 from stratagem_psserver.state import ServerState
 from tests.logged_servers import described
 from tests.simulation.disk import Disk

@@ -11,8 +11,8 @@ import grpc
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.replicated_service import ReplicatedService
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.channel import Channel, Peers
+from stratagem_psserver.replication.arbiter import Arbiter
+from stratagem_psserver.replication.exchange import Channel, Peers
 from stratagem_psserver.settings import ServerSettings
 from tests.simulation.server_run import PRESENT_RUN, ServerRun
 from tests.simulation.virtual_loop import Piece

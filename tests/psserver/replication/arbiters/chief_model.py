@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from stratagem._ps_client.arbitration.register import Outgoing, ViewRegister
 from stratagem_proto.v1.arbitration_pb2 import Answer, ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import Replica, View
-from stratagem_psserver.replication.arbiters.pledge import Pledge
+from stratagem_psserver.replication.chief_arbiter import Pledge
 from stratagem_psserver.replication.views import (
     Lead,
     Propose,

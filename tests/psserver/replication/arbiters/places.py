@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from stratagem_proto.v1.replication_pb2 import Replica, View
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.arbiter import Arbiter
+from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.replication.arbiters.etcd import Etcd
 from tests.psserver.replication.arbiters.lease_server import LeaseServer

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem_proto.errors import DataLossError, InternalError, UnavailableError
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
+from stratagem_psserver.replication.arbiter import Arbiter
 from tests.psserver.replication.arbiters.places import Place, arbiter_at, view
 
 WRITERS = 8

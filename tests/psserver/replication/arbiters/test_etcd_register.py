@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.registers import arbiter_of
 from tests.faults import Direction
 from tests.psserver.replication.arbiters.etcd import Certificates, Etcd, free_port, running
 from tests.psserver.replication.arbiters.places import PATIENCE, settings_of, view

@@ -15,8 +15,8 @@ import pytest
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.persistence import file_system
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.persistence import folder as state_folder
+from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.replication.arbiters.places import (
     Folder,
@@ -138,7 +138,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> str:
         "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
         f"99 27 0:50 / {point} rw,relatime shared:2 master:3 - {kind} a:/b rw\n"
     )
-    monkeypatch.setattr(file_system, "MOUNTS", mounts)
+    monkeypatch.setattr(state_folder, "MOUNTS", mounts)
     return f"file:{folder}"
 
 
@@ -171,4 +171,4 @@ def test_memory_keeps_views_of_replicas_that_keep_nothing_else(
 
 def test_the_system_tells_what_is_in_memory() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        assert file_system.file_system_of(Path(folder)) == "tmpfs"
+        assert state_folder.file_system_of(Path(folder)) == "tmpfs"

@@ -18,8 +18,8 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.replication.arbiters.arbiter import Arbiter
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.arbiter import Arbiter
+from stratagem_psserver.replication.registers import arbiter_of
 from tests.psserver.replication.arbiters.lease_server import LeaseServer, serving
 from tests.psserver.replication.arbiters.places import Kubernetes, arbiter_at, settings_of, view
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_psserver.replication.arbiters.schemes import arbiter_of
+from stratagem_psserver.replication.registers import arbiter_of
 from tests.psserver.replication.arbiters.places import settings_of
 
 

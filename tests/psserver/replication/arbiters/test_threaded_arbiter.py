@@ -9,8 +9,7 @@ import pytest
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.replication.arbiters.register import Deadline
-from stratagem_psserver.replication.arbiters.threaded_arbiter import ThreadedArbiter
+from stratagem_psserver.replication.arbiter import Deadline, ThreadedArbiter
 from tests.psserver.replication.arbiters.places import PATIENCE, view
 
 

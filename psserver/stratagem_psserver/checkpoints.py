@@ -1,0 +1,477 @@
+"""Saving the state of a server while training goes on, and resuming from what was saved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratagem_proto.checkpoint.blocks import WriteOptions
+from stratagem_proto.checkpoint.companions import is_companion
+from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import (
+    NUMBER_BYTES,
+    TensorEntry,
+    TensorFile,
+    are_alike,
+    row_count,
+    row_nbytes,
+)
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.checkpoint.soundness import refused_if_unsound
+from stratagem_proto.checkpoint.whole import whole_name
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    StratagemError,
+)
+from stratagem_proto.reading_ahead import read_ahead
+from stratagem_proto.server_log import LOG
+from stratagem_proto.stores.places import Place, absolute_place, shared_place
+from stratagem_proto.stores.store import Folder
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.status_pb2 import CheckpointStatus
+from stratagem_proto.versions import first_of_another_run
+from stratagem_proto.wire.tensors import as_bytes
+from stratagem_psserver.exactly_once.numbering import Numbering
+from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
+from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.limits import allocating
+from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.tables.reading import read_table
+from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.snapshot_values import SnapshotValue
+from stratagem_psserver.variables.store import VariableStore
+
+_ADVICE = "start it where there is more, or let strategy.restore() use more servers"
+
+
+def dump(state: ServerState) -> str:
+    """Return the state of a server except variables, as the text of JSON."""
+    return json.dumps(facts_of(state))
+
+
+def facts_of(state: ServerState) -> dict[str, Any]:
+    """Return the state of a server except variables, as JSON."""
+    return {
+        "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
+        "fence": state.ledger.fence.facts(),
+        **state.cluster.facts(),
+        "optimizers": state.optimizers.classes(),
+        "groups": state.rounds.applied(),
+        "clocks": state.clocks.facts(),
+        "closures": dump_closures(state.closures),
+        "data": state.data.facts(),
+        "barriers": state.barriers.facts(one.id for one in state.ledger.sessions()),
+        "restored": state.restored.facts(),
+        "run": state.restored.run_facts(),
+        "counted": state.ledger.counted.facts(),
+    }
+
+
+def _session_to_json(session: Session) -> dict[str, Any]:
+    numbering = session.numbering
+    return {
+        "id": session.id.hex(),
+        "client": session.client.hex(),
+        "program": session.program.hex(),
+        "process": session.process.hex(),
+        "role": session.role,
+        "task": [session.task.job, session.task.index],
+        "opened": session.opened,
+        "acknowledged": numbering.acknowledged,
+        "last": numbering.last,
+        "replies": [b64encode(reply.SerializeToString()).decode() for reply in numbering.replies()],
+    }
+
+
+def _session_from_json(item: dict[str, Any]) -> Session:
+    replies = [RecordedReply.FromString(b64decode(each)) for each in item["replies"]]
+    job, index = item["task"]
+    return Session(
+        bytes.fromhex(item["id"]),
+        item["role"],
+        Task(job=job, index=index),
+        numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
+        client=bytes.fromhex(item["client"]),
+        program=bytes.fromhex(item.get("program", "")),
+        process=bytes.fromhex(item.get("process", "")),
+        opened=item.get("opened", 0),
+    )
+
+
+def resume(state: ServerState, path: str) -> bool:
+    """Restore an empty server from its part of the latest checkpoint, if there is one.
+
+    Args:
+        state: The state of the server.
+        path: The folder of checkpoints.
+
+    Returns:
+        Whether there was a checkpoint.
+
+    Raises:
+        FailedPreconditionError: The checkpoint has no part of this server.
+        DataLossError: It is damaged.
+        PermissionDeniedError: It is not below the server's root of checkpoints.
+    """
+    try:
+        checkpoint = open_checkpoint(shared_place(absolute_place(path)), state.settings.checkpoints)
+    except NotFoundError:
+        return False
+    if part_name(state.settings.task) not in checkpoint.index.servers:
+        raise FailedPreconditionError(
+            f"{str(checkpoint.folder)!r} has nothing of {state.settings.label}: "
+            f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
+            "the program restore it by strategy.restore()"
+        )
+    resume_as_another_run(state, checkpoint)
+    # Checkpoints of earlier releases do not say it otherwise.
+    state.cluster.size.learn(len(checkpoint.index.servers))
+    return True
+
+
+def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: bool = True) -> None:
+    """Restore an empty server from its part of a checkpoint, which is of the past.
+
+    Args:
+        state: The state of the server.
+        checkpoint: The checkpoint.
+        has_all: Whether it must have the parts of all servers.
+
+    Raises:
+        DataLossError: It is damaged.
+    """
+    part = part_name(state.settings.task)
+    state.store.first_version = first_of_another_run(state.environment.random_bytes)
+    with allocating(_ADVICE), refused_if_unsound(str(checkpoint.folder)):
+        resume_variables(state, checkpoint, part, has_all)
+        resume_facts(state, checkpoint.index.servers[part])
+    state.resumed = True
+
+
+def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
+    """Restore what `facts_of` returned."""
+    state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
+    state.optimizers.restore(facts["optimizers"])
+    state.rounds.restore(facts["groups"])
+    # Checkpoints of earlier releases lack some of these.
+    if fence := facts.get("fence"):
+        state.ledger.fence.restore(fence)
+    state.cluster.restore(facts)
+    state.clocks.restore(facts.get("clocks", {}))
+    restore_closures(state.closures, facts.get("closures", []))
+    state.data.restore(facts.get("data", {}))
+    state.barriers.restore(facts.get("barriers", {}))
+    state.ledger.counted.restore(facts.get("counted", {}))
+    state.restored.restore_run(facts.get("run"))
+    announced = facts.get("restored", ())
+    state.restored.restore(announced, awaited=[session for _, session in announced])
+
+
+def resume_variables(
+    state: ServerState, checkpoint: Checkpoint, part: str, has_all: bool = True
+) -> None:
+    """Create the variables of a part of a checkpoint.
+
+    Args:
+        state: The state of the server.
+        checkpoint: The checkpoint.
+        part: The name of the part.
+        has_all: Whether the checkpoint must have the parts of all servers.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for them.
+    """
+    tensors, store = checkpoint.index.tensors, state.store
+    mine = [
+        entry
+        for name, entry in tensors.items()
+        if entry.file == part and not is_companion(name, tensors)
+    ]
+    _require_room(store, mine)
+    wholes = wholes_of(checkpoint.index, has_all)
+    values = read_ahead(checkpoint.tensor, [entry for entry in mine if entry.rows is None])
+    # In their order: a slot variable of a table comes behind it.
+    for entry in mine:
+        if entry.rows is None:
+            store.create([entry.spec], [next(values)])
+        elif not entry.spec.slot_of:
+            whole = wholes[whole_name(entry.spec)]
+            states = [one for one in wholes.values() if one.is_state_of(whole)]
+            for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
+                store.put_table(arena)
+    store.recount([entry.name for entry in mine])
+
+
+def _require_room(store: VariableStore, entries: Sequence[TensorEntry]) -> None:
+    """Check the limit of the memory of variables before any of them is read."""
+    nbytes, left = sum(entry.nbytes for entry in entries), store.memory_limit.left
+    if left is not None and nbytes > left:
+        raise ResourceExhaustedError(
+            f"variables of the checkpoint have {nbytes} bytes, and {left} are left of "
+            f"--variable-bytes; {_ADVICE}"
+        )
+
+
+_RUN_BYTES = 4 << 20
+
+_WORDS = torch.int64, torch.int32, torch.int16, torch.uint8
+
+
+def compared(snapshot: Snapshot, base: Checkpoint) -> list[Content]:
+    """Return what has to be written of a snapshot beside an earlier checkpoint.
+
+    Bytes are compared, so that it does not matter who changed them, how often, or in which run of
+    the server. A row of a table is compared with the one that has had its position.
+
+    Args:
+        snapshot: The snapshot, of which nothing has been taken yet.
+        base: The earlier checkpoint.
+
+    Raises:
+        DataLossError: Bytes of the earlier checkpoint are missing or damaged.
+    """
+    contents = zip(snapshot.contents, list(snapshot.values), strict=True)
+    return [_compared(content, value, base) for content, value in contents]
+
+
+def _compared(content: Content, value: SnapshotValue, base: Checkpoint) -> Content:
+    entry = base.index.tensors.get(content.spec.name)
+    if entry is None or not are_alike(entry.tensor, content.tensor):
+        return content
+    if not content.tensor.shape or row_nbytes(content.tensor):
+        return replace(content, changed=_changed(content, value, base, entry))
+    return content
+
+
+def _changed(
+    content: Content, value: SnapshotValue, base: Checkpoint, entry: TensorEntry
+) -> torch.Tensor | None:
+    """Return the numbers of the rows that differ; None if these take no less than all rows."""
+    size, rows = row_nbytes(content.tensor), row_count(content.tensor)
+    most = size * rows // (size + NUMBER_BYTES)
+    found, count, first = [torch.empty(0, dtype=torch.int64)], 0, 0
+    for run in _split(value.runs(), size):
+        found.append(first + _differing(run, base, entry, first))
+        count, first = count + len(found[-1]), first + len(run)
+        if count >= most and count:
+            return None
+    return torch.cat(found)
+
+
+def _split(runs: Iterator[torch.Tensor], size: int) -> Iterator[torch.Tensor]:
+    """Yield the bytes of rows, some rows at a time."""
+    at_once = max(1, _RUN_BYTES // size)
+    for run in runs:
+        if run.numel():
+            rows = torch.frombuffer(as_bytes(run), dtype=torch.uint8).view(-1, size)
+            yield from rows.split(at_once)
+
+
+def _differing(run: torch.Tensor, base: Checkpoint, entry: TensorEntry, first: int) -> torch.Tensor:
+    """Return which of some rows, the first of which has a number, are not in the base."""
+    size = run.shape[1]
+    known = max(0, min(len(run), row_count(entry.tensor) - first))
+    before = torch.empty(known, size, dtype=torch.uint8)
+    if known:
+        base.read(entry, first * size, as_bytes(before))
+    differs = torch.ones(len(run), dtype=torch.bool)
+    differs[:known] = (_words(run[:known]) != _words(before)).any(1)
+    return differs.nonzero().squeeze(1)
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of rows as the widest words that fit: these are compared the fastest."""
+    size = rows.shape[1]
+    return rows.view(next(word for word in _WORDS if not size % word.itemsize))
+
+
+# The most ended saves that are remembered until clients ask for their results.
+_REMEMBERED = 32
+
+# The most saves under way, each of which can grow to the size of all variables.
+MAX_SAVES = 8
+
+# Until then a client has asked for the result of a save that it waits for.
+_ASKING_SECONDS = 5.0
+
+Saved = tuple[TensorFile, str]
+"""A written part, and the server's state besides variables as JSON."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A part that was written.
+
+    Attributes:
+        folder: The folder of the checkpoint.
+        ended: When the part was complete, in seconds of the monotonic clock.
+        nbytes: Its size.
+        seconds: How long it took to write.
+    """
+
+    folder: str
+    ended: float
+    nbytes: int
+    seconds: float
+
+
+class Saves:
+    """The saves of a server, by their cuts."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._saves, self._failures = 0, 0
+        self._last: _Written | None = None
+        self._tasks: dict[bytes, asyncio.Task[Saved]] = {}
+
+    def begin(self, cut: bytes, folder: str, base: str = "") -> None:
+        """Take a snapshot of all variables and begin to write it; a repetition does nothing.
+
+        Args:
+            cut: Which moment it is.
+            folder: The path of the folder of the checkpoint.
+            base: The path of the checkpoint beside which it will be read; "" for none.
+
+        Raises:
+            InvalidArgumentError: The path of the folder is not absolute.
+            NotFoundError: The folder does not exist on this machine.
+            PermissionDeniedError: The folder is not below the server's root of checkpoints.
+            FailedPreconditionError: Too many saves are under way.
+        """
+        if cut in self._tasks:
+            return
+        self._require_few()
+        opened = self._opened(shared_place(folder))
+        beside = shared_place(base) if base else None
+        snapshot = self._state.snapshots.take(self._state.store)
+        facts = dump(self._state)
+        self._tasks[cut] = asyncio.ensure_future(self._write(opened, beside, snapshot, facts))
+
+    def _opened(self, path: Place) -> Folder:
+        settings = self._state.settings
+        if isinstance(path, Path) and not path.is_absolute():
+            raise InvalidArgumentError(f"{str(path)!r} is not an absolute path")
+        try:
+            return settings.checkpoints.folder(path)
+        except PermissionDeniedError:
+            raise
+        except OSError as error:
+            raise NotFoundError(
+                f"{settings.label} has no folder {str(path)!r} to save in ({error.strerror}); "
+                "choose one that all servers and the chief share"
+            ) from error
+
+    def _require_few(self) -> None:
+        ended = [cut for cut, task in self._tasks.items() if task.done()]
+        under_way = len(self._tasks) - len(ended)
+        for cut in ended[:-_REMEMBERED]:
+            del self._tasks[cut]
+        if under_way >= MAX_SAVES:
+            raise FailedPreconditionError(
+                f"{self._state.settings.label} writes {MAX_SAVES} checkpoints, which "
+                "is the most at a time, since each may need the memory of all "
+                "variables; save again when one is written"
+            )
+
+    async def _write(
+        self, folder: Folder, base: Place | None, snapshot: Snapshot, facts: str
+    ) -> Saved:
+        settings, path = self._state.settings, folder.path
+        write = partial(_write_part, folder, settings, snapshot, base)
+        began = self._state.clock()
+        try:
+            # Not in the threads of `Compute`, which it would block.
+            part = await asyncio.get_running_loop().run_in_executor(None, write)
+        except StratagemError:
+            self._failures += 1
+            raise
+        except OSError as error:
+            self._failures += 1
+            raise FailedPreconditionError(
+                f"{settings.label} cannot write to {str(path)!r}: {error}"
+            ) from error
+        finally:
+            self._state.snapshots.close(snapshot)
+        self._saves += 1
+        ended = self._state.clock()
+        # The parts' own folder is renamed once all parts are written.
+        root, nbytes = str(path.parent), part.file.nbytes
+        self._last = _Written(root, ended, nbytes, ended - began)
+        return part, facts
+
+    def report(self) -> CheckpointStatus:
+        """Return the number of saves, and the facts of the last one."""
+        status = CheckpointStatus(saves=self._saves, failures=self._failures)
+        if last := self._last:
+            status.folder, status.bytes = last.folder, last.nbytes
+            status.age_seconds = self._state.clock() - last.ended
+            status.seconds = last.seconds
+        return status
+
+    def knows(self, cut: bytes) -> bool:
+        """Return whether the save of a cut has begun."""
+        return cut in self._tasks
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether a client may be about to ask for the result of one."""
+        last = self._last
+        asks = last is not None and self._state.clock() - last.ended < _ASKING_SECONDS
+        return asks or not all(task.done() for task in self._tasks.values())
+
+    async def finish(self, cut: bytes, seconds: float) -> Saved | None:
+        """Wait for a save and return its result; None if it takes longer than so many seconds.
+
+        Raises:
+            FailedPreconditionError: The save is unknown, or its part could not be written.
+        """
+        task = self._tasks.get(cut)
+        if task is None:
+            raise FailedPreconditionError(
+                f"{self._state.settings.label} does not know this save; it may have "
+                "restarted meanwhile. Save again"
+            )
+        await asyncio.wait([task], timeout=seconds)
+        return task.result() if task.done() else None
+
+    async def close(self) -> None:
+        """Wait for all saves that are under way."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _write_part(
+    folder: Folder, settings: ServerSettings, snapshot: Snapshot, base: Place | None
+) -> TensorFile:
+    folder.require_there()
+    options = WriteOptions(has_digests=bool(settings.checkpoint_key))
+    name, contents = part_name(settings.task), _contents(settings, snapshot, base)
+    return write_part(folder, name, contents, snapshot.taken(contents), options=options)
+
+
+def _contents(
+    settings: ServerSettings, snapshot: Snapshot, base: Place | None
+) -> Sequence[Content]:
+    """Return what is written of a snapshot: what a base lacks, or all."""
+    if base is None:
+        return snapshot.contents
+    try:
+        return compared(snapshot, open_checkpoint(base, settings.checkpoints))
+    except (StratagemError, OSError) as error:
+        LOG.warning("saves all rows", task=settings.label, base=str(base), why=str(error))
+        return snapshot.contents

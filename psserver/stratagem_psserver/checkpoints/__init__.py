@@ -1,1 +1,0 @@
-"""Saving the state of a server, and restoring it."""

@@ -1,1 +1,0 @@
-"""What a server knows of the cluster that its clients are in."""

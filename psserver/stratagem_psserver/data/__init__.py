@@ -1,1 +1,0 @@
-"""Ledgers of datasets whose batches are each read once by scheduled functions."""

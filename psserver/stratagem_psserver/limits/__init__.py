@@ -1,1 +1,0 @@
-"""Limits of memory: for requests, for variables and for caches."""

@@ -1,1 +1,0 @@
-"""Tasks that move from one server to another while clients use them."""

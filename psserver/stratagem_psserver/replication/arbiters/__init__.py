@@ -1,1 +1,0 @@
-"""Who decides which replica of a task is the primary."""
