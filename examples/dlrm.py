@@ -84,7 +84,7 @@ def train(resolver: ClusterResolver, plan: Plan, device: torch.device, folder: P
     strategy.barrier("start")
     start, traffic = time.perf_counter(), strategy.traffic()
     mine = log.batches(worker * plan.examples, plan.examples, plan.batch)
-    progress = tqdm(mine, total=plan.steps, unit="step", disable=worker > 0)
+    progress = tqdm(trainer.ahead(mine), total=plan.steps, unit="step", disable=worker > 0)
     losses, saved = steps(trainer, progress, plan.steps // 2, folder)
     training = Training(
         plan.batch,

@@ -80,7 +80,7 @@ def report(training: Training, test: Test) -> Table:
 def _speed(training: Training) -> dict[str, str]:
     steps, phases = len(training.losses), training.phases
     computing, pushing = phases["compute"], phases["push"]
-    # Before the function of the step, `run` brings the dense parameters.
+    # Before the function of the step, `run` brings what the last push has not.
     pulling = phases["step"] - computing - pushing
     return {
         "examples/s": f"{training.batch * steps / training.seconds:,.0f}",

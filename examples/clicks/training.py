@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sklearn.metrics import log_loss, roc_auc_score
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import stratagem
@@ -65,6 +65,13 @@ class Trainer:
         adagrad = torch.optim.Adagrad(groups, RATE)
         self.optimizer = stratagem.DistributedOptimizer(adagrad)
 
+    def ahead(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """The batches; the push of each step brings the rows of the next one."""
+        return self.strategy.lookahead(batches, self._lookups)
+
+    def _lookups(self, batch: Batch) -> Iterable[tuple[nn.Module, Tensor]]:
+        return zip(self.model.tables, batch.ids.to(self.device), strict=True)
+
     def train(self, batch: Batch) -> float:
         """Takes a step; returns the loss."""
         with self.watch.phase("step"):
@@ -72,8 +79,6 @@ class Trainer:
         return loss
 
     def _step(self, batch: Batch) -> float:
-        with self.watch.phase("pull"):
-            self.model.prefetch(batch.ids)
         with self.watch.phase("compute"):
             logits = self.model(batch.dense, batch.ids)
             loss = functional.binary_cross_entropy_with_logits(logits, batch.clicked)

@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import islice
 from multiprocessing.connection import Client, Listener
+from typing import Any
 
 import torch
 
@@ -77,18 +79,18 @@ def train(resolver: ClusterResolver, file: str, workers: int, tables: str, addre
     mine = resolver.task_id or 0, workers
 
     def compute(batch: clicks.Batch) -> float:
-        dense, ids, clicked = map(torch.from_numpy, batch)
-        if tables == "example":
-            model.prefetch(ids)
-        loss = model.loss(dense, ids, clicked)
+        loss = model.loss(*map(torch.from_numpy, batch))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.item()
 
-    def step(batch: clicks.Batch) -> float:
-        loss: float = strategy.run(compute, args=(batch,))
-        return loss
+    def lookups(batch: clicks.Batch) -> Any:
+        return zip(model.tables, torch.from_numpy(batch.ids), strict=True)
+
+    def mean_loss(batches: Iterator[clicks.Batch]) -> float:
+        data = strategy.lookahead(batches, lookups) if tables == "example" else batches
+        return clicks.last_quarter([strategy.run(compute, args=(batch,)) for batch in data])
 
     endless: dict[int, Iterator[clicks.Batch]] = {}
     with Client(address) as asking, suppress(EOFError):
@@ -97,11 +99,10 @@ def train(resolver: ClusterResolver, file: str, workers: int, tables: str, addre
             if question == "used":
                 asking.send(time.process_time())
             elif question == "first":
-                asking.send(clicks.last_quarter([step(b) for b in log.batches(size, *mine)]))
+                asking.send(mean_loss(log.batches(size, *mine)))
             else:
                 batches = endless.setdefault(size, log.endless(size, *mine))
-                losses = [step(next(batches)) for _ in range(clicks.TURN // size)]
-                asking.send(clicks.last_quarter(losses))
+                asking.send(mean_loss(islice(batches, clicks.TURN // size)))
 
 
 @contextmanager
