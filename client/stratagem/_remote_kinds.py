@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem._remote_objects.kinds import COORDINATOR_KINDS
+from stratagem._remote_objects.modules import COORDINATOR_KINDS
 from stratagem._shipping.kinds import ObjectKind
-from stratagem._tpu.kinds import HOST_KINDS
+from stratagem._tpu.session import HOST_KINDS
 
 KINDS: dict[str, ObjectKind] = {
     kind.name: kind for kind in (*COORDINATOR_KINDS.kinds, *HOST_KINDS.kinds)

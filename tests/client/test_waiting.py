@@ -23,7 +23,7 @@ from stratagem._core import waiting
 from stratagem._core.waiting import Wait
 from stratagem._multi_worker import meeting
 from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.meeting import WorkerPlace
 from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy.processes.addresses import ReservedAddress

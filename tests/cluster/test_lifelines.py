@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Store
 
-from stratagem._multi_worker.lifelines import Lifelines
-from stratagem._multi_worker.links import Links
-from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.links import Lifelines, Links
+from stratagem._multi_worker.meeting import WorkerPlace
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from tests.deploy.processes.process_tree import python

@@ -26,7 +26,7 @@ from stratagem import (
 )
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.links import Links
-from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.meeting import WorkerPlace
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.addresses import ReservedAddress

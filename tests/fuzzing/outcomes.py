@@ -66,7 +66,7 @@ def _failure_seeds() -> Iterator[bytes]:
     input_error.original_exception = FileNotFoundError(2, "no file", "here")
     for error in (input_error, KeyError("a"), UnicodeDecodeError("utf-8", b"a", 0, 1, "no")):
         failure = pb.Failure(kind=pb.FAILURE_KIND_FUNCTION, class_name="E", message="m")
-        PLAIN.tell(error, failure)
+        PLAIN.add_exception(error, failure)
         yield failure.SerializeToString()
 
 

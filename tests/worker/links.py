@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._shipping.kinds import Definition
 from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
-from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickling import Pickler
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stratagem._shipping.call import FunctionCall
-from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_client.wire import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError

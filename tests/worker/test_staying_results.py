@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem._worker_client.closure_failure import ClosureAnswer
 from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.wire import ClosureAnswer
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings

@@ -25,9 +25,9 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 from stratagem._core.waiting import Guard, guarded_by
 from stratagem._ps_client.write_behind import SentWrite
-from stratagem._shipping.classes import words_of
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
+from stratagem._shipping.pickling import words_of
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.lines import LineSplitter, visible
 from stratagem_proto.server_log import LOG
@@ -359,7 +359,7 @@ def _failed(
         message=words_of(error),
         traceback="".join(lines),
     )
-    outcomes.tell(error, failure)
+    outcomes.add_exception(error, failure)
     return pb.Finished(closure=closure, failure=failure)
 
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from stratagem._coordinator.closure import Closure, Result
-from stratagem._coordinator.monitor import Monitor
-from stratagem._coordinator.outcomes import (
-    RunOutcome,
-    cancellation,
-    deadly,
-    input_failure,
-    outcome_of_failure,
-)
-from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue.orders import (
+from stratagem._coordinator.closure_queue import (
     Abandon,
     Cancel,
+    ClosureQueue,
     Dismiss,
     FailDependent,
     GiveUp,
@@ -27,11 +18,91 @@ from stratagem._coordinator.queue.orders import (
     Recall,
     Run,
 )
-from stratagem._coordinator.recurring import Rebalancing
-from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._coordinator.workers.roster import Roster
-from stratagem._worker_client.closure_failure import ClosureAnswer
+from stratagem._coordinator.monitor import Monitor, Rebalancing
+from stratagem._coordinator.workers import RemoteWorker, Roster
+from stratagem._shipping.kinds import Parcel
+from stratagem._shipping.pickling import words_of
+from stratagem._worker_client.wire import (
+    ClosureAnswer,
+    ClosureFailure,
+    FailureKind,
+    RemoteTraceback,
+)
+from stratagem_proto.errors import (
+    AbortedError,
+    CancelledError,
+    ClosureInputError,
+    PSUnavailableError,
+    UnavailableError,
+    WorkerLostError,
+)
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
+
+
+def result_of(future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel) -> bytes:
+    """Wait for what is no closure, and return its result."""
+    try:
+        return future.result().payload
+    except ClosureFailure as failure:
+        raise _original(worker.failure_of_input(call) or failure) from failure
+
+
+def _error_of(failure: ClosureFailure, worker: RemoteWorker, closure: Closure) -> BaseException:
+    """Return what is raised for a closure that failed on a worker."""
+    error = failure.exception
+    if failure.kind is FailureKind.INPUT:
+        cause = worker.failure_of_input(closure.parcel)
+        error = input_failure(closure, error if cause is None else _original(cause))
+    elif isinstance(error, UnavailableError) and "/job:ps" in (error.task or str(error)):
+        error = PSUnavailableError(str(error), task=error.task)
+    if not _lacks_input(error):
+        trace = RemoteTraceback(worker.name, closure.name, failure.traceback)
+        # Frozen dataclasses let nobody set an attribute by their own means.
+        object.__setattr__(error, "__cause__", trace)
+    return error
+
+
+def _lacks_input(error: BaseException) -> bool:
+    """Return whether a worker could not have another closure's result from the one that has it."""
+    return isinstance(error, ClosureInputError) and isinstance(
+        error.original_exception, WorkerLostError
+    )
+
+
+def _original(error: BaseException) -> BaseException:
+    return error.exception if isinstance(error, ClosureFailure) else error
+
+
+def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
+    """Return the error of a closure that lacks something that it takes. Spec: ERR-9."""
+    if isinstance(error, ClosureInputError):
+        return error
+    found = ClosureInputError(
+        f"{closure.name} was not run, because an input of it failed: "
+        f"{type(error).__name__}: {words_of(error)}"
+    )
+    found.original_exception = error
+    return found
+
+
+def deadly_closure(closure: Closure, workers: Sequence[int]) -> AbortedError:
+    """Return the error of a closure that is not run again after it lost these workers."""
+    names = ", ".join(f"/job:worker/task:{worker}" for worker in workers)
+    return AbortedError(
+        f"{closure.name} is not run again: workers that had it were lost, "
+        f"{len(workers)} one after the other ({names}). It may end their process, for "
+        "want of memory or by a fault outside of Python: see what they wrote last, and "
+        "run it in a process of its own. If workers are lost for other reasons, give "
+        "the ClusterCoordinator a larger max_worker_losses, or None"
+    )
+
+
+def cancellation() -> CancelledError:
+    """Return the error that waiting for a cancelled closure raises. Spec: ERR-4."""
+    return CancelledError(
+        "The corresponding function is cancelled. Please reschedule the function: "
+        "another one failed before it ended"
+    )
 
 
 class ClosureRuns:
@@ -113,7 +184,7 @@ class ClosureRuns:
             closure.result.fail(input_failure(closure, order.error))
         elif isinstance(order, GiveUp):
             closure = self.end(order.closure)
-            error = deadly(closure, order.workers)
+            error = deadly_closure(closure, order.workers)
             closure.result.fail(error)
             self.obey(self._queue.given_up(order.closure, error))
         elif isinstance(order, Dismiss):
@@ -125,7 +196,7 @@ class ClosureRuns:
     def _instruct(self, order: Run | Recall | Cancel) -> None:
         worker = self._roster.there[order.worker]
         if not isinstance(order, Run):
-            worker.cancel(order.closure, interrupt=isinstance(order, Cancel))
+            worker.link.cancel(order.closure, interrupt=isinstance(order, Cancel))
             return
         closure = self[order.closure]
         if closure.failure is not None:
@@ -158,54 +229,60 @@ class ClosureRuns:
             self.end(result.closure)
             self.obey(self._queue.finished(result.closure))
 
-    def _take_outcome(self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome) -> None:
-        # Another worker may have it by now, or gets it when the loss is told.
-        if self._roster.there.get(worker.index) is worker and not outcome.lost:
-            self._queue.deepen(worker.index, worker.ended())
-            self._apply_outcome(worker, closure, outcome)
-
-    def _apply_outcome(self, worker: RemoteWorker, closure: Closure, outcome: RunOutcome) -> None:
-        queue, number = self._queue, closure.number
-        if outcome.gave_up:
-            self.obey(queue.put_back(number))
-        elif outcome.lacking:
-            self._provide(worker, closure)
-        elif outcome.error is not None:
-            self._fail(closure, outcome.error)
-        elif outcome.answer.staying_bytes and closure.result.needed:
-            self._keep_there(worker, closure)
-        else:
-            if outcome.answer.staying_bytes:
+    def _take_answer(self, worker: RemoteWorker, closure: Closure, answer: ClosureAnswer) -> None:
+        if not self._ended_on(worker):
+            return
+        if not answer.staying_bytes or not closure.result.needed:
+            if answer.staying_bytes:
                 worker.drop(closure)
-            self._succeed(worker, closure, outcome.answer)
-
-    def _succeed(self, worker: RemoteWorker, closure: Closure, answer: ClosureAnswer) -> None:
-        self.end(closure.number).result.succeed(answer.payload, worker.name)
-        self.obey(self._queue.finished(closure.number))
-
-    def _keep_there(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Keep a result on its worker, and copy it if the program wants it."""
+            self._succeed(worker, closure, answer)
+            return
         worker.keep(closure)
         self.obey(self._queue.stays(closure.number))
         if closure.result.wanted:
             self._copy(worker, closure)
 
-    def _copy(self, worker: RemoteWorker, closure: Closure) -> None:
-        future = worker.send_back(closure)
-        future.add_done_callback(partial(self._receive, worker, closure))
+    def _take_failure(self, worker: RemoteWorker, closure: Closure, failure: BaseException) -> None:
+        # What a lost worker had runs elsewhere once the loss is told. Spec: FLT-1.
+        if not isinstance(failure, ClosureFailure) or not self._ended_on(worker):
+            return
+        if failure.kind is FailureKind.CANCELLED:
+            self.obey(self._queue.put_back(closure.number))
+            return
+        try:
+            error = _error_of(failure, worker, closure)
+        except Exception as raised:
+            # Classes of exceptions are the user's. A closure ends whatever they do.
+            error = raised
+        if _lacks_input(error):
+            self._provide(worker, closure)
+        else:
+            self._fail(closure, error)
 
-    def _receive(
-        self, worker: RemoteWorker, closure: Closure, future: Future[ClosureAnswer]
-    ) -> None:
-        with self._monitor:
-            there = self._roster.there.get(worker.index) is worker
-            # Otherwise the loss is told, and the closure runs again.
-            if there and future.exception() is None:
-                self._succeed(worker, closure, future.result())
+    def _ended_on(self, worker: RemoteWorker) -> bool:
+        """Count a run that has ended; return whether its worker is there."""
+        if self._roster.there.get(worker.index) is not worker:
+            return False
+        self._queue.deepen(worker.index, worker.ended())
+        return True
+
+    def _succeed(self, worker: RemoteWorker, closure: Closure, answer: ClosureAnswer) -> None:
+        self.end(closure.number).result.succeed(answer.payload, worker.name)
+        self.obey(self._queue.finished(closure.number))
+
+    def _copy(self, worker: RemoteWorker, closure: Closure) -> None:
+        def receive(future: Future[ClosureAnswer]) -> None:
+            with self._monitor:
+                there = self._roster.there.get(worker.index) is worker
+                # Otherwise the loss is told, and the closure runs again.
+                if there and future.exception() is None:
+                    self._succeed(worker, closure, future.result())
+
+        worker.send_back(closure).add_done_callback(receive)
 
     def _provide(self, worker: RemoteWorker, closure: Closure) -> None:
         """Send a worker, by way of this process, what it could not copy itself."""
-        worker.provide_anew(closure)
+        worker.send_inputs_again(closure)
         for result in closure.inputs:
             source, result.direct = result.source, False
             if isinstance(source, RemoteWorker) and not result.here:
@@ -229,9 +306,8 @@ class _Run:
 
     def set_result(self, answer: ClosureAnswer) -> None:
         with self._runs._monitor:
-            self._runs._take_outcome(self._worker, self._closure, RunOutcome(answer))
+            self._runs._take_answer(self._worker, self._closure, answer)
 
     def set_exception(self, error: BaseException) -> None:
         with self._runs._monitor:
-            outcome = outcome_of_failure(error, self._worker, self._closure)
-            self._runs._take_outcome(self._worker, self._closure, outcome)
+            self._runs._take_failure(self._worker, self._closure, error)

@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.closure import Closure, Result
-from stratagem._coordinator.completion_reporter import CompletionReporter
-from stratagem._coordinator.data.own_parameters import OwnParameters
-from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerVariable, build_of
-from stratagem._coordinator.data.shared_dataset import (
+from stratagem._coordinator.closure import Closure, RemoteValue, Result, fetched
+from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
+from stratagem._coordinator.monitor import Patience, Recurring, ResolverWatch, Watchdog, workers_of
+from stratagem._coordinator.per_worker import (
+    PerWorkerDataset,
+    PerWorkerVariable,
+    WorkerValues,
+    build_of,
+)
+from stratagem._coordinator.shared_dataset import (
+    CompletionReporter,
     SharedDataset,
     SharedDatasets,
     inherited_identity,
 )
-from stratagem._coordinator.data.worker_values import WorkerValues
-from stratagem._coordinator.dispatch import CoordinatorSettings, Dispatch
-from stratagem._coordinator.monitor import Patience
-from stratagem._coordinator.recurring import Recurring, ResolverWatch, Watchdog, workers_of
-from stratagem._coordinator.remote_value import RemoteValue, fetched
-from stratagem._coordinator.workers.connecting import (
+from stratagem._coordinator.workers import (
     Connector,
-    completion_reporter,
     require_suited,
-    take_over,
     worker_at,
 )
+from stratagem._core.contexts import cross_replica, current_replica_id
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
-from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._remote_objects.strategies import CoordinatorStub
+from stratagem._remote_objects.modules import COORDINATOR_KINDS
+from stratagem._remote_objects.variables import CoordinatorStub, hosting_of, servers_of
 from stratagem._shipping.call import FunctionCall, bound, name_of
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.outcome_forms import form_for
-from stratagem._worker_client.batchers import Batchers
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem._worker_client.wire import Batchers
+from stratagem_proto.errors import CancelledError, InvalidArgumentError
+from stratagem_proto.protocol import SESSION_ID_BYTES
+
+
+class OwnParameters:
+    """Brings the program's parameters up to date once all functions have ended.
+
+    The program can then evaluate its modules in plain code, as it could if it had trained them
+    itself. While functions run, values would be old at once. `ended` returns how many functions
+    have ended, or None while some have not.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy, ended: Callable[[], int | None]) -> None:
+        self._strategy = strategy
+        self._ended = ended
+        self._seen = 0
+
+    def refresh(self) -> None:
+        """Read them, if functions have ended since the last time and none is left.
+
+        In a replica they stay what it works with, and so they do once the strategy is closed. What
+        the program has a value of is seen by later functions, whether others are left or not.
+        """
+        if current_replica_id() is not None:
+            return
+        ended = self._ended()
+        if ended == self._seen:
+            return
+        hosting = hosting_of(self._strategy)
+        hosting.seen += 1
+        if ended is None:
+            return
+        with suppress(CancelledError), cross_replica(self._strategy):
+            hosting.refresh_parameters()
+        self._seen = ended
+
 
 _FAREWELL_SECONDS = 1.0
 
@@ -139,7 +177,8 @@ class ClusterCoordinator:
         numbers = count(1)
         outcomes = form_for(trust_workers)
         self._worker_values = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS), outcomes)
-        self._reporter = completion_reporter(strategy, numbers)
+        space = secrets.token_bytes(SESSION_ID_BYTES)
+        self._reporter = CompletionReporter(servers_of(strategy), space, numbers)
         self._shared = SharedDatasets(self._worker_values, strategy, self._reporter)
         self._meter = TrafficMeter()
         self._batchers = Batchers()
@@ -149,7 +188,9 @@ class ClusterCoordinator:
         self._parameters = OwnParameters(strategy, self._dispatch.ended_in_all)
         make = partial(PerWorkerVariable, self._worker_values, self._dispatch.ask_all)
         end = partial(_end, self._reporter, self._dispatch)
-        take_over(strategy, make, end, self._dispatch.done)
+        extended = strategy.extended
+        assert isinstance(extended, ParameterServerExtended)
+        extended.coordinate(make, end, self._dispatch.done)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
@@ -375,14 +416,11 @@ class ClusterCoordinator:
             dispatch.add(index, address, delay=settings.delay_of(index))
         if settings.resolver_seconds is not None:
             watch = ResolverWatch(resolver, dispatch, workers)
-            self._repeat("stratagem-resolver", settings.resolver_seconds, watch.look)
+            self._attach(Recurring("stratagem-resolver", settings.resolver_seconds, watch.look))
         if settings.watchdog_seconds is not None:
             seconds = settings.watchdog_seconds
             watchdog = Watchdog(seconds, dispatch.ended, dispatch.state)
-            self._repeat("stratagem-watchdog", seconds, watchdog.look)
-
-    def _repeat(self, name: str, seconds: float, action: Callable[[], None]) -> None:
-        self._attach(Recurring(name, seconds, action))
+            self._attach(Recurring("stratagem-watchdog", seconds, watchdog.look))
 
     def _attach(self, threads: CompletionReporter | Recurring) -> None:
         threads.start()

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
 from stratagem._coordinator.closure import Closure, Result
-from stratagem._coordinator.closure_runs import ClosureRuns
-from stratagem._coordinator.monitor import QUIET_SECONDS, ExclusiveEntry, Monitor, Patience
-from stratagem._coordinator.outcomes import input_failure, result_of
-from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue_report import QueueReport
-from stratagem._coordinator.recurring import Rebalancing
-from stratagem._coordinator.workers.connecting import Connector
-from stratagem._coordinator.workers.remote_worker import SHALLOWEST, RemoteWorker
-from stratagem._coordinator.workers.roster import Attendant, Events, Roster
+from stratagem._coordinator.closure_queue import ClosureQueue
+from stratagem._coordinator.closure_runs import ClosureRuns, input_failure, result_of
+from stratagem._coordinator.monitor import (
+    QUIET_SECONDS,
+    ExclusiveEntry,
+    Monitor,
+    Patience,
+    Rebalancing,
+)
+from stratagem._coordinator.workers import (
+    SHALLOWEST,
+    Attendant,
+    Connector,
+    Events,
+    RemoteWorker,
+    Roster,
+)
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
-from stratagem._shipping.parcel import Parcel
-from stratagem._worker_client.batchers import Batchers
+from stratagem._shipping.kinds import Parcel
+from stratagem._worker_client.wire import Batchers
 from stratagem_proto.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -28,6 +37,48 @@ from stratagem_proto.errors import (
     WorkerLostError,
 )
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
+
+
+class QueueReport:
+    """Describes a coordinator's queue and workers. Used under the lock; its text is the whole."""
+
+    def __init__(self, queue: ClosureQueue, roster: Roster, runs: ClosureRuns) -> None:
+        self._queue, self._roster, self._runs = queue, roster, runs
+
+    def __str__(self) -> str:
+        lines = map(self.of_worker, self._roster.indices)
+        return f"{self._queue.queued} functions wait; " + "; ".join(lines)
+
+    def of_worker(self, index: int) -> str:
+        """Return what a worker has, the function first that it runs."""
+        names = self._names(index)
+        if index not in self._roster.there:
+            return f"{_task(index)} is not there and has {', '.join(names) or 'none'}"
+        if names:
+            names[0] += f" ({self._seconds(index):.1f} s)"
+        return f"{_task(index)} has {', '.join(names) or 'none'}"
+
+    def missing(self) -> Sequence[AwaitedTask]:
+        """Return what workers have to do before functions can end that have not."""
+        missing = []
+        for index in self._roster.indices:
+            if index not in self._roster.there:
+                missing.append(AwaitedTask(_task(index), "server"))
+            elif names := self._names(index):
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                end = f"end of {names[0]!r}{more}"
+                missing.append(AwaitedTask(_task(index), end, self._seconds(index)))
+        return missing
+
+    def _names(self, index: int) -> list[str]:
+        return [self._runs[one].name for one in self._queue.closures_of(index)]
+
+    def _seconds(self, index: int) -> float:
+        return time.monotonic() - self._roster.there[index].busy_since
+
+
+def _task(index: int) -> str:
+    return f"/job:worker/task:{index}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +140,7 @@ class Dispatch:
     ) -> None:
         self._queue = ClosureQueue(settings.queue_size, SHALLOWEST, settings.max_worker_losses)
         self._batchers = batchers
-        self._monitor = Monitor(batchers.hurry, self._told)
+        self._monitor = Monitor(batchers.hurry, self._visible_wait)
         self._entry = threading.Lock()
         events = Events(self._welcome, self._refuse, self._miss)
         self._roster = Roster(connect, events)
@@ -135,7 +186,6 @@ class Dispatch:
                 raise patience.exceeded(f"{state}; it leaves once that has ended")
 
     def workers(self) -> list[int]:
-        """Return the indices of the workers that are there."""
         with self._monitor:
             return sorted(self._roster.there)
 
@@ -203,7 +253,7 @@ class Dispatch:
                 raise patience.exceeded(f"workers are missing. {self._report}")
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]
-        with self._told("the answers of all workers", patience):
+        with self._visible_wait("the answers of all workers", patience):
             answered = wait(futures, patience.left)
         if answered.not_done:
             raise patience.exceeded(f"workers have not answered. {self.state()}")
@@ -238,12 +288,12 @@ class Dispatch:
             return
         with self._monitor:
             name = self._runs.name_of(result.closure)
-        wait = self._told(f"the value of {name!r}", Patience("fetch"))
+        wait = self._visible_wait(f"the value of {name!r}", Patience("fetch"))
         wait.begin(ago=QUIET_SECONDS)
         with wait:
             result.ended.wait()
 
-    def _told(self, subject: str, patience: Patience) -> Wait:
+    def _visible_wait(self, subject: str, patience: Patience) -> Wait:
         """Return a wait for functions that people see."""
         awaited = Awaited(subject, self._missing, reason="function")
         return Wait("the coordinator", subject, patience.left, awaited)
@@ -299,8 +349,8 @@ class Dispatch:
         with self._monitor:
             if self._roster.welcome(attendant, worker):
                 self._runs.obey(self._queue.worker_ready(worker.index))
-        worker.when_leaving(partial(self._retire, worker))
-        worker.when_ended(partial(self._lose, worker))
+        worker.link.when_leaving(partial(self._retire, worker))
+        worker.link.when_ended(partial(self._lose, worker))
 
     def _retire(self, worker: RemoteWorker) -> None:
         with self._monitor:

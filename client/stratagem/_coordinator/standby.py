@@ -2,23 +2,171 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 
 from stratagem._cluster.tasks import Membership
-from stratagem._coordinator.candidate import Candidate
+from stratagem._core.waiting import Wait
 from stratagem._parameter_server.task import ServerLookup, member_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.process_name import process_name
+from stratagem._ps_client.requests.succession import await_vacancy, succeed
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem_proto.configuration.token_file import token_from_environment
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    SessionLostError,
+    StratagemError,
+    UnavailableError,
+)
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
+from stratagem_proto.v1.succession_pb2 import Incumbent
 from stratagem_proto.wire.channel import Deadlines
+
+_LOG = logging.getLogger("stratagem")
+
+_LOOK_SECONDS = 5.0
+_PAUSE_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
+
+
+class Candidate:
+    """A program among several that could coordinate a cluster.
+
+    Args:
+        servers: The servers of the cluster, in sessions of this alone.
+        program: Names the program.
+        name: What people call it.
+    """
+
+    def __init__(self, servers: ServerGroup, program: bytes, name: str) -> None:
+        self._servers, self._program, self._name = servers, program, name
+        self._number = 0
+        self._over = threading.Event()
+
+    def await_turn(self) -> None:
+        """Wait until no other program coordinates, and take its place.
+
+        Raises:
+            CancelledError: The program that coordinated meanwhile has come to its end.
+        """
+        # The first look does not wait, so that an incumbent is known before it ends.
+        present, seconds = 0, 0.0
+        with Wait(self._name, "its turn to coordinate") as wait:
+            while not self._number:
+                try:
+                    answer = self._servers.call(self._first, await_vacancy(self._program, seconds))
+                    _require_unfinished(answer.incumbent, present)
+                    if answer.vacant:
+                        self._take_place(answer.incumbent.number + 1)
+                    present, seconds = answer.incumbent.number, _LOOK_SECONDS
+                    wait.whom = f"{answer.waits_for or 'another program'}, which coordinates"
+                except UnavailableError:
+                    time.sleep(_PAUSE_SECONDS)
+                except SessionLostError:
+                    self._begin_anew()
+        _LOG.info("%s coordinates, as number %d", self._name, self._number)
+        threading.Thread(target=self._watch, name="stratagem-succession", daemon=True).start()
+
+    @property
+    def _first(self) -> int:
+        return self._servers.used[0]
+
+    def _take_place(self, number: int) -> None:
+        """Take a place by its number on the first server, then on all, unless another one does."""
+        others = [server for server in self._servers.called if server != self._first]
+        while not self._announced(number, [self._first]):
+            highest = self._announced(number, others)
+            if not highest:
+                self._number = number
+                return
+            # The first server has forgotten an incumbent, which may live and tell it.
+            time.sleep(_LOOK_SECONDS)
+            if self._announced(number, [self._first]):
+                return
+            number = highest + 1
+
+    def _announced(self, number: int, servers: Iterable[int]) -> int:
+        """Tell servers that this program has a place.
+
+        Returns:
+            0 if all agree; else the highest number of another one that has it.
+        """
+        incumbent = Incumbent(number=number, program=self._program, name=self._name)
+        answers = self._servers.together({server: succeed(incumbent) for server in servers})
+        found = [answer.incumbent for answer in answers.values()]
+        return max((one.number for one in found if one.program != self._program), default=0)
+
+    def _begin_anew(self) -> None:
+        """Open other sessions, with servers that were started again."""
+        former, self._servers = self._servers, deepcopy(self._servers)
+        former.close()
+
+    def _watch(self) -> None:
+        """Tell servers that were started again, until another program has the place."""
+        while not self._over.wait(_WATCH_SECONDS):
+            try:
+                successors = [self._successor(server) for server in self._servers.called]
+            except SessionLostError:
+                self._begin_anew()
+                with suppress(StratagemError):
+                    self._announced(self._number, self._servers.called)
+                continue
+            except StratagemError:
+                continue
+            if successor := next(filter(None, successors), ""):
+                self._tell_superseded(successor)
+                return
+
+    def _successor(self, server: int) -> str:
+        """Return who has the place now by what a server knows; "" if this program has it."""
+        incumbent = self._servers.call(server, await_vacancy(self._program, 0.0)).incumbent
+        if incumbent.number < self._number:
+            self._announced(self._number, [server])
+            return ""
+        return "" if incumbent.program == self._program else incumbent.name
+
+    def _tell_superseded(self, successor: str) -> None:
+        if not self._over.is_set():
+            _LOG.error(
+                "%s coordinates in the place of %s, of which nothing was heard; end this program: "
+                "servers carry out nothing that it asks",
+                successor,
+                self._name,
+            )
+
+    def leave(self, finished: bool) -> None:
+        """Give the place up.
+
+        Args:
+            finished: Whether the program has come to its end. Else another one goes on at once.
+        """
+        self._over.set()
+        left = Incumbent(number=self._number, name=self._name, finished=finished)
+        with suppress(StratagemError):
+            if self._number:
+                self._servers.on_all(lambda: succeed(left))
+
+    def close(self) -> None:
+        self._over.set()
+        self._servers.close()
+
+
+def _require_unfinished(incumbent: Incumbent, present: int) -> None:
+    if incumbent.finished and incumbent.number == present:
+        raise CancelledError(
+            f"{incumbent.name} has come to its end while this program stood by: there is nothing "
+            "to take over"
+        )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from stratagem_proto.errors import InternalError, InvalidArgumentError, Unimplem
 from stratagem_proto.protocol import check_name
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.restore_status import RestoreStatus
+    from stratagem._checkpoints.restoring import RestoreStatus
     from stratagem._tracing.optimizer_rules import VariableRule
     from stratagem.consistency import Consistency
 

@@ -11,9 +11,13 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from stratagem._checkpoints.deferred import CheckpointEntry, DeferredState
-from stratagem._checkpoints.origins import origins_in, with_origins
-from stratagem._checkpoints.restore_status import RestoreStatus
+from stratagem._checkpoints.restoring import (
+    CheckpointEntry,
+    DeferredState,
+    RestoreStatus,
+    origins_in,
+    with_origins,
+)
 from stratagem._core.contexts import cross_replica
 from stratagem._core.device_names import torch_device
 from stratagem._core.distributed_values import PerReplica, select_replica

@@ -1,12 +1,8 @@
-"""The connections between workers, and the tensors that they carry.
-
-Process groups of torch carry them: gloo those in the memory of hosts, and what workers tell each
-other; NCCL those on GPUs. The groups are independent of the program's own
-`torch.distributed.init_process_group`.
-"""
+"""The connections of a worker with the others, and what ends them."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,16 +18,124 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from stratagem._core.waiting import Wait
-from stratagem._multi_worker.lifelines import Lifelines, Messages
-from stratagem._multi_worker.meeting import Meeting
-from stratagem._multi_worker.place import WorkerPlace
-from stratagem._multi_worker.presence import Presence
+from stratagem._multi_worker.meeting import Meeting, Presence, WorkerPlace
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,
     UnavailableError,
     UnimplementedError,
 )
+
+_FIRST_LOOK_SECONDS = 0.5
+
+# Collective operations have no tags.
+_FAREWELL, _LOOK = 1, 2
+_AT_ONCE = timedelta(seconds=1)
+
+
+class ProcessGroup(Protocol):
+    """The methods of torch's process groups that are used."""
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> distributed.Work:
+        """Send a tensor; raises RuntimeError if the connection is closed."""
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> distributed.Work:
+        """Receive a tensor; raises RuntimeError if the connection is closed."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work:
+        """Add up tensors in place."""
+
+    def allgather(
+        self, found: list[list[torch.Tensor]], own: list[torch.Tensor]
+    ) -> distributed.Work:
+        """Copy each worker's tensor to its place in `found`."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> distributed.Work:
+        """Overwrite a tensor by that of the worker `root`."""
+
+
+class Lifelines:
+    """The connections of a worker, by which those that leave in order say so.
+
+    A worker that has done its part may end while others are still in the same operation, which it
+    does not disturb.
+
+    Attributes:
+        last_operation: The number of the last operation that this worker has done its part of.
+
+    Raises:
+        RuntimeError: A worker has ended.
+    """
+
+    def __init__(self, group: ProcessGroup, others: Sequence[int]) -> None:
+        """Begin to listen for farewells.
+
+        Args:
+            group: The connections.
+            others: The ranks of the other workers.
+        """
+        self._group = group
+        self._farewells = {rank: _Farewell(group, rank) for rank in others}
+        self.last_operation = 0
+        self._next_look = _FIRST_LOOK_SECONDS
+
+    def look(self, operation: int, waited: float) -> None:
+        """Look, from time to time, whether any worker left before it had done an operation.
+
+        Args:
+            operation: Its number.
+            waited: The seconds that it has taken so far.
+
+        Raises:
+            RuntimeError: One did, and gloo's words for it.
+        """
+        if waited < self._next_look:
+            return
+        # Each look leaves a few bytes behind in gloo. In the life of a group there are only a few,
+        # since no wait of a usual length comes to the next one.
+        self._next_look = 2 * waited
+        for rank, farewell in self._farewells.items():
+            try:
+                self._group.recv([torch.empty(1)], rank, _LOOK)
+            except RuntimeError:
+                if farewell.last_operation() < operation:
+                    raise
+
+    def keep(self) -> None:
+        """Have the connections last as long as the process, since a thread may wait in them.
+
+        Whoever removed the group would wait for that thread, at the latest when the program ends.
+        What listens for farewells lasts as long: gloo looks without a pause at one that arrives and
+        that nobody takes, which costs a core.
+        """
+        for kept in (self._group, *self._farewells.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def leave(self) -> None:
+        """Tell the others which operation was the last."""
+        for rank in self._farewells:
+            with suppress(RuntimeError):
+                self._group.send([torch.tensor([self.last_operation])], rank, _FAREWELL)
+        # Both keep the connections open.
+        self._farewells.clear()
+        del self._group
+
+
+class _Farewell:
+    """What a worker says when it leaves."""
+
+    def __init__(self, group: ProcessGroup, rank: int) -> None:
+        self._number = torch.tensor([-1])
+        # It can only arrive if this worker was ready for it before.
+        self._work = group.recv([self._number], rank, _FAREWELL)
+
+    def last_operation(self) -> int:
+        """Return the last operation of a worker whose connection is closed; -1 if it was lost."""
+        if not self._work.is_completed():
+            with suppress(RuntimeError):
+                self._work.wait(_AT_ONCE)
+        return int(self._number)
+
 
 _TURN = timedelta(seconds=0.5)
 _Result = TypeVar("_Result")
@@ -47,21 +151,6 @@ _SUMMABLE = {
     torch.int32,
     torch.int64,
 }
-
-
-class ProcessGroup(Messages, Protocol):
-    """The methods of torch's process groups that are used."""
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work:
-        """Add up tensors in place."""
-
-    def allgather(
-        self, found: list[list[torch.Tensor]], own: list[torch.Tensor]
-    ) -> distributed.Work:
-        """Copy each worker's tensor to its place in `found`."""
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> distributed.Work:
-        """Overwrite a tensor by that of the worker `root`."""
 
 
 def gloo(store: Store, place: WorkerPlace, timeout: timedelta) -> ProcessGroup:
@@ -91,7 +180,7 @@ def nccl(
     return cast("ProcessGroup", group)
 
 
-Told: TypeAlias = Callable[[], AbstractContextManager[None]]
+VisibleWait: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Returns a context in which people see that this worker waits for others, for a turn already."""
 
 
@@ -99,11 +188,13 @@ Look: TypeAlias = Callable[[float], None]
 """Raises RuntimeError if what this worker has waited for, so many seconds, cannot happen."""
 
 
-def wait(work: distributed.Work, device: torch.device, told: Told, look: Look) -> None:
+def wait(
+    work: distributed.Work, device: torch.device, visible_wait: VisibleWait, look: Look
+) -> None:
     """Wait for an operation; on a GPU, only until it is queued there."""
     began = time.monotonic()
     if device.type == "cpu" and not _ends_soon(work):
-        with told():
+        with visible_wait():
             while not _ends_soon(work):
                 look(time.monotonic() - began)
     work.wait()
@@ -138,13 +229,12 @@ class Links:
         self._groups: dict[str, ProcessGroup] = {}
         # The groups' threads have to end before the interpreter does.
         finalize(self, self._groups.clear)
-        self._lifelines = self._carried_out(self._new_lifelines)
+        others = [rank for rank in range(place.size) if rank != place.rank]
+        self._lifelines = self._carried_out(
+            lambda: Lifelines(self._group_for(torch.device("cpu")), others)
+        )
         # This comes before what is above.
         finalize(self, self._lifelines.leave)
-
-    def _new_lifelines(self) -> Lifelines:
-        others = [rank for rank in range(self._place.size) if rank != self._place.rank]
-        return Lifelines(self._group_for(torch.device("cpu")), others)
 
     def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[torch.Tensor]:
         """Carry out `WorkerGroup.sums`."""
@@ -220,7 +310,7 @@ class Links:
         work: distributed.Work | None = None
         try:
             work = start(group)
-            wait(work, device, self._told, self._look)
+            wait(work, device, self._visible_wait, self._look)
         except BaseException as error:
             # An interrupt may come when the operation has just begun, and a thread of the group
             # then wait in it until its time is over.
@@ -234,7 +324,7 @@ class Links:
     def _look(self, waited: float) -> None:
         self._lifelines.look(self._operations, waited)
 
-    def _told(self) -> AbstractContextManager[None]:
+    def _visible_wait(self) -> AbstractContextManager[None]:
         return self._presence.waiting(self._operations, _TURN.total_seconds())
 
     def _group_for(self, device: torch.device) -> ProcessGroup:

@@ -1,10 +1,4 @@
-"""How workers find each other, and which of them are missing after a failure.
-
-The workers meet in a key-value store of torch that the chief serves. Each worker counts there the
-groups that it comes to, and each group has its own keys, by that number. A group that somebody has
-given up is over: those who wait in it, and those who come to it later, go on to the next one, where
-they find whoever tries again.
-"""
+"""Which workers train together, how they meet, and whether each is still there."""
 
 from __future__ import annotations
 
@@ -12,17 +6,205 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
+from stratagem._cluster.tasks import id_in_cluster, validated, worker_count
 from stratagem._core.waiting import Wait
-from stratagem._multi_worker.place import WorkerPlace
-from stratagem_proto.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_proto.configuration.insecure import VARIABLE, is_insecure
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from stratagem_proto.serving.addresses import is_loopback
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """A process among the workers that train together.
+
+    Workers are named by rank, as in "/job:worker/replica:0/task:1"; the chief's rank is 0. They
+    find each other at the meeting point, a "host:port"; a process that is alone has none. The
+    attempt is the number of the start of these workers, if that is known. With a `local_rank` the
+    process uses only the GPU of that number. The `local_size` is how many of them are known to be
+    on its machine.
+    """
+
+    tasks: tuple[str, ...]
+    rank: int = 0
+    meeting_point: str = ""
+    hosts_meeting: bool = False
+    attempt: str = "0"
+    local_rank: int | None = None
+    local_size: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.tasks)
+
+    @property
+    def name(self) -> str:
+        """The name of this process's task."""
+        return self.tasks[self.rank]
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all workers are known to be on this machine."""
+        return self.local_size == self.size or is_loopback(self.meeting_point)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process saves and logs. Spec: MWU-1."""
+        return self.rank == 0
+
+
+_ALONE = WorkerPlace(("/job:localhost/replica:0/task:0",))
+
+
+def place_in_cluster(resolver: ClusterResolver) -> WorkerPlace:
+    """Return the place that a resolver describes; without a cluster, a single place.
+
+    Raises InvalidArgumentError if the task is not given, or does not train. Spec: MWU-2, MWU-3,
+    MWU-7.
+    """
+    cluster = resolver.cluster_spec()
+    if not cluster:
+        return _ALONE
+    job, index = resolver.task_type, resolver.task_id
+    if not job or index is None:
+        raise InvalidArgumentError(
+            "With a cluster you must also specify `task_type` and `task_id`: which of "
+            "its tasks this process is, for instance by the key 'task' of TF_CONFIG"
+        )
+    validated(cluster, job, index)
+    rank, size = id_in_cluster(cluster, job, index), worker_count(cluster, job)
+    if job == "evaluator" or size == 1:
+        return WorkerPlace((_task_name(job, index),))
+    # By rank.
+    addresses = {
+        _task_name(job, index): cluster.task_address(job, index)
+        for job in ("chief", "worker")
+        if job in cluster.jobs
+        for index in cluster.task_indices(job)
+    }
+    meeting_point = next(iter(addresses.values()))
+    return WorkerPlace(tuple(addresses), rank, meeting_point, rank == 0)
+
+
+def _task_name(job: str, index: int) -> str:
+    return f"/job:{job}/replica:0/task:{index}"
+
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def place_by_torchrun() -> WorkerPlace | None:
+    """Return the place that torchrun's environment describes, None without one."""
+    environment = os.environ
+    if any(name not in environment for name in _TORCHRUN):
+        return None
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    agent_listens = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return WorkerPlace(
+        tuple(_task_name("worker", index) for index in range(size)),
+        rank,
+        "{MASTER_ADDR}:{MASTER_PORT}".format(**environment),
+        rank == 0 and not agent_listens,
+        environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        int(environment["LOCAL_RANK"]) if "LOCAL_RANK" in environment else None,
+        int(environment.get("LOCAL_WORLD_SIZE", "1")),
+    )
+
+
+def require_trust(place: WorkerPlace) -> None:
+    """Check that workers on several machines are meant to speak without certificates.
+
+    Raises:
+        FailedPreconditionError: Nobody has said so.
+    """
+    if place.is_on_one_machine or is_insecure():
+        return
+    raise FailedPreconditionError(
+        f"{place.name} would meet workers of other machines at {place.meeting_point}, by the store "
+        "and the collectives of torch.distributed, which know no secret and encrypt nothing; set "
+        f"{VARIABLE}=true for all workers if nobody else is on their network, or train with "
+        "ParameterServerStrategy and certificates",
+        task=place.name,
+    )
+
+
+_LOOK_SECONDS = 2.0
+
+
+class Presence:
+    """Tells people which workers an operation waits for.
+
+    A worker that waits for a while leaves the number of its operation in the store in which the
+    workers meet, in the place of the number before. Those that have left another one are missing.
+    """
+
+    def __init__(self, place: WorkerPlace, store: Store, timeout: float) -> None:
+        self._place, self._store, self._timeout = place, store, timeout
+        self._host = f"{place.tasks[0]}, at whose address the workers meet"
+
+    @contextmanager
+    def waiting(self, operation: int, ago: float) -> Iterator[None]:
+        """Return a context in which this worker waits in an operation.
+
+        Args:
+            operation: Its number.
+            ago: For how many seconds it has waited already.
+        """
+        over = threading.Event()
+        wait = Wait(self._place.name, self._whom([self._host]), self._timeout)
+        wait.begin(ago=ago)
+        # The store does not answer where its process is stopped, but this worker's time runs out.
+        threading.Thread(
+            target=self._look, args=(operation, wait, over), name="stratagem-presence", daemon=True
+        ).start()
+        try:
+            with wait:
+                yield
+        finally:
+            over.set()
+
+    def _look(self, operation: int, wait: Wait, over: threading.Event) -> None:
+        with suppress(DistStoreError, RuntimeError):
+            while not over.is_set():
+                missing = self._missing(operation)
+                # Those who have all come wait for the network.
+                wait.whom = self._whom(missing or ["the other workers, which are all there"])
+                over.wait(_LOOK_SECONDS)
+                # Until it answers again.
+                wait.whom = self._whom([self._host])
+
+    def _missing(self, operation: int) -> Sequence[str]:
+        self._store.set(_key(self._place.rank), str(operation))
+        others = [rank for rank in range(self._place.size) if rank != self._place.rank]
+        return [
+            self._place.tasks[rank]
+            for rank in others
+            if not self._store.check([_key(rank)])
+            or self._store.get(_key(rank)) != str(operation).encode()
+        ]
+
+    def _whom(self, missing: Sequence[str]) -> str:
+        return f"{', '.join(missing)} to take part in an operation, at {self._place.meeting_point}"
+
+
+def _key(rank: int) -> str:
+    return f"waits/{rank}"
+
 
 _REPORT_SECONDS = 2.0
 _ANSWER_SECONDS = 3 * _REPORT_SECONDS
@@ -89,20 +271,17 @@ class Meeting:
         is_last = left <= _REPORT_SECONDS
         seconds = left if is_last else _REPORT_SECONDS
         try:
-            return self._have_met_within(timedelta(seconds=seconds))
+            self.store.wait([_OUTCOME], timedelta(seconds=seconds))
+            have_met = self.store.get(_OUTCOME).decode() == _MET
+            if not have_met:
+                self.store = self._next_group()
+            return have_met
         except DistStoreError as error:
             if not is_last:
                 return False
             raise self._late() from error
         except RuntimeError as error:
             raise self._lost(error) from error
-
-    def _have_met_within(self, limit: timedelta) -> bool:
-        self.store.wait([_OUTCOME], limit)
-        have_met = self.store.get(_OUTCOME).decode() == _MET
-        if not have_met:
-            self.store = self._next_group()
-        return have_met
 
     def _give_up(self) -> bool:
         """Have the others wait for the next group; return False if all have come to this one."""
@@ -198,22 +377,18 @@ def _new_store(place: WorkerPlace, timeout: float) -> TCPStore:
     whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"
     try:
         with Wait(place.name, whom, timeout):
-            return _store(place, timeout)
+            host, _, port = place.meeting_point.rpartition(":")
+            return TCPStore(
+                host.strip("[]"),
+                int(port),
+                is_master=place.hosts_meeting,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                # The user's own process group may be served at the same address.
+                multi_tenant=True,
+            )
     except (DistStoreError, RuntimeError) as error:
         raise _not_connected(place, timeout, error) from error
-
-
-def _store(place: WorkerPlace, timeout: float) -> TCPStore:
-    host, _, port = place.meeting_point.rpartition(":")
-    return TCPStore(
-        host.strip("[]"),
-        int(port),
-        is_master=place.hosts_meeting,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        # The user's own process group may be served at the same address.
-        multi_tenant=True,
-    )
 
 
 def _not_connected(place: WorkerPlace, timeout: float, error: Exception) -> UnavailableError:

@@ -1,33 +1,252 @@
-"""Replicas with full copies of all variables, on the devices of several workers."""
+"""Synchronous training by workers of one job, without parameter servers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.constants import default_pg_timeout
 
 from stratagem._core.device_names import DeviceName, list_logical_devices
-from stratagem._core.options import CommunicationOptions
-from stratagem._core.reduction import default_cross_device_ops
+from stratagem._core.distributed_values import select_replica
+from stratagem._core.names import Origin, exchanged
+from stratagem._core.options import CommunicationOptions, ReduceOp
+from stratagem._core.reduction import CrossDeviceOps, default_cross_device_ops
+from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variables import Variable
-from stratagem._hosting.hosting import MadeElsewhere
+from stratagem._gradients import GroupStep, OptimizerStep, VariableGradients
+from stratagem._hosting.adoption import Adoption
+from stratagem._hosting.hosted_parameter import HostedParameter
+from stratagem._hosting.hosting import MadeElsewhere, Slots
 from stratagem._input.sharding import InputWorker
-from stratagem._local.hosting import Unite
+from stratagem._local.hosting import CopiesHosting, Unite
 from stratagem._local.mirrored import MirroredExtended, ReplicaGroup
-from stratagem._multi_worker.group import WorkerGroup
-from stratagem._multi_worker.hosting import StepsTogether, WorkersHosting, follow_chief
-from stratagem._multi_worker.place import WorkerPlace, place_by_torchrun, place_in_cluster
-from stratagem._multi_worker.reduction import AcrossWorkers
+from stratagem._multi_worker.group import AcrossWorkers, Reduced, WorkerGroup
+from stratagem._multi_worker.meeting import WorkerPlace, place_by_torchrun, place_in_cluster
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, VariableNotFoundError
 from stratagem_proto.input_order import BatchRead, different_inputs
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class StepsTogether:
+    """Makes all workers take the same steps.
+
+    If only some workers have a gradient for a variable, for instance because the others had no
+    data, these take part with zeros.
+    """
+
+    def __init__(self, group: WorkerGroup, across: AcrossWorkers) -> None:
+        self.group = group
+        self._across = across
+
+    def joined(self, step: OptimizerStep, find: Callable[[str], Variable]) -> OptimizerStep:
+        """Return the step of all workers.
+
+        Its variables are those for which any worker has a gradient, and its replicas those of all
+        workers that took part.
+
+        Raises:
+            InvalidArgumentError: The workers' optimizers or hyperparameters differ, or what they
+                have written by hand.
+        """
+        same: list[Any] = [step.optimizer, step.class_name, str(step.reduce_op)]
+        same += [pair for group in step.groups for pair in _hyperparameters(group)]
+        own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
+        heard = self.group.agree("A step of an optimizer", same, own)
+        groups = [
+            _with_all(group, [each["groups"][number] for each in heard], find)
+            for number, group in enumerate(step.groups)
+        ]
+        replicas = sum(each["replicas"] for each in heard)
+        return step._replace(groups=tuple(groups), replicas=replicas)
+
+    def summed(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Add up over workers the totals of each, one for each variable of `joined`."""
+        # Sparse totals go apart: workers may have different numbers of rows.
+        rows = self._across.summed(
+            [IndexedSlices.from_sparse(total) for total in totals if total.is_sparse]
+        )
+        dense = self.group.sums([total for total in totals if not total.is_sparse])
+        rest = iter(rows), iter(dense)
+        return [_sparse(next(rest[0])) if total.is_sparse else next(rest[1]) for total in totals]
+
+
+def mean(step: OptimizerStep, total: torch.Tensor) -> torch.Tensor:
+    """Return the sum over replicas, divided by their number if the step wants that."""
+    return total / step.replicas if step.reduce_op is ReduceOp.MEAN else total
+
+
+def _with_all(
+    group: GroupStep, by_rank: Sequence[Any], find: Callable[[str], Variable]
+) -> GroupStep:
+    if all(forms == by_rank[0] for forms in by_rank):
+        return group
+    own = {update.variable.name: update for update in group.updates}
+    updates = [
+        own[name] if name in own else _zeros(find(name), sparse)
+        for name, sparse in _union(by_rank).items()
+    ]
+    return group.of(updates)
+
+
+def _zeros(variable: Variable, sparse: bool) -> VariableGradients:
+    zeros = torch.zeros_like(variable.values[0].value().detach())
+    if sparse:
+        nowhere = torch.empty(0, dtype=torch.int64, device=zeros.device)
+        zeros = _sparse(IndexedSlices(zeros[:0], nowhere, zeros.shape))
+    return VariableGradients(variable, (zeros,))
+
+
+def _hyperparameters(group: GroupStep) -> list[str]:
+    pairs = group.hyperparameters.items()
+    return [f"{key}={_shown(value)}" for key, value in pairs]
+
+
+def _shown(value: object) -> str:
+    return repr(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+
+def _forms(group: GroupStep) -> list[list[Any]]:
+    """Return name and sparsity of each variable that has a gradient."""
+    return [[update.variable.name, update.gradients[0].is_sparse] for update in group.updates]
+
+
+def _union(by_rank: Sequence[Sequence[Sequence[Any]]]) -> Mapping[str, bool]:
+    found: dict[str, bool] = {}
+    for forms in by_rank:
+        for name, sparse in forms:
+            if found.setdefault(name, sparse) is not sparse:
+                raise InvalidArgumentError(
+                    f"The gradient of {name!r} is sparse on some workers and dense on "
+                    "others; build the same modules on all workers",
+                    variable=name,
+                )
+    return found
+
+
+def _sparse(rows: Reduced) -> torch.Tensor:
+    assert isinstance(rows, IndexedSlices)
+    assert rows.dense_shape is not None
+    tensor = torch.sparse_coo_tensor(
+        rows.indices.unsqueeze(0), rows.values, rows.dense_shape, check_invariants=False
+    )
+    return tensor.coalesce()
+
+
+class WorkersHosting(CopiesHosting):
+    """Keeps copies on the devices of all workers, which start as the chief's."""
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        names: Sequence[str],
+        cross_device_ops: CrossDeviceOps,
+        unite: Unite,
+        steps: StepsTogether,
+        elsewhere: MadeElsewhere | None = None,
+    ) -> None:
+        super().__init__(extended, names, cross_device_ops, unite, elsewhere)
+        self._group = steps.group
+        self._steps = steps
+        extended._names.warns = steps.group.size > 1 and steps.group.place.is_chief
+
+    # Modules start as the chief's.
+
+    def host(self, adoptions: Sequence[Adoption]) -> None:
+        own = {adoption.name: self._extended._names.origin(adoption.name) for adoption in adoptions}
+        forms = [_form(adoption) for adoption in adoptions]
+        heard = self._group.agree("A parameter", forms, [*own.values()])
+        self._require_told_apart([*own], heard)
+        follow_chief(self._group, [adoption.parameter for adoption in adoptions])
+        super().host(adoptions)
+
+    def _require_told_apart(self, names: Sequence[str], by_rank: Sequence[Any]) -> None:
+        """Check that no worker builds in another order, as far as what it calls things tells."""
+        chiefs, *others = (
+            {name: Origin(*one) for name, one in zip(names, each, strict=True) if one}
+            for each in by_rank
+        )
+        for rank, theirs in enumerate(others, 1):
+            confusion = exchanged(theirs, chiefs)
+            if confusion:
+                place = self._group.place
+                here, there = (f"{place.tasks[at]}'s program" for at in (rank, 0))
+                raise InvalidArgumentError(
+                    confusion.sentence(here, there), variable=confusion.name, task=place.name
+                )
+
+    def host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        buffers = [buffer for root in roots for buffer in root.buffers()]
+        forms = [[str(each.dtype), list(each.shape)] for each in buffers]
+        if roots:
+            self._group.agree("A buffer of modules", forms)
+            follow_chief(self._group, buffers)
+        super().host_buffers(roots)
+
+    # Steps.
+
+    @property
+    def is_shared(self) -> bool:
+        return self._group.size > 1
+
+    def before_replicas(self) -> None:
+        if not all(hosted.owners() for hosted in self.parameters.written_locally()):
+            # Workers collect what they have dropped at different times.
+            gc.collect()
+        for hosted in self.parameters.written_locally():
+            self._group.note_write(hosted.name, hosted.parameter)
+        super().before_replicas()
+
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        super().set_slots(optimizer, slots)
+        for variable, state in slots.items():
+            for key, value in sorted(state.items()):
+                self._group.note_write(f"{optimizer} {variable.name} {key}", value)
+
+    def accept_writes(self, hosted: HostedParameter) -> None:
+        super().accept_writes(hosted)
+        self._group.note_write(hosted.name, hosted.parameter)
+
+    def joined(self, step: OptimizerStep) -> OptimizerStep:
+        return self._steps.joined(step, self._find)
+
+    def reduced_gradients(self, step: OptimizerStep) -> list[Any]:
+        local = super().reduced_gradients(step._replace(reduce_op=ReduceOp.SUM))
+        totals = [select_replica(0, gradient) for gradient in local]
+        return [mean(step, total) for total in self._steps.summed(totals)]
+
+    def _find(self, name: str) -> Variable:
+        for variable in self.variables():
+            if variable.name == name:
+                return variable
+        raise VariableNotFoundError(
+            f"{self._group.place.name} has no variable {name!r}, for which another "
+            "worker has a gradient; build the same modules on all workers",
+            variable=name,
+        )
+
+
+def follow_chief(group: WorkerGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Give tensors the chief's values."""
+    with torch.no_grad():
+        for mine, chief in zip(tensors, group.spread(tensors), strict=True):
+            mine.copy_(chief)
+
+
+def _form(adoption: Adoption) -> list[Any]:
+    """Return what of a parameter has to be equal on all workers."""
+    parameter = adoption.parameter
+    kind = [str(parameter.dtype), list(parameter.shape), parameter.requires_grad]
+    return [adoption.name, *kind, adoption.module_path]
 
 
 class MultiWorkerMirroredStrategy(Strategy):

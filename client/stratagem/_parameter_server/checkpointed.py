@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from stratagem._checkpoints.restore_status import RestoreStatus
+from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
 from stratagem._parameter_server.checkpoints.saving import Series

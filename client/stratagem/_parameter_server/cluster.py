@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._checkpoints.restore_status import RestoreStatus
+from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem._cluster.tasks import Membership
 from stratagem._core.contexts import entered
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints

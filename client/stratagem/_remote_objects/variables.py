@@ -1,27 +1,225 @@
-"""Variables and parameters as workers have them: without values of their own."""
+"""Strategies, variables and parameters as workers have them: without values of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from stratagem._cluster.tasks import ClusterSpec, Tasks
 from stratagem._core.distributed_variables import AggregatingVariable
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.remote_hosting import RemoteHosting
+from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._remote_objects.hooks import require_no_hooks
-from stratagem._remote_objects.strategies import require_own
-from stratagem._shipping.kinds import Change, ChangingKind, ObjectKind, WorkerTask
+from stratagem._ps_client.group import ServerGroup
+from stratagem._shipping.kinds import (
+    Change,
+    ChangingKind,
+    ObjectKind,
+    SessionKind,
+    WorkerTask,
+)
+from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
+from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+
+def require_no_hooks(what: str, subject: Any, kinds: Sequence[str]) -> None:
+    """Check that the program has added no hooks to an object.
+
+    Args:
+        what: What errors call it.
+        subject: A tensor or an optimizer of torch.
+        kinds: The attributes in which torch keeps its hooks.
+
+    Raises:
+        FailedPreconditionError: There are some.
+    """
+    # Each function asks for each parameter, and few have any.
+    added = [hooks for kind in kinds if (hooks := getattr(subject, kind, None))]
+    if not all(_is_our_own(hook) for hooks in added for hook in hooks.values()):
+        raise FailedPreconditionError(
+            f"{what} has hooks, which functions on worker servers would not call; do in the "
+            "function what they do, for instance to gradients between backward() and step()"
+        )
+
+
+def _is_our_own(hook: Any) -> bool:
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__module__", "")).startswith("stratagem.")
+
+
+class StrategyKind(SessionKind, ChangingKind):
+    """The coordinator's strategy. Workers have one replica for each device of theirs.
+
+    Where workers prove that they belong to the cluster, they do so by their own token. Of each
+    server they know the run that the coordinator knows, so that a new worker sees as well that
+    variables were lost, and its address.
+    """
+
+    name = "strategy"
+    types = (ParameterServerStrategy,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        return require_own("a strategy", value, strategy)
+
+    def label(self, subject: ParameterServerStrategy) -> str:
+        return "the strategy"
+
+    def essence(self, subject: ParameterServerStrategy, strategy: Strategy) -> Any:
+        extended = subject.extended
+        assert isinstance(extended, ParameterServerExtended)
+        cluster = extended._membership.cluster.as_dict()
+        return cluster, subject._settings.of_all_tasks(), servers_of(subject).identity.program
+
+    def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
+        cluster, settings, program = essence
+        resolver = SimpleClusterResolver(
+            _joined_by(ClusterSpec(cluster), task), task_type="worker", task_id=task.index
+        )
+        made = AttachedStrategy(resolver, token=task.token, **settings)
+        servers_of(made).act_for(program)
+        return made
+
+    def stamp(self, subject: ParameterServerStrategy) -> object:
+        hosting = hosting_of(subject)
+        return servers_of(subject).topology, hosting.seen, len(hosting.forgotten)
+
+    def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
+        servers = servers_of(subject)
+        seen = hosting_of(subject).seen
+        return {
+            "runs": servers.runs,
+            "addresses": servers.addresses,
+            "seen": seen,
+            "forgotten": tuple(hosting_of(subject).forgotten),
+        }
+
+    def update(self, made: AttachedStrategy, change: Change) -> None:
+        if "seen" in change.state:
+            hosting_of(made).outdated = True
+        servers = servers_of(made)
+        servers.move(change.state.get("addresses", servers.addresses))
+        servers.expect(change.state.get("runs", {}))
+        made.attached.forget(change.state.get("forgotten", ()))
+
+    def refresh(self, made: AttachedStrategy) -> None:
+        made.attached.refresh_new()
+
+    def reached(self, made: AttachedStrategy) -> Mapping[int, bytes]:
+        return servers_of(made).reached
+
+    def close(self, made: AttachedStrategy) -> None:
+        made.close()
+
+
+class ExtendedKind(ObjectKind):
+    """The `extended` of a strategy."""
+
+    name = "extended"
+    types: ClassVar[tuple[type, ...]] = (ParameterServerExtended,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        require_own("the extended of a strategy", value._container_strategy(), strategy)
+        extended: StrategyExtended = strategy.extended
+        return extended
+
+    def label(self, subject: StrategyExtended) -> str:
+        return "the strategy's extended"
+
+    def essence(self, subject: StrategyExtended, strategy: Strategy) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> object:
+        return essence.extended
+
+
+class ResolverKind(ObjectKind):
+    """The resolver of the strategy. Others might have the secret of the cluster."""
+
+    name = "resolver"
+    types = (ClusterResolver,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        if strategy.cluster_resolver is not value:
+            raise InvalidArgumentError(
+                "a cluster resolver may have a secret, which does not travel; use "
+                "strategy.cluster_resolver of the coordinator's strategy"
+            )
+        resolver: ClusterResolver = value
+        return resolver
+
+    def label(self, subject: ClusterResolver) -> str:
+        return "the strategy's cluster_resolver"
+
+    def essence(self, subject: ClusterResolver, strategy: Strategy) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
+        resolver: ClusterResolver = essence.cluster_resolver
+        return resolver
+
+
+def servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
+    """Return the sessions of a strategy with parameter servers, here or on a worker."""
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._store.servers
+
+
+def hosting_of(strategy: ParameterServerStrategy) -> RemoteHosting:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._hosting
+
+
+def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
+    """Return a cluster with a worker that may have joined it since."""
+    if not task.address:
+        return cluster
+    workers = dict(enumerate(cluster.job_tasks("worker")))
+    known = {index: address for index, address in workers.items() if address}
+    tasks: dict[str, Tasks] = {**cluster.as_dict()}
+    return ClusterSpec({**tasks, "worker": {**known, task.index: task.address}})
+
+
+def require_own(what: str, found: object, own: Strategy) -> object:
+    """Return `own` if `found` is it; raise `InvalidArgumentError` otherwise."""
+    if found is not own:
+        raise InvalidArgumentError(
+            f"{what} is of another strategy than the one whose workers these are, and "
+            "they know nothing of it; use what was made in the scope of that one"
+        )
+    return own
+
+
+class CoordinatorStub:
+    """Stands for the coordinator, which is in the program alone.
+
+    It may be there, as the attribute of an object whose method runs, and not be used.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Copying and pickling probe for dunders.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FailedPreconditionError(
+            f"a function on a worker has used ClusterCoordinator.{name}, but only the "
+            "program schedules functions and waits for them; return a value, and let "
+            "the program go on with it"
+        )
+
 
 _GRADIENT_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 

@@ -66,7 +66,7 @@ def bound(
             f"schedule takes a function, not {type(fn).__name__}; pass the function "
             "itself and its arguments by args=(...)"
         )
-    if args is not None and not _is_of_values(args):
+    if args is not None and (not isinstance(args, Sequence) or isinstance(args, str | bytes)):
         raise InvalidTypeError(
             f"args must be a tuple or a list, not {type(args).__name__}; write "
             "args=(value,) for one argument"
@@ -84,10 +84,6 @@ def bound(
     except TypeError as error:
         raise InvalidTypeError(f"{name_of(fn)} cannot be called like this: {error}") from None
     return given
-
-
-def _is_of_values(args: object) -> bool:
-    return isinstance(args, Sequence) and not isinstance(args, str | bytes)
 
 
 def _surely_fit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

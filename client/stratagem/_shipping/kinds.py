@@ -1,21 +1,134 @@
-"""The kinds of objects that closures refer to, and what closures return of them."""
+"""What stays on workers: the kinds of objects, their definitions, and parcels that name them."""
 
 from __future__ import annotations
 
 import pickle
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
-from stratagem._core.variables import Variable
-from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._shipping.classes import read_by_program
-from stratagem._shipping.pickling import ATOMS, Pickler, is_plain_tensor, reduced_tensor
-from stratagem._shipping.refusal import refusal
 from stratagem._strategies.strategy import Strategy
+
+
+class StatePart(NamedTuple):
+    """A part of an object that may change while the object lives.
+
+    Attributes:
+        revision: The first revision of the object that has it like this.
+        payload: Its value, pickled.
+    """
+
+    revision: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Definition:
+    """An object that stays on workers, so that payloads need only name it.
+
+    Attributes:
+        handle: Its number, the same on all workers.
+        revision: Counts its changes, from 1.
+        kind: Which of the kinds of objects it is of.
+        label: What errors call it.
+        essence: What it is made of once, pickled.
+        entries: What may change, by a name.
+    """
+
+    handle: int
+    revision: int
+    kind: str
+    label: str
+    essence: bytes
+    entries: Mapping[str, StatePart]
+
+    @classmethod
+    def of_result(cls, handle: int, payload: bytes, kind: str) -> Definition:
+        """Return the definition of a result of a closure, as it came from a worker."""
+        return cls(handle, 1, kind, "a result", payload, {})
+
+    def encode(self) -> bytes:
+        """Return what `decode` makes the definition of."""
+        entries = {key: tuple(entry) for key, entry in self.entries.items()}
+        fields = (self.revision, self.kind, self.label, self.essence, entries)
+        return pickle.dumps(fields, protocol=5)
+
+    @classmethod
+    def decode(cls, handle: int, payload: bytes, read: Callable[[bytes], Any]) -> Definition:
+        """Return a definition that `encode` wrote; `read` reads a pickle of data."""
+        revision, kind, label, essence, entries = read(payload)
+        parts = {key: StatePart(*entry) for key, entry in entries.items()}
+        return cls(handle, revision, kind, label, essence, parts)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A value that is to be loaded on any worker.
+
+    Attributes:
+        payload: What `Loader.load` takes.
+        definitions: The objects that the value refers to, by way of others too, as they were when
+            it was dumped. A worker has to have each of them in this revision or a later one before
+            it loads the value.
+        remote_objects: What must be kept on the worker besides, by its handle: results, and
+            per-worker values.
+        kept: What the definitions are of. Their handles stay valid, as those of `remote_objects`
+            do, while there is a parcel.
+    """
+
+    payload: bytes
+    definitions: tuple[Definition, ...]
+    remote_objects: Mapping[int, object]
+    kept: tuple[object, ...]
+
+    def missing(self, revisions: Mapping[int, int]) -> list[Definition]:
+        """Return what to define first on a worker that was sent `revisions`, by handle."""
+        return [one for one in self.definitions if revisions.get(one.handle, 0) < one.revision]
+
+
+class WaitingDefinitions:
+    """Keeps definitions until values are loaded that were dumped after them.
+
+    Thread-safe: they come while other values are being loaded.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: defaultdict[int, list[Definition]] = defaultdict(list)
+
+    def add(self, definition: Definition) -> None:
+        with self._lock:
+            self._waiting[definition.handle].append(definition)
+
+    def due(self, handle: int, revision: int, exists: bool) -> Definition | None:
+        """Return the definition that an object is to follow now, if there is one.
+
+        A value that was dumped before others may have to put up with a later revision than its own.
+        """
+        if handle not in self._waiting:
+            return None
+        with self._lock:
+            found = sorted(self._waiting[handle], key=lambda one: one.revision)
+        due = [one for one in found if one.revision <= revision]
+        if not due and not exists:
+            return found[0]
+        return due[-1] if due else None
+
+    def drop(self, definition: Definition) -> None:
+        """Forget a definition, which was followed, and those before it."""
+        handle, revision = definition.handle, definition.revision
+        with self._lock:
+            later = [one for one in self._waiting[handle] if one.revision > revision]
+            self._waiting[handle] = later
+            if not later:
+                del self._waiting[handle]
+
+    def forget(self, handle: int) -> None:
+        with self._lock:
+            self._waiting.pop(handle, None)
 
 
 @dataclass(frozen=True)
@@ -172,43 +285,6 @@ class KindTable(dict[type, "ObjectKind | type[RemoteObject] | None"]):
         found = RemoteObject if issubclass(cls, RemoteObject) else next(fitting, None)
         self[cls] = found
         return found
-
-
-def dump_result(value: object) -> bytes:
-    """Return the payload of what a closure returned.
-
-    Tensors come to the CPU of the other side, without what autograd knows. Variables and parameters
-    become tensors of the values that they have now.
-
-    Raises:
-        InvalidTypeError: Something in it cannot be pickled.
-    """
-    if type(value) in ATOMS:
-        return pickle.dumps(value, protocol=5)
-    try:
-        return _write(value)
-    except Exception as error:
-        raise refusal(value, "the result", _write, error) from error
-
-
-def load_result(payload: bytes) -> Any:
-    """Return what `dump_result` was given."""
-    return read_by_program(payload)
-
-
-def _write(value: object) -> bytes:
-    return _ResultPickler(lambda _: None).write(value)
-
-
-class _ResultPickler(Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Variable):
-            return reduced_tensor(value.value().detach().cpu())
-        if isinstance(value, ShardedVariable):
-            return reduced_tensor(value.read_value().detach().cpu())
-        if isinstance(value, torch.nn.Parameter) or is_plain_tensor(value):
-            return reduced_tensor(value.detach().cpu())
-        return super().reducer_override(value)
 
 
 class ResultKind(ObjectKind):

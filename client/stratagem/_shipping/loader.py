@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from stratagem._shipping.classes import SessionClasses, words_of
+from stratagem._shipping.import_allowlist import LoadableCode
 from stratagem._shipping.kinds import (
     Change,
     ChangingKind,
+    Definition,
     ObjectKind,
     ResultKind,
     SessionKind,
+    WaitingDefinitions,
     WorkerTask,
 )
-from stratagem._shipping.named_code import LoadableCode
 from stratagem._shipping.outcome_forms import OutcomeForm
-from stratagem._shipping.parcel import Definition, WaitingDefinitions
-from stratagem._shipping.values.named_classes import known_to_program
-from stratagem._shipping.values.reading import read
+from stratagem._shipping.pickling import SessionClasses, words_of
+from stratagem._shipping.value_reader import known_to_program, read
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 
@@ -181,11 +181,9 @@ class _Held:
             self._changing.restore(self.value, self._settings)
 
     def reached(self) -> Mapping[int, bytes]:
-        """Return how far servers had come when they answered it last, by task index."""
         return self._session.reached(self.value) if self._session is not None else {}
 
     def close(self) -> None:
-        """Give up what it keeps outside of this process."""
         if self._session is not None:
             self._session.close(self.value)
 
@@ -201,13 +199,11 @@ class _Held:
         removed = self._revisions.keys() - revisions.keys()
         if self._changing is not None and (state or removed):
             self._changing.update(self.value, Change(self._essence, state, removed))
-            self._set(self._changing, state, removed)
+            settings = self._changing.settings
+            for key in settings & removed:
+                del self._settings[key]
+            self._settings |= {key: state[key] for key in settings & state.keys()}
         self._revisions = revisions
-
-    def _set(self, kind: ChangingKind, state: Mapping[str, Any], removed: Set[str]) -> None:
-        for key in kind.settings & removed:
-            del self._settings[key]
-        self._settings |= {key: state[key] for key in kind.settings & state.keys()}
 
 
 class _ValueLoading:
@@ -233,38 +229,34 @@ class _ValueLoading:
         return self._loader.code.read(payload, self.find, self._loader.classes)
 
     def find(self, handle: int) -> Any:
-        """Return what has a handle."""
+        """Return what has a handle, brought up to date when it is met first."""
+        loader = self._loader
         if handle not in self._begun:
             self._begun.add(handle)
-            self._bring_up_to_date(handle)
-        if handle in self._loader.results:
-            return self._own_value(self._loader.results[handle])
-        if handle not in self._loader.held:
-            raise self._loader.missing(handle)
-        return self._loader.held[handle].value
-
-    def _bring_up_to_date(self, handle: int) -> None:
-        held, waiting = self._loader.held, self._loader.waiting
-        revision = self._revisions.get(handle, 1)
-        definition = waiting.due(handle, revision, handle in held)
-        if definition is not None:
-            with self._loader.naming_failures(definition.label):
-                self._apply(definition)
-            waiting.drop(definition)
-
-    def _own_value(self, result: Definition) -> Any:
-        """Return a value of a result that nobody else has: who gets it may change it."""
-        kind = self._loader.kinds[result.kind]
-        with self._loader.naming_failures(result.label):
-            return kind.make(self._essence(result.essence, kind), self._loader.task)
+            revision = self._revisions.get(handle, 1)
+            definition = loader.waiting.due(handle, revision, handle in loader.held)
+            if definition is not None:
+                with loader.naming_failures(definition.label):
+                    self._apply(definition)
+                loader.waiting.drop(definition)
+        if (result := loader.results.get(handle)) is not None:
+            # A value of its own: who gets it may change it.
+            kind = loader.kinds[result.kind]
+            with loader.naming_failures(result.label):
+                return kind.make(self._essence(result.essence, kind), loader.task)
+        if handle not in loader.held:
+            raise loader.missing(handle)
+        return loader.held[handle].value
 
     def _essence(self, payload: bytes, kind: ObjectKind) -> Any:
         if kind.pickles:
             return self.part(payload)
-        return read(payload, "another function", self._known)
-
-    def _known(self, identity: str) -> type | None:
-        return self._loader.classes.known(identity) or known_to_program(identity)
+        classes = self._loader.classes
+        return read(
+            payload,
+            "another function",
+            lambda identity: classes.known(identity) or known_to_program(identity),
+        )
 
     def _apply(self, definition: Definition) -> None:
         held, handle = self._loader.held, definition.handle

@@ -2,22 +2,92 @@
 
 from __future__ import annotations
 
+import builtins
+import pickle
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from stratagem._shipping.classes import dump_exception, read_by_program, words_of
+import torch
+
+from stratagem._core.variables import Variable
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping.kinds import (
     ObjectKind,
     PlainResultKind,
     ResultKind,
-    dump_result,
-    load_result,
 )
-from stratagem._shipping.told_exceptions import exception_of, told
-from stratagem._shipping.values.reading import read
-from stratagem._shipping.values.writing import written
-from stratagem_proto.errors import InvalidTypeError, WorkerFunctionError
+from stratagem._shipping.pickling import (
+    ATOMS,
+    Pickler,
+    dump_exception,
+    is_plain_tensor,
+    read_by_program,
+    reduced_tensor,
+    refusal,
+    words_of,
+)
+from stratagem._shipping.value_reader import read
+from stratagem._shipping.value_writer import written
+from stratagem_proto.errors import (
+    ClosureInputError,
+    InvalidTypeError,
+    StratagemError,
+    WorkerFunctionError,
+)
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.status import from_record, to_record
+from stratagem_proto.wire.status_codes import STATUS_CODES
+
+BUILTINS: dict[str, type[Exception]] = {
+    name: cls
+    for name, cls in vars(builtins).items()
+    if isinstance(cls, type) and issubclass(cls, Exception)
+}
+"""The exceptions of Python that are no requests to end a program."""
+
+
+def encode_exception(error: BaseException | None) -> pb.ToldException | None:
+    """Return what an exception can be made of again; None if it is of another class."""
+    if isinstance(error, StratagemError):
+        return _encode_own(error)
+    if error is None or BUILTINS.get(type(error).__name__) is not type(error):
+        return None
+    try:
+        # Of an OSError, `args` lacks the file.
+        args = written(error.__reduce__()[1], "", "")
+    except InvalidTypeError:
+        return None
+    return pb.ToldException(builtin=pb.BuiltinException(name=type(error).__name__, args=args))
+
+
+def _encode_own(error: StratagemError) -> pb.ToldException | None:
+    # A class of the program's may lack what the tree's have.
+    if type(error) not in STATUS_CODES or not isinstance(vars(error).get("message"), str):
+        return None
+    original = error.original_exception if isinstance(error, ClosureInputError) else None
+    return pb.ToldException(status=to_record(error), original=encode_exception(original))
+
+
+def decode_exception(told: pb.ToldException) -> BaseException | None:
+    """Return the exception that a message tells of; None if it is none of these."""
+    if told.WhichOneof("kind") == "builtin":
+        return _decode_builtin(told.builtin)
+    if told.WhichOneof("kind") is None:
+        return None
+    error = from_record(told.status)
+    if isinstance(error, ClosureInputError) and told.HasField("original"):
+        error.original_exception = decode_exception(told.original)
+    return error
+
+
+def _decode_builtin(told: pb.BuiltinException) -> BaseException | None:
+    cls = BUILTINS.get(told.name)
+    try:
+        args = read(told.args, "a worker")
+        return cls(*args) if cls is not None and type(args) is tuple else None
+    # What a class says of other arguments than its own.
+    except (StratagemError, TypeError, ValueError):
+        return None
 
 
 class OutcomeForm(ABC):
@@ -51,7 +121,7 @@ class OutcomeForm(ABC):
         """
 
     @abstractmethod
-    def tell(self, error: BaseException, failure: pb.Failure) -> None:
+    def add_exception(self, error: BaseException, failure: pb.Failure) -> None:
         """Add an exception to the message of a failure, if its class can travel."""
 
     @abstractmethod
@@ -82,14 +152,25 @@ class PlainOutcomes(OutcomeForm):
     def load(self, payload: bytes, sender: str) -> Any:
         return read(payload, sender)
 
-    def tell(self, error: BaseException, failure: pb.Failure) -> None:
-        found = told(error)
+    def add_exception(self, error: BaseException, failure: pb.Failure) -> None:
+        found = encode_exception(error)
         if found is not None:
             failure.told.CopyFrom(found)
 
     def exception_of(self, failure: pb.Failure, sender: str) -> BaseException:
         why = f"does not travel without pickle ({self._trust})"
-        return exception_of(failure.told) or _stand_in(failure, sender, why)
+        return decode_exception(failure.told) or _stand_in(failure, sender, why)
+
+
+class _ResultPickler(Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Variable):
+            return reduced_tensor(value.value().detach().cpu())
+        if isinstance(value, ShardedVariable):
+            return reduced_tensor(value.read_value().detach().cpu())
+        if isinstance(value, torch.nn.Parameter) or is_plain_tensor(value):
+            return reduced_tensor(value.detach().cpu())
+        return super().reducer_override(value)
 
 
 class PickledOutcomes(OutcomeForm):
@@ -99,12 +180,20 @@ class PickledOutcomes(OutcomeForm):
     kind = ResultKind
 
     def dump(self, value: object) -> bytes:
-        return dump_result(value)
+        if type(value) in ATOMS:
+            return pickle.dumps(value, protocol=5)
+        try:
+            return self._write(value)
+        except Exception as error:
+            raise refusal(value, "the result", self._write, error) from error
+
+    def _write(self, value: object) -> bytes:
+        return _ResultPickler(lambda _: None).write(value)
 
     def load(self, payload: bytes, sender: str) -> Any:
-        return load_result(payload)
+        return read_by_program(payload)
 
-    def tell(self, error: BaseException, failure: pb.Failure) -> None:
+    def add_exception(self, error: BaseException, failure: pb.Failure) -> None:
         try:
             failure.exception = dump_exception(error)
         except Exception as reason:
@@ -117,17 +206,13 @@ class PickledOutcomes(OutcomeForm):
             why = f"could not be pickled there ({failure.pickling_error})"
             return _stand_in(failure, sender, why)
         try:
-            return _loaded(failure.exception)
+            exception: object = read_by_program(failure.exception)
+            if isinstance(exception, BaseException):
+                return exception
+            raise InvalidTypeError(f"its pickle holds a {type(exception).__name__}")
         except Exception as error:
             why = f"cannot be loaded here ({type(error).__name__}: {words_of(error)})"
             return _stand_in(failure, sender, why)
-
-
-def _loaded(pickled: bytes) -> BaseException:
-    exception: object = read_by_program(pickled)
-    if not isinstance(exception, BaseException):
-        raise InvalidTypeError(f"its pickle holds a {type(exception).__name__}")
-    return exception
 
 
 def _stand_in(failure: pb.Failure, sender: str, why: str) -> WorkerFunctionError:

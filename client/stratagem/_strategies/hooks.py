@@ -29,7 +29,7 @@ from stratagem._strategies.multi_step import GivesInputs, MultiStepContext, run_
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.restore_status import RestoreStatus
+    from stratagem._checkpoints.restoring import RestoreStatus
     from stratagem._core.options import CommunicationOptions, ValueContext
     from stratagem._core.protocols import AnyHosting, AnyStrategy
     from stratagem._core.scalars import Scalars

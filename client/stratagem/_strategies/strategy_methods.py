@@ -19,7 +19,7 @@ from stratagem._strategies.extended import require_function
 from stratagem_proto.errors import ContextError, InvalidTypeError
 
 if TYPE_CHECKING:
-    from stratagem._checkpoints.restore_status import RestoreStatus
+    from stratagem._checkpoints.restoring import RestoreStatus
     from stratagem._core.protocols import AnyExtended, AnyStrategy
     from stratagem._input.lookahead import Lookups
     from stratagem._strategies.hooks import StrategyHooks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -12,16 +12,27 @@ from torch import nn
 
 from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables import SyncOnReadVariable
-from stratagem._core.reduction import ReductionToOneDevice
+from stratagem._core.reduction import CrossDeviceOps, ReductionToOneDevice
 from stratagem._core.variables import Variable
+from stratagem._gradients import LocalOptimizers
 from stratagem._hosting.hosting import Slots
-from stratagem._local.hosting import Unite
+from stratagem._local.hosting import CopiesHosting, Unite
 from stratagem._local.mirrored import CopiesExtended, LocalReplicas
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
-from stratagem._tpu.answers import HostAnswer, malformed, raised_by, slots_of, texts
-from stratagem._tpu.call import (
+from stratagem._tpu.cores import (
+    Cores,
+    CoresStrategy,
+    HostPlan,
+    HostsDataset,
+    HostsIterator,
+    LoopStep,
+    Recipe,
+    Topology,
+)
+from stratagem._tpu.host import (
+    Writes,
     carry_out,
     loop,
     nothing,
@@ -29,24 +40,154 @@ from stratagem._tpu.call import (
     read_slots,
     run,
 )
-from stratagem._tpu.cores import Cores, HostPlan, LoopStep, Topology
-from stratagem._tpu.extended import CoresStrategy
-from stratagem._tpu.hosting import HostsHosting
-from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
 from stratagem._tpu.session import HostsSession
 from stratagem._tpu.values import (
+    HostAnswer,
     LoopOutputs,
+    Marks,
     Valued,
     context_of,
+    malformed,
     of_all_cores,
+    raised_by,
     share_of,
+    slots_of,
+    texts,
     variable_of,
+    write,
 )
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidTypeError, MalformedStreamError
 
 
-def _there(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+class Memory:
+    """Tells what the hosts do not know yet, and takes over what they have changed."""
+
+    def __init__(self, optimizers: LocalOptimizers) -> None:
+        self._optimizers = optimizers
+        self._marks = Marks()
+        # The name of the optimizer and that of the variable.
+        self._new_slots: set[tuple[str, str]] = set()
+
+    @property
+    def has_new_slots(self) -> bool:
+        """Whether there is state of optimizers that the hosts do not know."""
+        return bool(self._new_slots)
+
+    def set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        """Replace an optimizer's state here, and on the hosts with the next call."""
+        for variable, state in slots.items():
+            self._optimizers.replace_slots(optimizer, variable, state)
+            self._new_slots.add((optimizer, variable.name))
+
+    def writes(self, state: Sequence[Valued]) -> Writes:
+        """Return what the hosts do not know of all variables and parameters."""
+        variables = [*map(variable_of, state)]
+        values = {
+            position: tensor.detach()
+            for position, tensor in enumerate(map(_value, variables))
+            if self._marks.is_new(variables[position], tensor)
+        }
+        slots = [
+            (optimizer, position, self._optimizers.slots(optimizer, variable))
+            for position, variable in enumerate(variables)
+            for optimizer, name in sorted(self._new_slots)
+            if name == variable.name
+        ]
+        return Writes(values, slots)
+
+    def note_sent(self, state: Sequence[Valued], writes: Writes) -> None:
+        """Note that the hosts know what they were told."""
+        variables = [*map(variable_of, state)]
+        for position in writes.values:
+            self._mark(variables[position])
+        for optimizer, position, _ in writes.slots:
+            self._new_slots.discard((optimizer, variables[position].name))
+
+    def require_fitting(
+        self,
+        state: Sequence[Valued],
+        modules: Sequence[nn.Module],
+        answer: HostAnswer,
+        sender: str,
+    ) -> None:
+        """Check that what a host has changed is of variables and buffers that there are.
+
+        Raises:
+            MalformedStreamError: It is not.
+        """
+        for position, value in answer.values.items():
+            if not 0 <= position < len(state):
+                raise malformed(sender, f"a value of variable {position} of {len(state)}")
+            variable = variable_of(state[position])
+            if value.shape != variable.shape:
+                raise malformed(sender, f"{variable.name!r} in the shape {tuple(value.shape)}")
+        for position, key in answer.buffers:
+            if not 0 <= position < len(modules) or key not in modules[position]._buffers:
+                raise malformed(sender, f"the buffer {key[:80]!r}, which no module has")
+
+    def take_over(
+        self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: HostAnswer
+    ) -> None:
+        """Take over what a host has changed, in cross-replica context."""
+        for position, value in answer.values.items():
+            write(state[position], value)
+            self._mark(variable_of(state[position]))
+        with torch.no_grad():
+            for (position, key), value in answer.buffers.items():
+                buffer = modules[position]._buffers[key]
+                if buffer is not None and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+    def _mark(self, variable: Variable) -> None:
+        self._marks.mark(variable, _value(variable))
+
+
+class HostsHosting(CopiesHosting):
+    """Hosts modules in the program, while their optimizers step on the hosts."""
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        names: Sequence[str],
+        cross_device_ops: CrossDeviceOps,
+        unite: Unite,
+        cores: RemoteCores,
+    ) -> None:
+        super().__init__(extended, names, cross_device_ops, unite)
+        self._cores = cores
+        self.memory = Memory(self.optimizers)
+
+    def begin_session(self, keep_slots: bool) -> None:
+        """Note that the next hosts know nothing; `keep_slots` of optimizers that are known here."""
+        if not keep_slots:
+            self.optimizers = LocalOptimizers()
+        self.memory = Memory(self.optimizers)
+
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
+        found = self._cores.slots(optimizer, variables)
+        return super().slots(optimizer, variables) if found is None else found
+
+    def all_slots(self, optimizer: str) -> Mapping[Variable, Slots]:
+        """Return the state for all variables."""
+        variables = self.variables()
+        return dict(zip(variables, self.slots(optimizer, variables), strict=True))
+
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        self.memory.set_slots(optimizer, slots)
+
+    def stateful_optimizers(self) -> Iterable[str]:
+        there = self._cores.optimizers_with_state()
+        return sorted({*super().stateful_optimizers(), *there})
+
+
+def _value(variable: Variable) -> torch.Tensor:
+    return variable.values[0].value()
+
+
+def _on_host(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
     """Return a call for a host, which gets its own counterpart of each argument."""
     return partial(function, *args)
 
@@ -173,9 +314,15 @@ class RemoteCores(Cores):
         memory = self._hosting.memory
         writes = memory.writes(state)
         known, trusted = (self._strategy(), state, modules, writes), self._outcomes.trusts_worker
-        calls = [_there(carry_out, *known, work, trusted) for work in works]
-        answers = self._answers(calls, state, modules)
-        memory.told(state, writes)
+        calls = [_on_host(carry_out, *known, work, trusted) for work in works]
+        encoded = self.session.call(calls)
+        try:
+            answers = [*map(HostAnswer.decode, encoded, self._senders)]
+            memory.require_fitting(state, modules, answers[0], self._first)
+        except MalformedStreamError as malformation:
+            self.session.fail(str(malformation))
+            raise
+        memory.note_sent(state, writes)
         memory.take_over(state, modules, answers[0])
         error = raised_by(answers, self.topology.used_tasks, self._outcomes)
         if not all(answer.in_step for answer in answers):
@@ -185,22 +332,6 @@ class RemoteCores(Cores):
         pairs = zip(answers, self._senders, strict=True)
         return [(self._outcomes.load(answer.result, sender), sender) for answer, sender in pairs]
 
-    def _answers(
-        self,
-        calls: Sequence[Callable[[], Any]],
-        state: Sequence[Valued],
-        modules: Sequence[nn.Module],
-    ) -> Sequence[HostAnswer]:
-        """Have hosts carry out calls; return their answers, once it is clear that they can be."""
-        told = self.session.call(calls)
-        try:
-            answers = [*map(HostAnswer.of, told, self._senders)]
-            self._hosting.memory.require_fitting(state, modules, answers[0], self._first)
-        except MalformedStreamError as error:
-            self.session.fail(str(error))
-            raise
-        return answers
-
     def _state(self) -> list[Valued]:
         owners = self.extended._names.owners()
         variables = [one for one in owners if isinstance(one, Variable)]
@@ -209,7 +340,7 @@ class RemoteCores(Cores):
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         each = len(self.topology.used_cores)
         works = [
-            _there(
+            _on_host(
                 run,
                 self._strategy(),
                 fn,
@@ -233,21 +364,17 @@ class RemoteCores(Cores):
                 f"{iterator!r}; make it by iter() of what distribute_datasets_from_function or "
                 "experimental_distribute_dataset of this strategy returns"
             )
-        work = _there(loop, self._strategy(), step, iterator, iterations)
-        context = context_of(self._outputs(work))
+        work = _on_host(loop, self._strategy(), step, iterator, iterations)
+        found = self._on_hosts(work)
+        hosts = [LoopOutputs.decode(parts, sender) for parts, sender in found]
+        for outputs_of_host, (_, sender) in zip(hosts, found, strict=True):
+            if not outputs_of_host.has_same_names(hosts[0]):
+                raise malformed(sender, "outputs of other names than the first host has")
+        context = context_of(hosts)
         if initial_loop_values is not None:
             outputs = context.last_step_outputs
             require_as_many(self._strategy(), initial_loop_values, outputs)
         return context
-
-    def _outputs(self, work: Callable[[], Any]) -> Sequence[LoopOutputs]:
-        """Return the outputs of a loop on each host."""
-        found = self._on_hosts(work)
-        outputs = [LoopOutputs.told(parts, sender) for parts, sender in found]
-        for one, (_, sender) in zip(outputs, found, strict=True):
-            if not one.has_same_names(outputs[0]):
-                raise malformed(sender, "outputs of other names than the first host has")
-        return outputs
 
     # The state of optimizers.
 
@@ -255,7 +382,7 @@ class RemoteCores(Cores):
         """Return the names of the optimizers that have state on the hosts."""
         if self._opened is None:
             return []
-        question = _there(optimizers_with_state, self._strategy())
+        question = _on_host(optimizers_with_state, self._strategy())
         return texts(self._opened.ask(question), self._first)
 
     def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots] | None:
@@ -266,7 +393,7 @@ class RemoteCores(Cores):
             self._on_hosts(nothing)
         valued = {variable_of(one).name: one for one in self._state()}
         trained = [valued[variable.name] for variable in variables]
-        question = _there(read_slots, self._strategy(), optimizer, trained)
+        question = _on_host(read_slots, self._strategy(), optimizer, trained)
         return slots_of(self._opened.ask(question), len(trained), self._first)
 
     # Input.

@@ -1,26 +1,55 @@
-"""A session with all hosts of a strategy, from its beginning to its end."""
+"""A session with all hosts of a strategy, and how its objects travel to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
 from typing import Any
 
-from stratagem._coordinator.workers.remote_worker import RemoteWorker
+from torch.nn import Parameter
+
+from stratagem._coordinator.workers import RemoteWorker
+from stratagem._core.distributed_variables import CopiedVariable
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._core.waiting import Wait
+from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import hosting_of
 from stratagem._ps_client.connections.session import Identity
+from stratagem._remote_objects.modules import ModuleKind, OptimizerKind
+from stratagem._remote_objects.variables import (
+    ExtendedKind,
+    HostedKind,
+    ResolverKind,
+    of_a_parameter,
+    own_variable,
+    require_own,
+)
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.kinds import (
+    Change,
+    ChangingKind,
+    KindTable,
+    ObjectKind,
+    Parcel,
+    SessionKind,
+    WorkerTask,
+)
 from stratagem._shipping.outcome_forms import PLAIN_OF_HOSTS, OutcomeForm
-from stratagem._shipping.parcel import Parcel
-from stratagem._tpu.answers import malformed, texts
-from stratagem._tpu.cores import HostPlan, Topology, cores_here
-from stratagem._tpu.extended import CoresStrategy
-from stratagem._tpu.host import open_meeting_point
-from stratagem._tpu.kinds import HOST_KINDS
-from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, RemoteTraceback
+from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.cores import (
+    CoresExtended,
+    CoresStrategy,
+    HostInput,
+    HostPlan,
+    HostsIterator,
+    Topology,
+    cores_here,
+)
+from stratagem._tpu.host import VariableForm, host_of, host_strategy, open_meeting_point
+from stratagem._tpu.values import malformed, texts
 from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.wire import ClosureAnswer, ClosureFailure, RemoteTraceback
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import (
     CancelledError,
@@ -31,6 +60,117 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.wire.channel import Deadlines
+
+
+class HostStrategyKind(SessionKind):
+    """The program's strategy."""
+
+    name = "strategy of hosts"
+    types = (CoresStrategy,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        return require_own("a strategy", value, strategy)
+
+    def label(self, subject: CoresStrategy) -> str:
+        return "the strategy"
+
+    def essence(self, subject: CoresStrategy, strategy: Strategy) -> Any:
+        return subject._class_on_hosts(), subject.extended._cores.plan()
+
+    def make(self, essence: Any, task: WorkerTask) -> CoresStrategy:
+        cls, plan = essence
+        return host_strategy(cls, plan, task.index)
+
+    def refresh(self, made: CoresStrategy) -> None:
+        """Do nothing: values come with calls."""
+
+    def close(self, made: CoresStrategy) -> None:
+        host_of(made).close()
+
+
+class CopiedVariableKind(ObjectKind):
+    """A `Variable`. Calls bring its value when the program has changed it."""
+
+    name = "copied variable"
+    types = (CopiedVariable, LocalVariable)
+
+    def subject(self, value: Variable, strategy: Strategy) -> object | None:
+        if value.distribute_strategy is None:
+            return None
+        whole = own_variable(value, strategy)
+        if isinstance(whole.values[0].value(), Parameter):
+            raise of_a_parameter(whole)
+        return whole
+
+    def label(self, subject: Variable) -> str:
+        return f"variable {subject.name!r}"
+
+    def essence(self, subject: Variable, strategy: Strategy) -> Any:
+        return strategy, VariableForm.of(subject)
+
+    def make(self, essence: Any, task: WorkerTask) -> Variable:
+        strategy, form = essence
+        return host_of(strategy).attach_variable(form)
+
+
+class HostParameterKind(HostedKind):
+    """A parameter of a module. Calls bring its value, as that of a variable."""
+
+    name = "parameter of hosts"
+
+    def essence(self, subject: HostedParameter, strategy: Strategy) -> Any:
+        return strategy, VariableForm.of(subject.variable)
+
+    def make(self, essence: Any, task: WorkerTask) -> Parameter:
+        strategy, form = essence
+        return host_of(strategy).attach_parameter(form)
+
+
+class HostInputKind(ChangingKind):
+    """An iterator in the program, for which each host has its own."""
+
+    name = "input of hosts"
+    types = (HostsIterator,)
+
+    def subject(self, value: HostsIterator, strategy: Strategy) -> object | None:
+        require_own("an iterator", value.strategy, strategy)
+        return value
+
+    def label(self, subject: HostsIterator) -> str:
+        return "the input"
+
+    def essence(self, subject: HostsIterator, strategy: Strategy) -> Any:
+        return strategy, subject.recipe
+
+    def make(self, essence: Any, task: WorkerTask) -> HostInput:
+        return HostInput(*essence)
+
+    def state(self, subject: HostsIterator) -> Mapping[str, Any]:
+        return {"passes": subject.passes}
+
+    def update(self, made: HostInput, change: Change) -> None:
+        made.restart()
+
+
+class HostExtendedKind(ExtendedKind):
+    """The `extended` of the program's strategy."""
+
+    name = "extended of hosts"
+    types = (CoresExtended,)
+
+
+HOST_KINDS = KindTable(
+    HostStrategyKind(),
+    HostExtendedKind(),
+    ResolverKind(),
+    CopiedVariableKind(),
+    HostParameterKind(),
+    ModuleKind(),
+    OptimizerKind(),
+    HostInputKind(),
+)
+"""The kinds of objects that stay on hosts."""
+
 
 _GRACE_SECONDS = 5.0
 
@@ -58,7 +198,7 @@ class HostsSession:
         cluster = resolver.cluster_spec()
         tasks = cluster.task_indices(job)
         addresses = {task: cluster.task_address(job, task) for task in tasks}
-        found = sorted(addresses.items(), key=_name)
+        found = sorted(addresses.items(), key=lambda host: str(host[0]))
         self._workers = connected(found, job, resolver._secret(), outcomes=outcomes)
         self._group = HostGroup(self._workers, outcomes)
         try:
@@ -130,10 +270,6 @@ class HostsSession:
         self._group.close(CancelledError("The session with the hosts has ended"))
 
 
-def _name(host: tuple[int, str]) -> str:
-    return str(host[0])
-
-
 class HostsPickler(ClosurePickler):
     """Makes parcels for the hosts of a strategy. Thread-safe.
 
@@ -170,12 +306,12 @@ class HostGroup:
         failed = [each for each in futures if each not in waiting and each.exception()]
         if failed:
             self._raise(futures, failed, len(failed) < len(futures))
-        return self._loaded([future.result().payload for future in futures])
-
-    def _loaded(self, payloads: Sequence[bytes]) -> list[object]:
-        pairs = zip(payloads, self._workers, strict=False)
+        pairs = zip(futures, self._workers, strict=False)
         try:
-            return [self._outcomes.load(payload, worker.name) for payload, worker in pairs]
+            return [
+                self._outcomes.load(future.result().payload, worker.name)
+                for future, worker in pairs
+            ]
         except StratagemError as error:
             self.fail(f"an answer cannot be read: {error}")
             raise
@@ -198,7 +334,7 @@ class HostGroup:
         """End all sessions; later calls raise the failure."""
         self._failure = self._failure or failure
         for worker in self._workers:
-            worker.close()
+            worker.link.close()
 
     def _carried_out(
         self, parcels: Sequence[Parcel]
@@ -260,7 +396,7 @@ def connected(
             found.append(RemoteWorker(index, link, count(1)))
     except BaseException:
         for worker in found:
-            worker.close()
+            worker.link.close()
         raise
     return found
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from stratagem._local.mirrored import CopiesExtended
-from stratagem._tpu.cores import Cores, LocalCores, Topology
-from stratagem._tpu.extended import CoresExtended, CoresStrategy
+from stratagem._tpu.cores import Cores, CoresExtended, CoresStrategy, LocalCores, Topology
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 

@@ -1,11 +1,12 @@
-"""Values in the program and on its hosts, and the part of them that each core has."""
+"""Values and answers that travel between the program and its hosts."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -16,9 +17,155 @@ from stratagem._core.distributed_variables import SyncOnReadVariable
 from stratagem._core.nests import map_leaves
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._shipping.outcome_forms import OutcomeForm
+from stratagem._shipping.pickling import words_of
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.answers import Parts, malformed
+from stratagem._worker_client.wire import RemoteTraceback
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    MalformedStreamError,
+    UnavailableError,
+    WorkerFunctionError,
+)
+from stratagem_proto.v1 import worker_pb2 as pb
+
+OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
+"""Errors after which hosts do not know what the others do."""
+
+Parts: TypeAlias = tuple[Any, ...]
+"""What an object is made of that travels without pickle."""
+
+
+def malformed(sender: str, why: str) -> MalformedStreamError:
+    """Return that a host has told what none could tell."""
+    return MalformedStreamError(
+        f"{sender} returned what no host of this program could have returned: {why}. Another "
+        "program may have its address, or somebody may have taken it over: stop it and look at its "
+        "host",
+        task=sender,
+    )
+
+
+def failure_of(error: BaseException, outcomes: OutcomeForm) -> pb.Failure:
+    """Return an exception as a host tells it."""
+    failure = pb.Failure(
+        kind=pb.FAILURE_KIND_FUNCTION,
+        class_name=type(error).__qualname__,
+        message=words_of(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+    outcomes.add_exception(error, failure)
+    return failure
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """How a call has ended on one host.
+
+    Attributes:
+        result: What the work returned, in the form of outcomes; empty if it raised.
+        failure: What it raised; None if it returned.
+        in_step: Whether the host can go on with the others.
+        values: The values that have changed, by position in the call's `state`; of the first host.
+        buffers: The buffers of modules, by position in the call's `modules` and by key; likewise.
+    """
+
+    result: bytes
+    failure: pb.Failure | None
+    in_step: bool
+    values: Mapping[int, torch.Tensor]
+    buffers: Mapping[tuple[int, str], torch.Tensor]
+
+    def encode(self) -> Parts:
+        """Return what `decode` makes the answer of."""
+        failure = b"" if self.failure is None else self.failure.SerializeToString()
+        buffers = [(*place, buffer) for place, buffer in self.buffers.items()]
+        return self.result, failure, self.in_step, dict(self.values), buffers
+
+    @classmethod
+    def decode(cls, parts: Any, sender: str) -> HostAnswer:
+        """Return the answer that `encode` wrote.
+
+        Raises:
+            MalformedStreamError: It is no such answer.
+        """
+        kinds = bytes, bytes, bool, dict, list
+        if not _are(parts, kinds):
+            raise malformed(sender, "an answer of other parts")
+        result, failed, in_step, values, buffers = parts
+        if not all(_are(pair, (int, torch.Tensor)) for pair in values.items()):
+            raise malformed(sender, "values that are no tensors of variables")
+        if not all(_are(each, (int, str, torch.Tensor)) for each in buffers):
+            raise malformed(sender, "buffers that are no tensors of modules")
+        try:
+            failure = pb.Failure.FromString(failed) if failed else None
+        except Exception as error:
+            raise malformed(sender, "an error that cannot be read") from error
+        named = {(position, key): buffer for position, key, buffer in buffers}
+        return cls(result, failure, in_step, values, named)
+
+
+def _are(parts: Any, kinds: Sequence[type]) -> bool:
+    """Return whether there are as many parts, each of its kind."""
+    if type(parts) is not tuple or len(parts) != len(kinds):
+        return False
+    return all(
+        # True and False are numbers to Python.
+        isinstance(part, kind) and (type(part) is bool) is (kind is bool)
+        for part, kind in zip(parts, kinds, strict=True)
+    )
+
+
+def texts(value: Any, sender: str) -> list[str]:
+    """Return the names that a host has told; raise `MalformedStreamError` if they are none."""
+    if not isinstance(value, list | tuple) or not all(type(each) is str for each in value):
+        raise malformed(sender, "something else than names")
+    return list(value)
+
+
+def slots_of(value: Any, count: int, sender: str) -> list[Mapping[str, torch.Tensor]]:
+    """Return the state of an optimizer for so many variables, as a host has told it.
+
+    Raises:
+        MalformedStreamError: It is something else.
+    """
+    if type(value) is not list or len(value) != count or not all(map(_is_state, value)):
+        raise malformed(sender, "something else than the state of an optimizer")
+    return value
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(key) is str and isinstance(each, torch.Tensor) for key, each in value.items()
+    )
+
+
+def raised_by(
+    answers: Sequence[HostAnswer], tasks: Sequence[int], outcomes: OutcomeForm
+) -> BaseException | None:
+    """Return the error of a call, caused by its traceback; None if all went well.
+
+    An error of a host itself comes before one that tells of another host.
+    """
+    failed = [
+        (task, outcomes.exception_of(answer.failure, f"host {task}"), answer.failure.traceback)
+        for answer, task in zip(answers, tasks, strict=True)
+        if answer.failure is not None
+    ]
+    if not failed:
+        whole = all(answer.in_step for answer in answers)
+        return None if whole else UnavailableError("a host has left the others")
+    of_hosts_themselves = (
+        one
+        for one in failed
+        if not isinstance(one[1], OUT_OF_STEP) or isinstance(one[1], WorkerFunctionError)
+    )
+    task, error, trace = next(of_hosts_themselves, failed[0])
+    error.__cause__ = RemoteTraceback(f"host {task}", "a call", trace)
+    return error
+
 
 Valued = Variable | Parameter
 """A variable, or a parameter of a module that follows one."""
@@ -97,13 +244,13 @@ class LoopOutputs:
             {name: others[name] for name in others if context._is_listed(name)},
         )
 
-    def parts(self) -> Parts:
-        """Return what they are made of; see `told`."""
+    def encode(self) -> Parts:
+        """Return what `decode` makes the outputs of."""
         return self.reduced, self.of_cores, self.others, self.others_of_cores
 
     @classmethod
-    def told(cls, parts: Any, sender: str) -> LoopOutputs:
-        """Return outputs that `parts` has told.
+    def decode(cls, parts: Any, sender: str) -> LoopOutputs:
+        """Return the outputs that `encode` wrote.
 
         Raises:
             MalformedStreamError: They are none.
@@ -119,7 +266,7 @@ class LoopOutputs:
         """Return whether another host has outputs of the same names and kinds."""
         return all(
             one.keys() == another.keys()
-            for one, another in zip(self.parts(), other.parts(), strict=True)
+            for one, another in zip(self.encode(), other.encode(), strict=True)
         )
 
 

@@ -1,21 +1,25 @@
-"""How messages of a session with a worker server travel: by gRPC or over a socket."""
+"""How messages of a session with a worker server travel, and what tells how functions ended."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from itertools import chain
+from math import inf
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import grpc
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._worker_client.batchers import Batcher, Batchers
+from stratagem._shipping.outcome_forms import OutcomeForm
+from stratagem._shipping.pickling import words_of
 from stratagem_proto.errors import CancelledError, MalformedStreamError
 from stratagem_proto.sockets.client.endpoints import Endpoint
 from stratagem_proto.sockets.client.errors import broken, require_ok
@@ -27,6 +31,182 @@ from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
 from stratagem_proto.wire.proving import CHALLENGE, Proving
+
+
+class ClosureAnswer(NamedTuple):
+    """The result of a function, or where it is.
+
+    Attributes:
+        payload: The result as it travelled; empty if it was kept, stays or was not wanted.
+        staying_bytes: Its size if it stays on the worker, to be sent or copied from there; 0
+            otherwise.
+    """
+
+    payload: bytes = b""
+    staying_bytes: int = 0
+
+
+class Reply(Protocol):
+    """Takes what becomes of a request to a worker; a `Future` is one.
+
+    Functions whose ends are only taken note of have a lighter one.
+    """
+
+    def set_running_or_notify_cancel(self) -> object:
+        """Take note that it has begun."""
+
+    def set_result(self, answer: ClosureAnswer, /) -> None:
+        """Take the answer."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Take note of why there is none."""
+
+
+class RemoteTraceback(Exception):
+    """Where a function on a worker raised; printed above the error itself."""
+
+    def __init__(self, worker: str, closure: str, traceback: str) -> None:
+        super().__init__(f"\n\n{closure} on {worker}:\n\n{traceback}")
+
+
+class FailureKind(Enum):
+    """Why a function has no result."""
+
+    FUNCTION = pb.FAILURE_KIND_FUNCTION
+    """It raised an exception, or returned what cannot be sent."""
+    INPUT = pb.FAILURE_KIND_INPUT
+    """It could not be loaded, or what it uses could not."""
+    CANCELLED = pb.FAILURE_KIND_CANCELLED
+    """It was given up."""
+
+
+class ClosureFailure(Exception):
+    """A worker could not return the result of a function.
+
+    Attributes:
+        kind: Why.
+        exception: What was raised there, with its class; `WorkerFunctionError` where that class
+            does not travel.
+        traceback: Where it was raised, as Python prints it.
+    """
+
+    def __init__(self, kind: FailureKind, exception: BaseException, traceback: str) -> None:
+        words = words_of(exception)
+        super().__init__(f"{type(exception).__name__}: {words}\n\n{traceback}")
+        self.kind = kind
+        self.exception = exception
+        self.traceback = traceback
+
+
+def failure_of(message: pb.Failure, task: str, outcomes: OutcomeForm) -> ClosureFailure:
+    """Return what a worker's message stands for; raise `ValueError` if it is of no kind."""
+    exception = outcomes.exception_of(message, task)
+    return ClosureFailure(FailureKind(message.kind), exception, message.traceback)
+
+
+# A longer wait makes messages larger, and keeps a worker that has nothing to run idle for as long.
+# Without one, workers whose functions end at once get each function in a message of its own.
+_SECONDS = 0.003
+
+_MOST = 32
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Batcher:
+    """Says when one wire is to keep back what it has to send; time is an argument."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self.flush = flush
+        self._kept = 0
+        self._since = self._flushed = -inf
+
+    def keeps(self, now: float) -> bool:
+        """Take note of something to send now, in seconds; return whether it is to wait for more.
+
+        The first one after a pause does not: a lone one would wait for nothing.
+        """
+        if not self._kept:
+            if now - self._flushed > _SECONDS:
+                return False
+            self._since = now
+        self._kept += 1
+        return self._kept < _MOST and now - self._since < _SECONDS
+
+    def flushed(self, now: float) -> None:
+        """Take note that all is being sent."""
+        self._kept, self._flushed = 0, now
+
+    def rest(self) -> None:
+        """Take note of a pause: the program waits for what was sent."""
+        self.flush()
+        self._flushed = -inf
+
+
+class Batchers:
+    """The batchers of all wires of a coordinator. Thread-safe, but for its context.
+
+    What is sent while this is entered, by one thread at a time, may be kept back: until the program
+    waits for something, and no longer than a moment.
+    """
+
+    def __init__(self) -> None:
+        self._entered = False
+        # Those of wires that have sent, or kept, something since the program waited.
+        self._used: set[Batcher] = set()
+        self._timed = False
+        # Of this kind because the garbage collector may call `close` anywhere.
+        self._wishes: SimpleQueue[bool] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start the thread that lets nothing wait too long."""
+        threading.Thread(target=self._run, name="stratagem-batchers", daemon=True).start()
+
+    def close(self) -> None:
+        """Let the thread end. May be called anywhere, and again."""
+        self._wishes.put(False)
+
+    def __enter__(self) -> None:
+        self._entered = True
+
+    def __exit__(self, *error: object) -> None:
+        self._entered = False
+
+    def keep(self, batcher: Batcher) -> bool:
+        """Return whether what a wire has to send now is to wait for more."""
+        if not self._entered:
+            return False
+        # First: a thread that empties the set meanwhile sends what is kept.
+        self._used.add(batcher)
+        keeps = batcher.keeps(time.monotonic())
+        if keeps and not self._timed:
+            self._timed = True
+            self._wishes.put(True)
+        return keeps
+
+    def hurry(self) -> None:
+        """Let nothing wait any more, because the program does."""
+        try:
+            while self._used:
+                self._used.pop().rest()
+        except KeyError:
+            return  # another thread was quicker
+
+    def _run(self) -> None:
+        while self._wishes.get():
+            time.sleep(_SECONDS)
+            self._timed = False
+            for batcher in self._used.copy():
+                _flush(batcher)
+
+
+def _flush(batcher: Batcher) -> None:
+    try:
+        batcher.flush()
+    except Exception:
+        # The wire has ended its call. Others go on.
+        _LOG.exception("nothing can be sent to a worker")
+
 
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
 _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}"

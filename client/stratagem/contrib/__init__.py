@@ -9,11 +9,12 @@ too.
 from __future__ import annotations
 
 from stratagem._core.options import VariableAggregation
-from stratagem.contrib._loops import MultiStepContext
+from stratagem.contrib._loops import MapOutput, MultiStepContext
 from stratagem.contrib._strategies import (
     MirroredStrategy,
     OneDeviceStrategy,
     ParameterServerStrategy,
+    TPUStrategy,
 )
 from stratagem.contrib._strategy import DistributionStrategy
 from stratagem.contrib._towers import (
@@ -26,8 +27,6 @@ from stratagem.contrib._towers import (
     in_cross_tower_context,
     increment_var,
 )
-from stratagem.contrib._tpu import TPUStrategy
-from stratagem.contrib._values import MapOutput
 
 __all__ = [
     "DistributionStrategy",

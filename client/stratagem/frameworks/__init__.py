@@ -6,7 +6,6 @@ installed. So have `torchmetrics` and `torchrec` for the metrics and the tables 
 these names.
 """
 
-from stratagem.frameworks._handover import adopt, distributed
-from stratagem.frameworks._workers import part
+from stratagem.frameworks._handover import adopt, distributed, part
 
 __all__ = ["adopt", "distributed", "part"]

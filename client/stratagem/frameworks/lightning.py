@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem.frameworks._handover import adopt, distributed, sole_device
-from stratagem.frameworks._workers import input_of
+from stratagem.frameworks._handover import adopt, distributed, input_of, sole_device
 from stratagem_proto.errors import InvalidArgumentError
 
 try:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem.frameworks._workers import gathered
+from stratagem.frameworks._handover import gathered
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 try:

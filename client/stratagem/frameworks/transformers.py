@@ -11,8 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem.frameworks._handover import adopt, distributed
-from stratagem.frameworks._workers import input_of
+from stratagem.frameworks._handover import adopt, distributed, input_of
 from stratagem_proto.errors import InvalidArgumentError
 
 try:

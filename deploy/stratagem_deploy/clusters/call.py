@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem._shipping.code import dumps
+from stratagem._shipping.pickling import dumps
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue.orders import (
+from stratagem._coordinator.closure_queue import (
     Abandon,
     Cancel,
+    ClosureQueue,
     Dismiss,
     FailDependent,
     GiveUp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from stratagem._worker_client.batchers import Batcher, Batchers
+from stratagem._worker_client.wire import Batcher, Batchers
 from tests.waiting import eventually
 
 PAUSE = 1.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._coordinator.candidate import Candidate
+from stratagem._coordinator.standby import Candidate
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup

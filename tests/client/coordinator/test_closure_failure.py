@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from stratagem._shipping.outcome_forms import PICKLED
-from stratagem._worker_client.closure_failure import FailureKind, failure_of
+from stratagem._worker_client.wire import FailureKind, failure_of
 from stratagem_proto.errors import WorkerFunctionError
 from stratagem_proto.v1 import worker_pb2 as pb
 

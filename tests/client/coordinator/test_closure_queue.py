@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue.orders import (
+from stratagem._coordinator.closure_queue import (
     Abandon,
     Cancel,
+    ClosureQueue,
     Dismiss,
     FailDependent,
     GiveUp,

@@ -11,8 +11,7 @@ from torch import nn
 
 import stratagem
 from stratagem import ClusterSpec, DistributedOptimizer
-from stratagem._coordinator.workers import connecting
-from stratagem._coordinator.workers.roster import Attendant, Roster
+from stratagem._coordinator.workers import Attendant, Roster
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import (
     ClusterCoordinator,
@@ -97,7 +96,7 @@ def test_a_worker_that_never_answers_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Functions that wait for it do not wait without a word."""
-    monkeypatch.setattr(connecting, "_ATTEMPT", Deadlines(connect=0.2))
+    monkeypatch.setattr("stratagem._coordinator.workers._ATTEMPT", Deadlines(connect=0.2))
 
     def with_nobody(cluster: ClusterSpec) -> ClusterResolver:
         workers = [*map(str, cluster.job_tasks("worker")), "127.0.0.1:1"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratagem import ClosureInputError, MalformedStreamError, StratagemError
-from stratagem._worker_client import work_stream
+from stratagem._worker_client import link
 from stratagem.coordinator import experimental_get_current_worker_index
 from stratagem_proto.v1 import plain_value_pb2 as values
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -196,7 +196,7 @@ def without_end(session: WorkSession, closure: int) -> pb.Finished:
 def test_functions_of_a_worker_that_sends_what_nobody_takes_run_on_others(
     hostile: Callable[[Lie], None], monkeypatch: pytest.MonkeyPatch, lie: Lie
 ) -> None:
-    monkeypatch.setattr(work_stream, "half_of_memory", lambda: 4 << 20)
+    monkeypatch.setattr(link, "half_of_memory", lambda: 4 << 20)
     with coordinating(num_workers=1, max_worker_losses=None) as coordination:
         hostile(lie)
         value = coordination.coordinator.schedule(experimental_get_current_worker_index)

@@ -17,8 +17,8 @@ from torch import nn
 
 import stratagem
 from stratagem import ClosureInputError, PermissionDeniedError
-from stratagem._shipping.classes import SessionClasses
-from stratagem._shipping.named_code import NamedCode
+from stratagem._shipping.import_allowlist import NamedCode
+from stratagem._shipping.pickling import SessionClasses
 from tests.client.coordinator import importable_steps as steps
 from tests.client.coordinator.coordination import Coordination, coordinating
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._coordinator.completion_reporter import Ended, Inherited, OpenClosures
+from stratagem._coordinator.shared_dataset import Ended, Inherited, OpenClosures
 
 BEGUN = range(1, 40)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem._coordinator.workers.remote_worker import (
+from stratagem._coordinator.workers import (
     DEEPEST,
     SHALLOWEST,
     PrefetchDepth,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem import ClusterSpec
-from stratagem._coordinator.recurring import workers_of
+from stratagem._coordinator.monitor import workers_of
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_proto.errors import (
     InvalidArgumentError,

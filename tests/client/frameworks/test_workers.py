@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from stratagem import ClusterSpec, FailedPreconditionError, ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.frameworks import part
-from stratagem.frameworks._workers import gathered
+from stratagem.frameworks._handover import gathered
 from tests.client.clusters import running
 
 

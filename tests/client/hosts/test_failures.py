@@ -23,7 +23,7 @@ from stratagem import (
     WorkerLostError,
     config,
 )
-from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.kinds import Parcel
 from stratagem._tpu.remote import RemoteCores
 from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver

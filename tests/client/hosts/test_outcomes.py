@@ -20,8 +20,8 @@ from stratagem import (
     config,
 )
 from stratagem._shipping.outcome_forms import PickledOutcomes, PlainOutcomes
-from stratagem._tpu import call, remote, session
-from stratagem._tpu.call import carry_out
+from stratagem._tpu import host, remote, session
+from stratagem._tpu.host import carry_out
 from stratagem_deploy import LocalCluster
 
 RAN: list[str] = []
@@ -189,7 +189,7 @@ def test_other_answers_are_checked_too(
 
 
 def fewer_outputs(*args: Any) -> Any:
-    reduced, of_cores, others, others_of_cores = call.loop(*args)
+    reduced, of_cores, others, others_of_cores = host.loop(*args)
     is_first = args[0].extended._first_replica_id == 0
     return reduced, of_cores if is_first else {}, others, others_of_cores
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stratagem import MirroredStrategy, Strategy
-from stratagem._checkpoints.restore_status import RestoreStatus
+from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem_proto.errors import StratagemError
 from tests.client.clusters import running
 from tests.client.parameter_server.towers import VALUES, Tower, evaluating, made

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._remote_kinds import KINDS
-from stratagem._remote_objects.kinds import COORDINATOR_KINDS
+from stratagem._remote_objects.modules import COORDINATOR_KINDS
 from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._shipping.import_allowlist import AnyCode
 from stratagem._shipping.kinds import WorkerTask
 from stratagem._shipping.loader import Loader
-from stratagem._shipping.named_code import AnyCode
 from stratagem._shipping.outcome_forms import PLAIN
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._shipping.classes import read_by_program
-from stratagem._shipping.kinds import dump_result
+from stratagem._shipping.outcome_forms import PICKLED
+from stratagem._shipping.pickling import read_by_program
 
 _GRACE_SECONDS = 0.2
 """In which a value would be read that did not wait for the one before."""
@@ -35,7 +35,7 @@ def payload() -> bytes:
         sides = Attribute()
 
     Made.__module__ = "__main__"
-    return dump_result(Made())
+    return PICKLED.dump(Made())
 
 
 def test_a_class_is_the_same_and_whole_for_all_threads_that_read_it() -> None:

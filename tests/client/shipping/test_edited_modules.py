@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 from cloudpickle import cloudpickle
 
-from stratagem._shipping.code import dumps
-from stratagem._shipping.edited_modules import EditedModules
+from stratagem._shipping.closure_pickler import EditedModules
+from stratagem._shipping.pickling import dumps
 
 NAME = "edited_in_a_session"
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from stratagem import InvalidTypeError, MalformedStreamError, StratagemError
-from stratagem._shipping.outcome_forms import PLAIN
-from stratagem._shipping.told_exceptions import exception_of
+from stratagem._shipping.outcome_forms import PLAIN, decode_exception
 from stratagem_proto.v1 import plain_value_pb2 as pb
 from stratagem_proto.v1 import worker_pb2
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
@@ -177,7 +176,7 @@ def test_a_pickle_is_not_loaded_in_the_place_of_a_value(tmp_path: Path) -> None:
 def test_exceptions_that_are_told_are_errors_of_python(name: str) -> None:
     args = PLAIN.dump(("touch",))
     told = worker_pb2.ToldException(builtin=worker_pb2.BuiltinException(name=name, args=args))
-    assert exception_of(told) is None
+    assert decode_exception(told) is None
 
 
 @pytest.mark.parametrize("args", [b"", b"junk", PLAIN.dump([1]), PLAIN.dump(("a", "b"))])
@@ -185,10 +184,10 @@ def test_an_exception_that_takes_no_such_arguments_is_not_made(args: bytes) -> N
     told = worker_pb2.ToldException(
         builtin=worker_pb2.BuiltinException(name="UnicodeDecodeError", args=args)
     )
-    assert exception_of(told) is None
+    assert decode_exception(told) is None
 
 
 @pytest.mark.parametrize("code", [0, 777])
 def test_a_status_of_no_known_error_is_an_error_all_the_same(code: int) -> None:
     status = RecordedStatus(code=code, message="so", detail=ErrorDetail(error="os.system"))
-    assert type(exception_of(worker_pb2.ToldException(status=status))) is StratagemError
+    assert type(decode_exception(worker_pb2.ToldException(status=status))) is StratagemError

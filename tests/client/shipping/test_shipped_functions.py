@@ -22,14 +22,14 @@ import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._remote_kinds import KINDS
 from stratagem._shipping.call import FunctionCall
+from stratagem._shipping.import_allowlist import AnyCode
 from stratagem._shipping.kinds import (
+    Definition,
     RemoteObject,
     WorkerTask,
 )
 from stratagem._shipping.loader import Loader
-from stratagem._shipping.named_code import AnyCode
 from stratagem._shipping.outcome_forms import PICKLED, PLAIN, OutcomeForm
-from stratagem._shipping.parcel import Definition
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
 from tests.client.clusters import running
@@ -326,7 +326,7 @@ import sys
 from pathlib import Path
 import torch
 from stratagem import ClusterSpec, ParameterServerStrategy
-from stratagem._remote_objects.kinds import COORDINATOR_KINDS
+from stratagem._remote_objects.modules import COORDINATOR_KINDS
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem.cluster_resolver import SimpleClusterResolver
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.kinds import Parcel
 from tests.client.shipping.coordination import Coordination, Scaled, coordinating
 from tests.client.small_model import seeded_model
 

@@ -23,7 +23,7 @@ from stratagem import (
     StratagemError,
     Variable,
 )
-from stratagem._shipping.kinds import dump_result
+from stratagem._shipping.outcome_forms import PICKLED
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
 from tests.client.shipping.coordination import Coordination, coordinating
@@ -136,7 +136,7 @@ def test_lazy_parameters_are_refused_until_they_have_a_shape(
 
 def test_a_result_that_cannot_be_pickled_is_refused_alike() -> None:
     with pytest.raises(InvalidTypeError, match=r"the result cannot .* \['a'\] is a "):
-        dump_result({"a": threading.Lock()})
+        PICKLED.dump({"a": threading.Lock()})
 
 
 @pytest.fixture

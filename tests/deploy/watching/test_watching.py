@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import stratagem
-from stratagem._coordinator.candidate import Candidate
+from stratagem._coordinator.standby import Candidate
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem_deploy import LocalCluster

@@ -11,7 +11,7 @@ from torch import nn
 
 import stratagem
 from stratagem import DistributedOptimizer, Variable
-from stratagem._coordinator.data.per_worker import PerWorkerVariable
+from stratagem._coordinator.per_worker import PerWorkerVariable
 from stratagem._core.distributed_variables import AggregatingVariable
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem.coordinator import (

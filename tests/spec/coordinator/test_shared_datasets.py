@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 import stratagem
 from stratagem import IndexedSlices, Variable
-from stratagem._coordinator.data.shared_dataset import SharedIterator
+from stratagem._coordinator.shared_dataset import SharedIterator
 from stratagem.coordinator import ClusterCoordinator
 from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal

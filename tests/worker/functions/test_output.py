@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stratagem._worker_client.link import WorkerLink
-from stratagem._worker_client.work_stream import labelled
+from stratagem._worker_client.link import WorkerLink, labelled
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

@@ -13,8 +13,8 @@ import stratagem
 from stratagem._core.contexts import experimental_get_current_worker_index
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._shipping.outcome_forms import PICKLED
-from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.wire import ClosureFailure, FailureKind
 from stratagem_proto.errors import WorkerFunctionError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer

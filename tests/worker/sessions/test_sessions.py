@@ -17,10 +17,8 @@ import pytest
 
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._shipping.outcome_forms import PLAIN
-from stratagem._worker_client.closure_failure import ClosureAnswer, ClosureFailure, FailureKind
-from stratagem._worker_client.link import WorkerLink
-from stratagem._worker_client.wire import GrpcWire
-from stratagem._worker_client.work_stream import WorkStream
+from stratagem._worker_client.link import WorkerLink, WorkStream
+from stratagem._worker_client.wire import ClosureAnswer, ClosureFailure, FailureKind, GrpcWire
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import (
     CancelledError,

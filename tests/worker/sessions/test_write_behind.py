@@ -17,8 +17,8 @@ from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.variables import delete
 from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._worker_client.closure_failure import ClosureFailure
 from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.wire import ClosureFailure
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer

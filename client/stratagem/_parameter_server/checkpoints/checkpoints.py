@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from stratagem._checkpoints.deferred import CheckpointEntry
 from stratagem._checkpoints.files import written_elsewhere
-from stratagem._checkpoints.restore_status import RestoreStatus
+from stratagem._checkpoints.restoring import CheckpointEntry, RestoreStatus
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.progress import STEPS, StepCounter, WorkerStates

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from stratagem._checkpoints.deferred import CheckpointEntry
-from stratagem._checkpoints.origins_on_servers import origins_in_checkpoint, origins_of
+from stratagem._checkpoints.files import origins_in_checkpoint, origins_of
+from stratagem._checkpoints.restoring import CheckpointEntry
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import (
     Confusion,

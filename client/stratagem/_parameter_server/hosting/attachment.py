@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from stratagem._checkpoints.origins_on_servers import origins_of
+from stratagem._checkpoints.files import origins_of
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import (
     Confusion,

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from stratagem._checkpoints.origins_on_servers import origins_of
+from stratagem._checkpoints.files import origins_of
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import Origin, UniqueNames
 from stratagem._core.variable_creation import VariableTraits, require_dense

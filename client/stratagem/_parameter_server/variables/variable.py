@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from stratagem._checkpoints.origins_on_servers import message_of
+from stratagem._checkpoints.files import message_of
 from stratagem._core.assignment import Write
 from stratagem._core.contexts import current_replica_id
 from stratagem._core.distributed_variables import AggregatingVariable

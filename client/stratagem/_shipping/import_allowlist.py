@@ -15,9 +15,8 @@ import torch
 
 from stratagem._core.options import ReduceOp
 from stratagem._shipping.call import FunctionCall
-from stratagem._shipping.classes import Classes
-from stratagem._shipping.pickling import Unpickler, _rebuilt, partial_of
-from stratagem._shipping.values.buffers import DTYPES
+from stratagem._shipping.pickling import Classes, Unpickler, _rebuilt, partial_of
+from stratagem._shipping.value_writer import DTYPES
 from stratagem.consistency import Async
 from stratagem_proto.errors import PermissionDeniedError
 
@@ -65,8 +64,9 @@ _BY_NAME = {(each.__module__, each.__qualname__): each for each in _CALLED}
 
 _OBJECT_OF = (Unpickler.__module__, "_object_of")
 
-# Their functions are what the library itself has workers do.
-_OWN = "stratagem._coordinator.data."
+# What the library itself has workers do.
+_OWN_MODULE = "stratagem._coordinator.per_worker"
+_OWN_FUNCTIONS = {"_same", "_made_by", "_opened", "_made", "_itself"}
 
 _LIBRARY = {"torch.nn.modules.": torch.nn.Module, "torch.optim.": torch.optim.Optimizer}
 """Packages of PyTorch, and the class of which theirs may be named."""
@@ -142,9 +142,8 @@ class _NamedCodeUnpickler(pickle._Unpickler):
                 return found if isinstance(found, type) and issubclass(found, kind) else None
         if any(_is_in(module, each) for each in self._modules):
             return _named(module, name)
-        if module.startswith(_OWN):
-            found = _named(module, name)
-            return found if isinstance(found, FunctionType) else None
+        if module == _OWN_MODULE and name in _OWN_FUNCTIONS:
+            return _named(module, name)
         return None
 
     def refuse(self, what: str) -> None:

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from cloudpickle import cloudpickle
 from google.protobuf.message import DecodeError
 
 from stratagem._core.distributed_values import Mirrored, PerReplica
 from stratagem._core.tensors import IndexedSlices
-from stratagem._shipping.values import buffers
-from stratagem._shipping.values.named_classes import (
-    Known,
-    found_class,
-    found_structure,
-    known_to_program,
+from stratagem._shipping.value_writer import (
+    ARRAY_DTYPE,
+    DEEPEST,
+    DTYPES,
+    KEYS,
+    LARGEST_OUTLINE,
+    PREFIX,
+    is_named_tuple,
+    is_structure,
 )
-from stratagem._shipping.values.writing import DEEPEST, KEYS, LARGEST_OUTLINE, PREFIX
 from stratagem_proto.errors import InvalidTypeError, MalformedStreamError
+from stratagem_proto.protocol import MAX_RANK
 from stratagem_proto.v1 import plain_value_pb2 as pb
+
+_ADDRESSABLE = 1 << 63
+
+Known = Callable[[str], "type | None"]
+"""Returns the class that the program has sent by value under an identity."""
 
 # Also what torch and NumPy say of what makes no tensor.
 _MALFORMED = (ArithmeticError, DecodeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def known_to_program(identity: str) -> type | None:
+    """Return the class that this program has sent to workers under an identity."""
+    found: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    return found
 
 
 def read(payload: bytes, sender: str, known: Known = known_to_program) -> Any:
@@ -96,9 +115,9 @@ class _Reading:
         return _NESTS[nest.kind](items)
 
     def _numbers(self, buffer: pb.Buffer) -> list[Any]:
-        dtype = buffers.dtype_named(buffer.dtype)
+        dtype = dtype_named(buffer.dtype)
         data = self._take(dtype.itemsize, (*buffer.shape,))
-        numbers: list[Any] = buffers.tensor_of(data, dtype, (*buffer.shape,)).tolist()
+        numbers: list[Any] = tensor_of(data, dtype, (*buffer.shape,)).tolist()
         return numbers
 
     def _named_tuple(self, name: pb.ClassName, items: Sequence[Any]) -> Any:
@@ -117,11 +136,11 @@ class _Reading:
     def _buffer(self, buffer: pb.Buffer) -> Any:
         shape = tuple(buffer.shape)
         if buffer.kind == pb.BUFFER_KIND_TENSOR:
-            dtype = buffers.dtype_named(buffer.dtype)
-            return buffers.tensor_of(self._take(dtype.itemsize, shape), dtype, shape)
+            dtype = dtype_named(buffer.dtype)
+            return tensor_of(self._take(dtype.itemsize, shape), dtype, shape)
         if buffer.kind in (pb.BUFFER_KIND_ARRAY, pb.BUFFER_KIND_SCALAR):
-            kind = buffers.array_dtype_named(buffer.dtype)
-            array = buffers.array_of(self._take(kind.itemsize, shape), kind, shape)
+            kind = array_dtype_named(buffer.dtype)
+            array = array_of(self._take(kind.itemsize, shape), kind, shape)
             # The empty index makes numbers of arrays without dimensions.
             return array if buffer.kind == pb.BUFFER_KIND_ARRAY else array[()]
         if buffer.kind not in _LONG_LEAVES:
@@ -129,20 +148,93 @@ class _Reading:
         return _LONG_LEAVES[buffer.kind](bytes(self._take(1, shape)))
 
     def _take(self, itemsize: int, shape: Sequence[int]) -> memoryview:
-        nbytes = buffers.nbytes_of(itemsize, shape)
+        nbytes = nbytes_of(itemsize, shape)
         if nbytes > len(self._left):
             raise MalformedStreamError(f"{len(self._left)} bytes are left for shape {list(shape)}")
         taken, self._left = self._left[:nbytes], self._left[nbytes:]
         return taken
 
 
+def found_class(name: pb.ClassName, known: Known) -> type | None:
+    """Return the class of a name, if it is loaded and of named tuples. Imports and runs nothing."""
+    found = known(name.identity) if name.identity else _loaded(name.module, name.name)
+    return found if isinstance(found, type) and is_named_tuple(found) else None
+
+
+def found_structure(name: pb.ClassName) -> type | None:
+    """Return the class of what a function of torch returns."""
+    found = vars(torch.return_types).get(name.name)
+    return found if isinstance(found, type) and is_structure(found) else None
+
+
+def _loaded(module: str, name: str) -> Any:
+    # By dictionaries: a module may have a `__getattr__` that imports something.
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        MalformedStreamError: There is none.
+    """
+    if name not in DTYPES:
+        raise MalformedStreamError(f"there is no dtype {name[:40]!r}")
+    return DTYPES[name]
+
+
+def array_dtype_named(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of a name.
+
+    Raises:
+        MalformedStreamError: Arrays of such elements do not travel.
+    """
+    if not ARRAY_DTYPE.fullmatch(name):
+        raise MalformedStreamError(f"arrays of {name[:40]!r} do not travel")
+    return np.dtype(name)
+
+
+def nbytes_of(itemsize: int, shape: Sequence[int]) -> int:
+    """Return how many bytes elements in a shape have, before memory is taken for them.
+
+    Raises:
+        MalformedStreamError: Nothing has this shape.
+    """
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        raise MalformedStreamError("a shape has too many dimensions, or a negative one")
+    # Zeros are left out, because libraries compute the product of the other sizes, too.
+    if math.prod(filter(None, shape)) * itemsize >= _ADDRESSABLE:
+        raise MalformedStreamError(f"shape {list(shape)} has over 2^63 bytes")
+    return math.prod(shape) * itemsize
+
+
+def tensor_of(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor of some elements, as many as its shape has."""
+    if dtype is torch.bool:
+        _require_booleans(data)
+    # torch takes no empty buffers.
+    flat = torch.frombuffer(bytearray(data) or bytearray(dtype.itemsize), dtype=dtype)
+    return flat[: math.prod(shape)].reshape(tuple(shape))
+
+
+def array_of(data: memoryview, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Return the array of some elements, as many as its shape has."""
+    if dtype.kind == "b":
+        _require_booleans(data)
+    return np.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))
+
+
+def _require_booleans(data: memoryview) -> None:
+    if data and np.frombuffer(data, dtype=np.uint8).max() > 1:
+        raise MalformedStreamError("a boolean is neither 0 nor 1")
+
+
 def _none(is_none: bool) -> None:
     if not is_none:
         raise MalformedStreamError("a part of it is of no kind")
-
-
-def _large(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
 
 
 def _text(data: bytes) -> str:
@@ -153,11 +245,11 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
     "none": _none,
     "truth": bool,
     "integer": int,
-    "large_integer": _large,
+    "large_integer": lambda data: int.from_bytes(data, "little", signed=True),
     "real": float,
     "text": _text,
     "octets": bytes,
-    "dtype": buffers.dtype_named,
+    "dtype": dtype_named,
     "device": torch.device,
 }
 
@@ -177,22 +269,6 @@ def _keys(items: Sequence[Any]) -> Sequence[Any]:
         if type(item) not in KEYS or (type(item) is int and item.bit_length() > 64):
             raise MalformedStreamError(f"a {type(item).__name__} is a key")
     return items
-
-
-def _set(items: Sequence[Any]) -> set[Any]:
-    return set(_keys(items))
-
-
-def _frozen_set(items: Sequence[Any]) -> frozenset[Any]:
-    return frozenset(_keys(items))
-
-
-def _dict(items: Sequence[Any]) -> dict[Any, Any]:
-    return dict(_keyed(items))
-
-
-def _ordered(items: Sequence[Any]) -> OrderedDict[Any, Any]:
-    return OrderedDict(_keyed(items))
 
 
 def _state_dict(items: Sequence[Any]) -> OrderedDict[Any, Any]:
@@ -255,10 +331,10 @@ def _per_replica(items: Sequence[Any]) -> PerReplica:
 _NESTS: dict[int, Callable[[Sequence[Any]], Any]] = {
     pb.NEST_KIND_TUPLE: tuple,
     pb.NEST_KIND_LIST: list,
-    pb.NEST_KIND_SET: _set,
-    pb.NEST_KIND_FROZEN_SET: _frozen_set,
-    pb.NEST_KIND_DICT: _dict,
-    pb.NEST_KIND_ORDERED_DICT: _ordered,
+    pb.NEST_KIND_SET: lambda items: set(_keys(items)),
+    pb.NEST_KIND_FROZEN_SET: lambda items: frozenset(_keys(items)),
+    pb.NEST_KIND_DICT: lambda items: dict(_keyed(items)),
+    pb.NEST_KIND_ORDERED_DICT: lambda items: OrderedDict(_keyed(items)),
     pb.NEST_KIND_STATE_DICT: _state_dict,
     pb.NEST_KIND_SIZE: torch.Size,
     pb.NEST_KIND_COMPLEX: _complex,

@@ -1,7 +1,8 @@
-"""Values as bytes."""
+"""Values as bytes, without pickle."""
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -10,15 +11,43 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from cloudpickle import cloudpickle
 
 from stratagem._core.distributed_values import Mirrored, PerReplica
 from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variables import Variable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._shipping.values import buffers
-from stratagem._shipping.values.named_classes import class_name, is_named_tuple, is_structure
+from stratagem._shipping.pickling import described
 from stratagem_proto.errors import InvalidTypeError
 from stratagem_proto.v1 import plain_value_pb2 as pb
+
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype not in _QUANTIZED
+}
+"""What elements of tensors may be, by name."""
+
+# Booleans, numbers, strings, times; neither objects nor records.
+ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, as in `DTYPES`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_named_tuple(cls: type) -> bool:
+    """Return whether a class is of tuples whose items have names, as `typing.NamedTuple` makes."""
+    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+
+
+def is_structure(cls: type) -> bool:
+    """Return whether functions of torch return such tuples."""
+    return issubclass(cls, tuple) and vars(torch.return_types).get(cls.__name__) is cls
+
 
 DEEPEST = 40
 """Nests in each other. The readers of messages allow somewhat more."""
@@ -55,7 +84,7 @@ class _Unsendable(Exception):
 
 
 def written(value: object, what: str, way_out: str) -> bytes:
-    """Return a value as bytes, for `reading.read`.
+    """Return a value as bytes, for `value_reader.read`.
 
     Args:
         value: The value.
@@ -147,14 +176,6 @@ def _numbers(items: Sequence[Any]) -> array[Any] | None:
 _Write = Callable[[_Writing, Any, int], pb.PlainValue]
 
 
-def _none(writing: _Writing, value: None, depth: int) -> pb.PlainValue:
-    return pb.PlainValue(none=True)
-
-
-def _truth(writing: _Writing, value: bool, depth: int) -> pb.PlainValue:
-    return pb.PlainValue(truth=value)
-
-
 def _integer(writing: _Writing, value: int, depth: int) -> pb.PlainValue:
     if -_WORD <= value < _WORD:
         return pb.PlainValue(integer=value)
@@ -162,11 +183,8 @@ def _integer(writing: _Writing, value: int, depth: int) -> pb.PlainValue:
     return pb.PlainValue(large_integer=value.to_bytes(nbytes, "little", signed=True))
 
 
-def _real(writing: _Writing, value: float, depth: int) -> pb.PlainValue:
-    return pb.PlainValue(real=value)
-
-
 def _complex(writing: _Writing, value: complex, depth: int) -> pb.PlainValue:
+    # No deeper than a number, which it is.
     parts = [pb.PlainValue(real=value.real), pb.PlainValue(real=value.imag)]
     return pb.PlainValue(nest=pb.Nest(kind=pb.NEST_KIND_COMPLEX, items=parts))
 
@@ -187,7 +205,7 @@ def _octets(writing: _Writing, value: bytes, depth: int) -> pb.PlainValue:
 def _key(key: Any) -> pb.PlainValue:
     if type(key) not in KEYS or (type(key) is int and not -_WORD <= key < _WORD):
         raise _Unsendable(
-            f"has the key {key!r}, {_described(key)}; keys of dicts and items of sets are strings, "
+            f"has the key {key!r}, {described(key)}; keys of dicts and items of sets are strings, "
             "bytes, None, and numbers of 64 bits"
         )
     # Keys have no buffers, which would make their order matter.
@@ -200,21 +218,21 @@ def _key(key: Any) -> pb.PlainValue:
 
 def _tensor(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainValue:
     if value.layout is torch.sparse_coo:
-        return _sparse(writing, value.detach(), depth)
+        sparse = value.detach()
+        parts = sparse._indices(), sparse._values(), sparse.shape, sparse.is_coalesced()
+        return writing.nest(pb.NEST_KIND_SPARSE_COO, parts, depth)
     if value.layout in _COMPRESSED:
         return _compressed(writing, value.detach(), depth)
-    name = buffers.name_of(value.dtype)
-    if not buffers.is_sendable(value) or name not in buffers.DTYPES:
+    name = dtype_name(value.dtype)
+    dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
+    if not dense or value.is_quantized or name not in DTYPES:
         raise _Unsendable(
             f"is a tensor of {value.dtype} in layout {value.layout} on {value.device}, which does "
             "not travel; make it a dense one"
         )
-    return writing.buffer(pb.BUFFER_KIND_TENSOR, buffers.bytes_of(value), name, value.shape)
-
-
-def _sparse(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainValue:
-    parts = value._indices(), value._values(), value.shape, value.is_coalesced()
-    return writing.nest(pb.NEST_KIND_SPARSE_COO, parts, depth)
+    plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    elements = plain.reshape(-1).view(torch.uint8).numpy().data
+    return writing.buffer(pb.BUFFER_KIND_TENSOR, elements, name, value.shape)
 
 
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -232,29 +250,22 @@ def _compressed(writing: _Writing, value: torch.Tensor, depth: int) -> pb.PlainV
     return writing.nest(pb.NEST_KIND_SPARSE_COMPRESSED, parts, depth)
 
 
-def _numpy_array(writing: _Writing, value: np.ndarray[Any, Any], depth: int) -> pb.PlainValue:
-    return _elements(writing, pb.BUFFER_KIND_ARRAY, value, value.shape)
-
-
-def _scalar(writing: _Writing, value: np.generic, depth: int) -> pb.PlainValue:
-    return _elements(writing, pb.BUFFER_KIND_SCALAR, np.asarray(value), ())
-
-
 def _elements(
     writing: _Writing,
     kind: pb.BufferKind,
     array: np.ndarray[Any, Any],
     shape: tuple[int, ...],
 ) -> pb.PlainValue:
-    if not buffers.is_sendable_array(array.dtype):
+    if not ARRAY_DTYPE.fullmatch(array.dtype.str):
         raise _Unsendable(
             f"is an array of {array.dtype}; arrays of booleans, numbers, strings and times travel"
         )
-    return writing.buffer(kind, buffers.bytes_of_array(array), array.dtype.str, shape)
+    return writing.buffer(kind, array.tobytes(), array.dtype.str, shape)
 
 
-def _items(kind: pb.NestKind) -> _Write:
-    return lambda writing, value, depth: writing.nest(kind, value, depth)
+def _in_order(kind: pb.NestKind, items: Callable[[Any], Iterable[Any]] = tuple) -> _Write:
+    """Return what writes the items of a value, as a nest."""
+    return lambda writing, value, depth: writing.nest(kind, items(value), depth)
 
 
 def _set(kind: pb.NestKind) -> _Write:
@@ -276,39 +287,27 @@ def _ordered(writing: _Writing, value: OrderedDict[Any, Any], depth: int) -> pb.
     return writing.nest(pb.NEST_KIND_STATE_DICT, parts, depth)
 
 
-def _slices(writing: _Writing, value: IndexedSlices, depth: int) -> pb.PlainValue:
-    parts = value.values, value.indices, value.dense_shape
-    return writing.nest(pb.NEST_KIND_INDEXED_SLICES, parts, depth)
-
-
-def _per_replica(writing: _Writing, value: PerReplica, depth: int) -> pb.PlainValue:
-    parts = tuple(value.without_rows), *value.values
-    return writing.nest(pb.NEST_KIND_PER_REPLICA, parts, depth)
-
-
-def _mirrored(writing: _Writing, value: Mirrored, depth: int) -> pb.PlainValue:
-    return writing.nest(pb.NEST_KIND_MIRRORED, value.values, depth)
-
-
 def _dtype(writing: _Writing, value: torch.dtype, depth: int) -> pb.PlainValue:
-    name = buffers.name_of(value)
-    return pb.PlainValue(dtype=name) if name in buffers.DTYPES else _refuse(writing, value, depth)
-
-
-def _device(writing: _Writing, value: torch.device, depth: int) -> pb.PlainValue:
-    return pb.PlainValue(device=str(value))
+    name = dtype_name(value)
+    return pb.PlainValue(dtype=name) if name in DTYPES else _refuse(writing, value, depth)
 
 
 def _named_tuple(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
-    name = class_name(type(value))
-    if name is None or getattr(value, "__dict__", None):
+    cls = type(value)
+    identity = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)
+    only_here = identity is None and "<locals>" in cls.__qualname__
+    if only_here or getattr(value, "__dict__", None):
         raise _Unsendable(
-            f"is {_described(value)}, a named tuple of a class that only the worker has, or with "
+            f"is {described(value)}, a named tuple of a class that only the worker has, or with "
             "attributes besides its items; define the class where the program is, or return a "
             "plain tuple"
         )
     found = writing.nest(pb.NEST_KIND_NAMED_TUPLE, value, depth)
-    found.nest.class_name.CopyFrom(name)
+    found.nest.class_name.name = cls.__qualname__
+    if identity is not None:
+        found.nest.class_name.identity = identity
+    else:
+        found.nest.class_name.module = cls.__module__
     return found
 
 
@@ -318,60 +317,54 @@ def _structure(writing: _Writing, value: Any, depth: int) -> pb.PlainValue:
     return found
 
 
-def _variable(writing: _Writing, value: Variable, depth: int) -> pb.PlainValue:
-    return _tensor(writing, value.value(), depth)
-
-
-def _sharded(writing: _Writing, value: ShardedVariable, depth: int) -> pb.PlainValue:
-    return _tensor(writing, value.read_value(), depth)
-
-
 def _refuse(writing: _Writing, value: object, depth: int) -> NoReturn:
-    raise _Unsendable(f"is {_described(value)}, which does not travel without pickle: {KINDS} do")
+    raise _Unsendable(f"is {described(value)}, which does not travel without pickle: {KINDS} do")
 
 
 _WRITERS: dict[type, _Write] = {
-    type(None): _none,
-    bool: _truth,
+    type(None): lambda writing, value, depth: pb.PlainValue(none=True),
+    bool: lambda writing, value, depth: pb.PlainValue(truth=value),
     int: _integer,
-    float: _real,
+    float: lambda writing, value, depth: pb.PlainValue(real=value),
     complex: _complex,
     str: _text,
     bytes: _octets,
     torch.Tensor: _tensor,
     torch.nn.Parameter: _tensor,
-    np.ndarray: _numpy_array,
-    tuple: _items(pb.NEST_KIND_TUPLE),
-    list: _items(pb.NEST_KIND_LIST),
-    torch.Size: _items(pb.NEST_KIND_SIZE),
+    np.ndarray: lambda writing, value, depth: _elements(
+        writing, pb.BUFFER_KIND_ARRAY, value, value.shape
+    ),
+    tuple: _in_order(pb.NEST_KIND_TUPLE),
+    list: _in_order(pb.NEST_KIND_LIST),
+    torch.Size: _in_order(pb.NEST_KIND_SIZE),
     set: _set(pb.NEST_KIND_SET),
     frozenset: _set(pb.NEST_KIND_FROZEN_SET),
     dict: _dict,
     OrderedDict: _ordered,
-    IndexedSlices: _slices,
-    PerReplica: _per_replica,
-    Mirrored: _mirrored,
+    IndexedSlices: _in_order(
+        pb.NEST_KIND_INDEXED_SLICES, lambda value: (value.values, value.indices, value.dense_shape)
+    ),
+    PerReplica: _in_order(
+        pb.NEST_KIND_PER_REPLICA, lambda value: (tuple(value.without_rows), *value.values)
+    ),
+    Mirrored: _in_order(pb.NEST_KIND_MIRRORED, lambda value: value.values),
     torch.dtype: _dtype,
-    torch.device: _device,
+    torch.device: lambda writing, value, depth: pb.PlainValue(device=str(value)),
 }
 """By class; `_writer_of` says it for instances of subclasses."""
 
 
 def _writer_of(value: object) -> _Write:
     if isinstance(value, Variable):
-        return _variable
+        return lambda writing, value, depth: _tensor(writing, value.value(), depth)
     if isinstance(value, ShardedVariable):
-        return _sharded
+        return lambda writing, value, depth: _tensor(writing, value.read_value(), depth)
     if isinstance(value, torch.nn.Parameter):
         return _tensor
     if isinstance(value, np.generic):
-        return _scalar
+        return lambda writing, value, depth: _elements(
+            writing, pb.BUFFER_KIND_SCALAR, np.asarray(value), ()
+        )
     if is_structure(type(value)):
         return _structure
     return _named_tuple if is_named_tuple(type(value)) else _refuse
-
-
-def _described(value: object) -> str:
-    cls = type(value)
-    prefix = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
-    return f"a {prefix}{cls.__qualname__}"

@@ -14,21 +14,155 @@ worker be lost then, the closure runs again.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
-from stratagem._coordinator.queue.constraints import Suspects, UnmetInputs
-from stratagem._coordinator.queue.orders import (
-    Abandon,
-    Cancel,
-    Dismiss,
-    FailDependent,
-    GiveUp,
-    Order,
-    Recall,
-    Run,
-)
+
+@dataclass(frozen=True)
+class Run:
+    """Send a closure to a worker, behind those that it has."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Ask a worker to give a closure back, unless it has begun it."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Ask a worker to give a closure up, even if it has begun it."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Tell threads that wait for a closure's value that the closure is cancelled."""
+
+    closure: int
+
+
+@dataclass(frozen=True)
+class FailDependent:
+    """Tell threads that wait for a closure's value that one which it depends on failed."""
+
+    closure: int
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Tell threads that wait for a closure's value that it is not run again."""
+
+    closure: int
+    workers: tuple[int, ...]
+    """Those that were lost with it."""
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Let a worker go that was to leave: it has nothing any more."""
+
+    worker: int
+
+
+Order: TypeAlias = Run | Recall | Cancel | Abandon | FailDependent | GiveUp | Dismiss
+
+
+class Suspects:
+    """Which closures workers had when they were lost, and how often.
+
+    A worker that is lost may have begun any of several, and does not say any more which one. Each
+    of them runs alone from then on, so that another loss is of that one.
+
+    Args:
+        most: How many workers may be lost with a closure; None for any number.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._workers: dict[int, tuple[int, ...]] = {}
+
+    def __contains__(self, closure: int) -> bool:
+        return closure in self._workers
+
+    def __bool__(self) -> bool:
+        return bool(self._workers)
+
+    def blame(self, closures: Collection[int], worker: int) -> Mapping[int, tuple[int, ...]]:
+        """Take note that a worker was lost with what it had.
+
+        Returns:
+            The closures that must not run again, each with the workers that were lost with it.
+        """
+        if self._most is None:
+            return {}
+        for closure in closures:
+            self._workers[closure] = (*self._workers.get(closure, ()), worker)
+        return {
+            closure: self._workers.pop(closure)
+            for closure in closures
+            if len(self._workers[closure]) >= self._most
+        }
+
+    def clear(self, *closures: int) -> None:
+        """Forget closures that have ended."""
+        if self._workers:
+            for closure in closures:
+                self._workers.pop(closure, None)
+
+    def may_join(self, closure: int, load: Mapping[int, None]) -> bool:
+        """Return whether a worker may have a closure behind those that it has."""
+        return closure not in self._workers and next(iter(load)) not in self._workers
+
+
+class UnmetInputs:
+    """Which closures wait for which."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[int, set[int]] = {}
+        self._waiting: defaultdict[int, list[int]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def add(self, closure: int, inputs: Iterable[int]) -> None:
+        """Let a closure wait for at least one other."""
+        self._inputs[closure] = set(inputs)
+        for needed in self._inputs[closure]:
+            self._waiting[needed].append(closure)
+
+    def meet(self, value: int) -> Iterator[int]:
+        """Yield the closures that waited for nothing but this value."""
+        for closure in self._waiting.pop(value, ()):
+            # It may have failed by another input.
+            unmet = self._inputs.get(closure, set())
+            unmet.discard(value)
+            if not unmet and self._inputs.pop(closure, None) is not None:
+                yield closure
+
+    def fail(self, value: int) -> Iterator[int]:
+        """Yield the closures that will never have all inputs without this value."""
+        for closure in self._waiting.pop(value, ()):
+            if self._inputs.pop(closure, None) is not None:
+                yield closure
+                yield from self.fail(closure)
+
+    def clear(self) -> list[int]:
+        closures = [*self._inputs]
+        self._inputs.clear()
+        self._waiting.clear()
+        return closures
 
 
 class ClosureQueue:
@@ -190,7 +324,9 @@ class ClosureQueue:
         for closure in closures:
             self._take_from_worker(closure)
         doomed = self._suspects.blame(closures, worker) if crashed else {}
-        closures += self._pop_staying(worker)
+        for closure in [one for one, at in self._staying.items() if at == worker]:
+            del self._staying[closure]
+            closures.append(closure)
         self._on_worker.pop(worker, None)
         self._depths.pop(worker, None)
         if worker in self._retiring:
@@ -204,7 +340,6 @@ class ClosureQueue:
         return [*given_up, *self._assign()]
 
     def deepen(self, worker: int, depth: int) -> None:
-        """Change how many closures a worker may have, from the next event on."""
         self._depths[worker] = depth
 
     def worker_leaves(self, worker: int) -> list[Order]:
@@ -316,12 +451,6 @@ class ClosureQueue:
     def _take_from_worker(self, closure: int) -> None:
         del self._load(self._worker_of.pop(closure))[closure]
         self._recalled.discard(closure)
-
-    def _pop_staying(self, worker: int) -> list[int]:
-        closures = [one for one, at in self._staying.items() if at == worker]
-        for closure in closures:
-            del self._staying[closure]
-        return closures
 
     def _abandon(self, closure: int) -> Iterable[Order]:
         self._suspects.clear(closure)

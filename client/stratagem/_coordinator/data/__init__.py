@@ -1,1 +1,0 @@
-"""What workers keep or share: datasets, iterators and variables of their own."""

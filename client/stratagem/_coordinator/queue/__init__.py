@@ -1,1 +1,0 @@
-"""Which closure runs where and when: pure decisions, carried out elsewhere."""
