@@ -142,6 +142,7 @@ lint: $(INSTALLED) ## Look at code, pages, imports, protos, manifests and script
 	$(BIN)/mdformat --check $(PAGES)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.circles
+	$(BIN)/python -m tests.budget
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python -m tests.deploy.manifests.check

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,33 @@ def test_the_namespace_is_what_it_says() -> None:
     public = public - imports | {"__version__"}
     assert list(stratagem.__all__) == sorted(public, key=_as_listed)
     assert set(dir(stratagem)) == public
+
+
+def test_public_names_are_those_that_are_listed() -> None:
+    """A name that goes breaks programs; one that comes stays for ever. Both are to be meant."""
+    listed = Path(__file__).with_name("public-names.txt").read_text().splitlines()
+    assert sorted(set(_names("stratagem", stratagem, set()))) == sorted(listed)
+
+
+def _names(prefix: str, owner: Any, seen: set[str]) -> Iterator[str]:
+    for name in getattr(owner, "__all__", None) or filter(_is_public, dir(owner)):
+        value, path = getattr(owner, name, None), f"{prefix}.{name}"
+        if isinstance(value, ModuleType):
+            parts = value.__name__.split(".")
+            if parts[0] == "stratagem" and all(map(_is_public, parts)) and parts[-1] not in seen:
+                seen.add(parts[-1])
+                yield path
+                yield from _names(path, value, seen)
+            continue
+        yield path
+        if inspect.isclass(value) and value.__module__.startswith("stratagem"):
+            ours = [base for base in value.__mro__ if base.__module__.startswith("stratagem")]
+            for member in filter(_is_public, {each for base in ours for each in vars(base)}):
+                yield f"{path}.{member}"
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
 
 
 def _as_listed(name: str) -> tuple[int, str]:
