@@ -61,9 +61,15 @@ class Compressor:
             return Compressed(_smaller(compression, value))
         if not bool(value.isfinite().all()):
             return Compressed(value)
-        whole = self._with_residual(variable, value.detach())
+        whole, residual = value.detach(), self._residuals.get(variable)
+        if residual is not None:
+            whole = whole + residual.to(whole.device)
         sent = _smaller(compression, whole)
-        return Compressed(sent, whole - _arriving(sent))
+        if isinstance(sent, torch.Tensor):
+            return Compressed(sent, whole - sent)
+        from stratagem_proto.wire.encodings import decode
+
+        return Compressed(sent, whole - decode(sent))
 
     def rows(self, values: torch.Tensor) -> torch.Tensor | Encoded:
         """Compress the values of a row-sparse gradient."""
@@ -78,16 +84,12 @@ class Compressor:
         """Keep what the last gradient of a variable lost."""
         self._residuals[variable] = residual
 
-    def _with_residual(self, variable: str, value: torch.Tensor) -> torch.Tensor:
-        residual = self._residuals.get(variable)
-        return value if residual is None else value + residual.to(value.device)
-
 
 def compressor_for(given: Compression | str | None) -> Compressor:
     """Return a compressor of the compression that a user means, by its name or as it is."""
     if given is None:
         return Compressor(None)
-    # Late, here and below: programs that compress nothing do without protobuf.
+    # Late, here and above: programs that compress nothing do without protobuf.
     from stratagem.compression import compression_from
 
     return Compressor(compression_from(given))
@@ -96,14 +98,6 @@ def compressor_for(given: Compression | str | None) -> Compressor:
 def _smaller(compression: Compression, value: torch.Tensor) -> torch.Tensor | Encoded:
     encoded = compression.encode(value)
     return encoded if encoded.nbytes < value.nbytes else value
-
-
-def _arriving(sent: torch.Tensor | Encoded) -> torch.Tensor:
-    if isinstance(sent, torch.Tensor):
-        return sent
-    from stratagem_proto.wire.encodings import decode
-
-    return decode(sent)
 
 
 _LOG = logging.getLogger("stratagem")
@@ -139,11 +133,15 @@ class Limiter:
         """
         if not self.limits:
             return gradients
-        whole = {name: _with_distinct_rows(each) for name, each in gradients.items()}
+        whole = {
+            name: each.coalesce() if each.is_sparse else each for name, each in gradients.items()
+        }
         values = {name: _values(each) for name, each in whole.items()}
         within = self.limits.apply(values)
         if within is None:
-            self._drop(self.limits.offender(values))
+            self.rejected_steps += 1
+            offender = self.limits.offender(values)
+            _LOG.warning("A step is dropped: the gradient of %r has NaN or infinities.", offender)
             return None
         return {name: _with_values(whole[name], each) for name, each in within.items()}
 
@@ -176,14 +174,6 @@ class Limiter:
             for parameter, gradient in zip(parameters, limited.values(), strict=True):
                 parameter.grad = gradient
         optimizer.step()
-
-    def _drop(self, variable: str) -> None:
-        self.rejected_steps += 1
-        _LOG.warning("A step is dropped: the gradient of %r has NaN or infinities.", variable)
-
-
-def _with_distinct_rows(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.coalesce() if gradient.is_sparse else gradient
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
@@ -244,7 +234,7 @@ class GroupStep(NamedTuple):
     gradients: Sequence[tuple[torch.Tensor, ...]]
     rule: VariableRule | None = None
 
-    def of(self, updates: Sequence[VariableGradients]) -> GroupStep:
+    def with_updates(self, updates: Sequence[VariableGradients]) -> GroupStep:
         """Return the same part with other updates."""
         return self._replace(
             variables=[update.variable for update in updates],
@@ -325,7 +315,7 @@ class OptimizerStep(NamedTuple):
     def with_gradients(self, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
         """Return the step of those variables for which there is a gradient, by name."""
         groups = [
-            group.of(
+            group.with_updates(
                 [
                     VariableGradients(variable, (gradients[variable.name],))
                     for variable in group.variables
@@ -371,18 +361,19 @@ class Contribution:
     def of_this_replica(cls, groups: ParamGroups) -> Contribution:
         """Return what is in the parameters; nothing of a replica without rows."""
         is_absent = has_no_rows()
-        return cls([_group_of_this_replica(group, is_absent) for group in groups])
+        steps = []
+        for group in groups:
+            gradients: list[tuple[torch.Tensor, ...]] = [
+                () if is_absent or (own := parameter.grad) is None else (own,)
+                for parameter in group["params"]
+            ]
+            steps.append(
+                GroupStep(hyperparameters_of(group), group["params"].variables(), gradients)
+            )
+        return cls(steps)
 
     def __bool__(self) -> bool:
         return any([any(group.gradients) for group in self.groups])
-
-
-def _group_of_this_replica(group: Mapping[str, Any], is_absent: bool) -> GroupStep:
-    params = group["params"]
-    gradients: list[tuple[torch.Tensor, ...]] = [
-        () if is_absent or (own := parameter.grad) is None else (own,) for parameter in params
-    ]
-    return GroupStep(hyperparameters_of(group), params.variables(), gradients)
 
 
 def group_steps(contributions: Sequence[Contribution]) -> tuple[GroupStep, ...]:
@@ -475,7 +466,9 @@ class LocalOptimizers:
         tensors = [copy.value().detach() for copy in copies]
         engine = _engine(step.class_name, group.hyperparameters, tensors)
         for state, tensor, gradient in zip(states, tensors, gradients, strict=True):
-            tensor.grad = _gradient_for(tensor, index, gradient)
+            own: torch.Tensor = select_replica(index, gradient)
+            # Some optimizers use the gradient as scratch memory.
+            tensor.grad = own.to(tensor.device, copy=own is gradient)
             engine.state[tensor].update(state.get(key, {}))
         engine.step()
         for state, tensor in zip(states, tensors, strict=True):
@@ -496,8 +489,10 @@ class LocalOptimizers:
         """Replace an optimizer's state for every copy of a variable."""
         state = self._of(variable)
         for index, copy in enumerate(variable.values):
+            # torch keeps counts of steps on the CPU, whatever the parameter's device.
             state[optimizer, index] = {
-                key: _slot_for(copy, key, value) for key, value in slots.items()
+                key: value.to(value.device if key == "step" else copy.device, copy=True)
+                for key, value in slots.items()
             }
 
 
@@ -514,15 +509,3 @@ def _engine(
 
 
 _OF_FIRST_STATE = ("initial_accumulator_value",)
-
-
-def _gradient_for(tensor: torch.Tensor, index: int, gradient: Any) -> torch.Tensor:
-    own: torch.Tensor = select_replica(index, gradient)
-    # Some optimizers use the gradient as scratch memory.
-    return own.to(tensor.device, copy=own is gradient)
-
-
-def _slot_for(variable: Variable, key: str, value: torch.Tensor) -> torch.Tensor:
-    # torch keeps counts of steps on the CPU, whatever the parameter's device.
-    device = value.device if key == "step" else variable.device
-    return value.to(device, copy=True)

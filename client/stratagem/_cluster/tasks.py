@@ -128,17 +128,13 @@ def _normalised(cluster: object) -> dict[str, dict[int, str]]:
     if isinstance(cluster, ClusterDef):
         return {job.name: dict(job.tasks) for job in cluster.job}
     if isinstance(cluster, Mapping):
-        return {_job_name(job): _numbered(job, cluster[job]) for job in cluster}
+        if foreign := [job for job in cluster if not isinstance(job, str)]:
+            raise InvalidTypeError(f"A job's name is a string, not {foreign[0]!r}")
+        return {job: _numbered(job, cluster[job]) for job in cluster}
     raise InvalidTypeError(
         "A cluster is a dict of lists or dicts of addresses, a ClusterDef or a "
         f"ClusterSpec, not {cluster!r}"
     )
-
-
-def _job_name(job: object) -> str:
-    if not isinstance(job, str):
-        raise InvalidTypeError(f"A job's name is a string, not {job!r}")
-    return job
 
 
 def _numbered(job: str, tasks: object) -> dict[int, str]:

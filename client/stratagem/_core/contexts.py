@@ -440,7 +440,9 @@ def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
 
     Spec: CTX-13, CTX-16.
     """
-    _leave_global_scope()
+    if _global.scope is not None:
+        _global.scope.__exit__(None, None, None)
+        _global.scope = None
     if has_strategy():
         raise ContextError(
             "Must not be called inside a `tf.distribute.Strategy` scope, but "
@@ -451,12 +453,6 @@ def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
         scope = strategy.scope()
         scope.__enter__()
         _global.scope = scope
-
-
-def _leave_global_scope() -> None:
-    if _global.scope is not None:
-        _global.scope.__exit__(None, None, None)
-        _global.scope = None
 
 
 def clear_remains() -> None:

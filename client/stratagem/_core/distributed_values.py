@@ -284,15 +284,12 @@ def select_replica_mirrored(index: int, nest: Any) -> Any:
     Raises:
         InvalidTypeError: A value may differ between replicas. Spec: REG-11.
     """
-    map_leaves(_check_mirrored, nest)
+    for leaf in leaves(nest):
+        if isinstance(leaf, DistributedValues) and not isinstance(leaf, Mirrored):
+            raise InvalidTypeError(
+                f"Expected value to be mirrored across replicas: {leaf!r}; reduce it first"
+            )
     return select_replica(index, nest)
-
-
-def _check_mirrored(leaf: Any) -> None:
-    if isinstance(leaf, DistributedValues) and not isinstance(leaf, Mirrored):
-        raise InvalidTypeError(
-            f"Expected value to be mirrored across replicas: {leaf!r}; reduce it first"
-        )
 
 
 def regroup_updates(results: Sequence[Any], group: bool) -> Any:
@@ -424,14 +421,12 @@ def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ..
     parts = [leaf.values for leaf in found if type(leaf) is PerReplica]
     if not wrapped:
         parts = [(leaf,) for leaf in found]
-    if not parts:
-        return ()
-    return tuple(index for index, mine in enumerate(zip(*parts, strict=False)) if _all_empty(mine))
-
-
-def _all_empty(parts: tuple[Any, ...]) -> bool:
-    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
-    return bool(tensors) and not any(tensor.shape[0] for tensor in tensors)
+    without = []
+    for index, mine in enumerate(zip(*parts, strict=False)):
+        tensors = [part for part in mine if isinstance(part, torch.Tensor) and part.dim()]
+        if tensors and not any(tensor.shape[0] for tensor in tensors):
+            without.append(index)
+    return tuple(without)
 
 
 # Threads of replicas take over the variables of the thread that runs them.
@@ -467,12 +462,8 @@ def warn_of_replicas_without_rows(value: Any) -> None:
     noted = [leaf.without_rows for leaf in leaves(value) if type(leaf) is PerReplica]
     for replicas in {replicas for replicas in noted if replicas}:
         warnings.warn(
-            f"reduce(axis=None) takes in what replica {_listed(replicas)} returned "
+            f"reduce(axis=None) takes in what replica {' and '.join(map(str, replicas))} returned "
             "without having had any data; let the replica function keep the rows, and "
             "pass axis=0 to weigh replicas by their rows",
             stacklevel=3,
         )
-
-
-def _listed(replicas: tuple[int, ...]) -> str:
-    return " and ".join(map(str, replicas))

@@ -139,21 +139,17 @@ class ReplicaWritten(Variable):
             first = strategy.experimental_local_results(value)[0]
             return strategy.extended._of_first_replica(self._as_operand(first))
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        total = strategy.extended.reduce_to(op, self._as_operands(value), self)
-        return self._as_flags(strategy, total) if self.dtype is torch.bool else total
-
-    def _as_flags(self, strategy: AnyStrategy, total: Any) -> Any:
-        """Return whether any flag is set, of sums that say how many are."""
+        if isinstance(value, PerReplica):
+            value = PerReplica([self._as_operand(one) for one in value.values])
+        elif strategy.extended._num_local_replicas == 1:
+            # What the only replica of a worker writes is not wrapped.
+            value = self._as_operand(value)
+        total = strategy.extended.reduce_to(op, value, self)
+        if self.dtype is not torch.bool:
+            return total
+        # The sums say how many flags are set; the variable, whether any is.
         parts = [one.bool() for one in strategy.experimental_local_results(total)]
         return Mirrored(parts) if isinstance(total, DistributedValues) else parts[0]
-
-    def _as_operands(self, value: Any) -> Any:
-        if isinstance(value, PerReplica):
-            return PerReplica([self._as_operand(one) for one in value.values])
-        assert self._strategy is not None
-        # What the only replica of a worker writes is not wrapped.
-        alone = self._strategy.extended._num_local_replicas == 1
-        return self._as_operand(value) if alone else value
 
     def _as_operand(self, value: Any) -> Any:
         return value if isinstance(value, IndexedSlices) else operand(self, value)

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import CO_OPTIMIZED
@@ -170,21 +170,20 @@ class _Groups:
         for name, one in theirs.items():
             self._by_wanted.setdefault(one.wanted, []).append(name)
 
-    def of(self, own: Origin) -> list[str]:
-        """Return the names of those for which a variable of this program can be taken."""
-        names = self._by_wanted.get(own.wanted, ())
-        return [name for name in names if self._theirs[name].may_be(own)]
+    def namesakes(self, own: Origin) -> Sequence[str]:
+        """Return the names of all that were to be called as a variable of this program."""
+        return self._by_wanted.get(own.wanted, ())
 
-    def others_of(self, name: str, own: Origin) -> list[str]:
-        """Return the names of all others of the same wanted name."""
-        return [other for other in self._by_wanted.get(own.wanted, ()) if other != name]
+    def candidates(self, own: Origin) -> list[str]:
+        """Return the names of those for which a variable of this program can be taken."""
+        return [name for name in self.namesakes(own) if self._theirs[name].may_be(own)]
 
     def is_certain(self, name: str, own: Origin) -> bool:
         """Return whether the variable of the same name is the same one: both call it alike."""
         their = self._theirs.get(name)
         if their is None or not own.label or own.label != their.label:
             return False
-        labels = [self._theirs[other].label for other in self.of(own)]
+        labels = [self._theirs[other].label for other in self.candidates(own)]
         return labels.count(own.label) == 1
 
 
@@ -193,15 +192,15 @@ def exchanged(mine: Origins, theirs: Origins) -> Confusion | None:
     groups = _Groups(theirs)
     for name, own in mine.items():
         their = theirs.get(name)
-        for other in groups.others_of(name, own) if their else ():
-            fact = _tells(own, their, theirs[other]) if their else None
+        for other in groups.namesakes(own) if their else ():
+            fact = _mistaken_for(own, their, theirs[other]) if their and other != name else None
             if fact:
                 what = f"{name!r} is {fact[0]} in {{here}}, but {fact[1]} in {{there}}, where "
                 return Confusion(name, what + f"{other!r} is {fact[0]}. Make them in one order; or")
     return None
 
 
-def _tells(own: Origin, their: Origin, other: Origin) -> tuple[str, str] | None:
+def _mistaken_for(own: Origin, their: Origin, other: Origin) -> tuple[str, str] | None:
     """Return in what `own` is `other` instead of `their`, if it is known to be."""
     if own.structure and their.structure and own.structure != their.structure:
         same = own.structure == other.structure
@@ -234,7 +233,7 @@ def lacking(
         }
     )
     for name, own in mine.items():
-        rest = [other for other in groups.of(own) if other not in mine]
+        rest = [other for other in groups.candidates(own) if other not in mine]
         if rest and not groups.is_certain(name, own):
             here = [each for each, one in mine.items() if one.may_be(own)]
             return Confusion(
@@ -250,7 +249,7 @@ def surplus(mine: Origins, theirs: Origins) -> Confusion | None:
     """Find namesakes of which the others have fewer, so that nobody knows which ones those are."""
     groups = _Groups(theirs)
     for name, own in mine.items():
-        group = groups.of(own)
+        group = groups.candidates(own)
         known = all(other in mine and groups.is_certain(other, mine[other]) for other in group)
         if name not in theirs and not known:
             return Confusion(
@@ -266,7 +265,7 @@ def doubtful(mine: Origins, theirs: Origins) -> list[str]:
     """Return namesakes that only their order makes the others' variables of the same names."""
     groups = _Groups(theirs)
     for name, own in mine.items():
-        group = groups.of(own)
+        group = groups.candidates(own)
         if name in theirs and len(group) > 1 and not groups.is_certain(name, own):
             return group
     return []

@@ -204,7 +204,14 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise InvalidArgumentError(f"bytes_per_pack must be >=0, not {self.bytes_per_pack}")
-        object.__setattr__(self, "implementation", _implementation(self.implementation))
+        value, names = self.implementation, CommunicationImplementation.__members__
+        if isinstance(value, str) and value.upper() in names:
+            value = CommunicationImplementation[value.upper()]
+        if not isinstance(value, CommunicationImplementation):
+            raise InvalidArgumentError(
+                f"implementation must be one of {', '.join(names)}, not {value!r}"
+            )
+        object.__setattr__(self, "implementation", value)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with the fields that `other` sets."""
@@ -212,15 +219,6 @@ class CommunicationOptions:
         given = {} if other is None else vars(other)
         changes = {k: v for k, v in given.items() if v != getattr(default, k)}
         return replace(self, **changes)
-
-
-def _implementation(value: object) -> CommunicationImplementation:
-    if isinstance(value, CommunicationImplementation):
-        return value
-    names = CommunicationImplementation.__members__
-    if isinstance(value, str) and value.upper() in names:
-        return CommunicationImplementation[value.upper()]
-    raise InvalidArgumentError(f"implementation must be one of {', '.join(names)}, not {value!r}")
 
 
 @dataclass(frozen=True)

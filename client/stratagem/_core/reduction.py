@@ -181,16 +181,10 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
 
     def reduced(leaf: Any) -> torch.Tensor:
         values = components(leaf) or (leaf,) * replicas
-        return _reduce_components(op, [dense(value) for value in values], axis)
+        total, count = axis_sum(op, [dense(value) for value in values], axis)
+        return finished(op, total, count)
 
     return map_leaves(reduced, nest)
-
-
-def _reduce_components(
-    op: ReduceOp, components: Sequence[torch.Tensor], axis: Axis
-) -> torch.Tensor:
-    total, count = axis_sum(op, components, axis)
-    return finished(op, total, count)
 
 
 def axis_sum(
@@ -200,16 +194,13 @@ def axis_sum(
     totals, count = [], 0
     for component in components:
         dims = dimensions(component, axis)
-        totals.append(_sum(addend(op, component), dims))
+        # Without dimensions torch.sum would reduce them all.
+        part = addend(op, component)
+        totals.append(part.sum(dims, dtype=part.dtype) if dims else part)
         count += torch.Size([component.shape[dim] for dim in dims]).numel()
     total = combine(ReduceOp.SUM, totals)
     assert isinstance(total, torch.Tensor)
     return total, count
-
-
-def _sum(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    # Without dimensions torch.sum would reduce them all.
-    return tensor.sum(dims, dtype=tensor.dtype) if dims else tensor
 
 
 def dimensions(tensor: torch.Tensor, axis: Axis) -> tuple[int, ...]:
@@ -244,10 +235,7 @@ def gather(leaf: Any, axis: int) -> Any:
     values = components(leaf)
     if values is None:
         return leaf
-    return _concatenate([dense(value) for value in values], axis)
-
-
-def _concatenate(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    tensors = [dense(value) for value in values]
     require_equal_dtypes(tensors)
     if len({_shape_without(tensor, axis) for tensor in tensors}) > 1:
         raise InvalidArgumentError(
@@ -421,7 +409,7 @@ class _PackedAllReduce(CrossDeviceOps):
         kinds: defaultdict[Any, list[int]] = defaultdict(list)
         for number, pair in enumerate(value_destination_pairs):
             if _stays(*pair):
-                kinds[_kind(pair[0])].append(number)
+                kinds[tuple((part.dtype, part.device) for part in pair[0].values)].append(number)
             else:
                 value = combine(reduce_op, pair[0].values)
                 results[number] = place(value, pair[1])
@@ -520,16 +508,9 @@ def _stays(value: DistributedValues, destinations: Any) -> bool:
     if not isinstance(destinations, DistributedValues | Variable):
         return False
     parts, places = value.values, destinations.values
-    if len(parts) != len(places) or not all(map(_is_dense, parts)):
+    dense = all(isinstance(p, torch.Tensor) and p.layout is torch.strided for p in parts)
+    if len(parts) != len(places) or not dense:
         return False
     alike = len({part.shape for part in parts}) == 1
     pairs = zip(parts, places, strict=True)
     return alike and all(part.device == place.device for part, place in pairs)
-
-
-def _is_dense(part: Any) -> bool:
-    return isinstance(part, torch.Tensor) and part.layout is torch.strided
-
-
-def _kind(value: DistributedValues) -> Any:
-    return tuple((part.dtype, part.device) for part in value.values)

@@ -164,7 +164,13 @@ class ReplicaContext:
         op = reduce_op_from(reduce_op)
         require_replica(self)
         alone = self.num_replicas_in_sync == 1
-        parts = [_summand(leaf, alone) for leaf in leaves(value)]
+        parts = [_as_tensor(leaf, alone) for leaf in leaves(value)]
+        for part in parts:
+            if not isinstance(part, torch.Tensor | IndexedSlices):
+                raise InvalidArgumentError(
+                    f"all_reduce takes tensors and IndexedSlices, not {part!r}; wrap it by "
+                    "torch.tensor()"
+                )
         if not parts:
             return value
         dense = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -195,7 +201,21 @@ class ReplicaContext:
         Spec: REP-8.
         """
         require_replica(self)
-        return all_gather(self, value, axis)
+        alone = self.num_replicas_in_sync == 1
+        parts = [_as_tensor(leaf, alone) for leaf in leaves(value)]
+        for part in parts:
+            if isinstance(part, IndexedSlices):
+                raise UnimplementedError(
+                    "all_gather does not support IndexedSlices; gather its values and its indices"
+                )
+            if not isinstance(part, torch.Tensor):
+                raise InvalidArgumentError(
+                    f"all_gather takes tensors, not {part!r}; wrap it by torch.tensor()"
+                )
+        if not parts:
+            return value
+        joined = iter(parts if alone else _AllGather.apply(self, axis, *parts))  # type: ignore[no-untyped-call] # of torch
+        return map_leaves(lambda _: next(joined), value)
 
     def _reduced(
         self, op: ReduceOp, parts: Sequence[Any], options: CommunicationOptions | None
@@ -208,16 +228,10 @@ class ReplicaContext:
         return self._merge(merge, parts, {})
 
 
-def _summand(leaf: Any, alone: bool) -> Any:
+def _as_tensor(leaf: Any, alone: bool) -> Any:
     if isinstance(leaf, TensorStandIn):
         leaf = leaf._operand()
-    if alone and isinstance(leaf, int | float):
-        leaf = torch.tensor(leaf)
-    if isinstance(leaf, torch.Tensor | IndexedSlices):
-        return leaf
-    raise InvalidArgumentError(
-        f"all_reduce takes tensors and IndexedSlices, not {leaf!r}; wrap it by torch.tensor()"
-    )
+    return torch.tensor(leaf) if alone and isinstance(leaf, int | float) else leaf
 
 
 class _AllReduce(torch.autograd.Function):
@@ -247,30 +261,6 @@ get_replica_context: Callable[[], ReplicaContext | None] = cast(
 )
 
 
-def all_gather(replica: ReplicaContext, value: Any, axis: int) -> Any:
-    """Carry out `ReplicaContext.all_gather`."""
-    alone = replica.num_replicas_in_sync == 1
-    parts = [_part(leaf, alone) for leaf in leaves(value)]
-    if not parts:
-        return value
-    joined = iter(parts if alone else _AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call] # of torch
-    return map_leaves(lambda _: next(joined), value)
-
-
-def _part(leaf: Any, alone: bool) -> torch.Tensor:
-    if isinstance(leaf, TensorStandIn):
-        leaf = leaf._operand()
-    if isinstance(leaf, IndexedSlices):
-        raise UnimplementedError(
-            "all_gather does not support IndexedSlices; gather its values and its indices"
-        )
-    if alone and isinstance(leaf, int | float):
-        leaf = torch.tensor(leaf)
-    if isinstance(leaf, torch.Tensor):
-        return leaf
-    raise InvalidArgumentError(f"all_gather takes tensors, not {leaf!r}; wrap it by torch.tensor()")
-
-
 class _AllGather(torch.autograd.Function):
     """A concatenation; the gradient is the replicas' sum, each taking its slice."""
 
@@ -295,18 +285,13 @@ class _AllGather(torch.autograd.Function):
 def _join(axis: int, strategy: AnyStrategy, *merged: Any) -> tuple[list[Any], list[Any]]:
     extended = strategy.extended
     joined = extended._gathered(merged, axis)
-    lengths = [_lengths(value, axis) for value in merged]
-    before = extended._lengths_before([sum(length) for length in lengths])
-    starts = [_starts(*pair) for pair in zip(before, lengths, strict=True)]
+    lengths = []
+    for value in merged:
+        parts = value.values if isinstance(value, DistributedValues) else (value,)
+        lengths.append([part.shape[dimensions(part, axis)[0]] for part in parts])
+    # Where the part of each replica begins.
+    starts: list[Any] = []
+    for before, own in zip(extended._lengths_before(list(map(sum, lengths))), lengths, strict=True):
+        begins = [before + sum(own[:index]) for index in range(len(own))]
+        starts.append(PerReplica(begins) if len(begins) > 1 else before)
     return [place(*pair) for pair in zip(joined, merged, strict=True)], starts
-
-
-def _lengths(value: Any, axis: int) -> list[int]:
-    parts = value.values if isinstance(value, DistributedValues) else (value,)
-    return [part.shape[dimensions(part, axis)[0]] for part in parts]
-
-
-def _starts(before: int, lengths: Sequence[int]) -> Any:
-    """Return where the part of each replica begins."""
-    starts = [before + sum(lengths[:index]) for index in range(len(lengths))]
-    return PerReplica(starts) if len(starts) > 1 else before

@@ -384,19 +384,18 @@ class _Rounds:
 
     def _round(self, answers: Sequence[Any]) -> list[Report]:
         self._shared.first_runs(True)
+        turns = zip(self._replicas, answers, strict=True)
+        if self._concurrent:
+            for replica, answer in turns:
+                replica.resume(answer)
+            coming = (replica.report() for replica in self._replicas)
+        else:
+            coming = (replica.turn(answer) for replica, answer in turns)
         reports = []
-        for report in self._next_reports(answers):
+        for report in coming:
             self._shared.first_runs(False)
             reports.append(_unfailed(report))
         return reports
-
-    def _next_reports(self, answers: Sequence[Any]) -> Iterator[Report]:
-        turns = zip(self._replicas, answers, strict=True)
-        if not self._concurrent:
-            return (replica.turn(answer) for replica, answer in turns)
-        for replica, answer in turns:
-            replica.resume(answer)
-        return (replica.report() for replica in self._replicas)
 
     def _merged(self, reports: Sequence[Report]) -> list[Any]:
         """Run the merge function of the first replica; return each one's answer."""

@@ -35,24 +35,17 @@ class GuardedSink:
             self._sink(step, scalars)
         except Exception:
             self._failures += 1
-            if _is_power_of_ten(self._failures):
+            if str(self._failures).strip("0") == "1":
+                sink: Any = self._sink
+                name = getattr(sink, "__qualname__", None) or type(sink).__qualname__
                 _LOG.warning(
-                    "failure %d of %s, which strategy.log_to was given: it may have lost the "
-                    "numbers of step %d; training goes on, and it gets those of the next steps",
+                    "failure %d of the sink %r, which strategy.log_to was given: it may have lost "
+                    "the numbers of step %d; training goes on, and it gets those of the next steps",
                     self._failures,
-                    _named(self._sink),
+                    name,
                     step,
                     exc_info=True,
                 )
-
-
-def _is_power_of_ten(number: int) -> bool:
-    return str(number).strip("0") == "1"
-
-
-def _named(sink: Any) -> str:
-    name = getattr(sink, "__qualname__", None) or type(sink).__qualname__
-    return f"the sink {name!r}"
 
 
 class Scalars:
@@ -153,7 +146,8 @@ def _checked(name: str) -> str:
 
 
 def _number(name: str, value: float | torch.Tensor) -> float | _Coming:
-    if isinstance(value, torch.Tensor) and value.is_cuda and _is_real(value):
+    is_one = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+    if isinstance(value, torch.Tensor) and value.is_cuda and is_one:
         return _Coming(value)
     try:
         return float(value)
@@ -162,10 +156,6 @@ def _number(name: str, value: float | torch.Tensor) -> float | _Coming:
             f"{name!r} is logged as {value!r:.100}, which is no number; log a number, or a tensor "
             "of one element"
         ) from error
-
-
-def _is_real(value: torch.Tensor) -> bool:
-    return value.numel() == 1 and not value.is_complex()
 
 
 def _whole(step: int) -> int:

@@ -243,27 +243,22 @@ class Wait:
     def tell(self, now: float) -> None:
         """Write the line that is due."""
         waited = now - self.began
+        end, missing = "for as long as it takes", ""
+        if self._seconds != math.inf:
+            end = f"until {_clock(self._seconds - waited)}"
+        if self.awaited is not None and self.awaited.changes:
+            missing = f". Missing: {listed(self.awaited.tasks()) or 'nothing that is known'}"
         _LOG.warning(
             "%s since %s (%.0f s), %s%s%s",
             self.text,
             _clock(-waited),
             waited,
-            self._end(waited),
-            self._missing(),
+            end,
+            missing,
             f". The last attempt: {self.failure}" if self.failure else "",
             extra={"event": "waiting"},
         )
         self.due, self._pause = (now + self._pause, min(2 * self._pause, _LONGEST_SECONDS))
-
-    def _end(self, waited: float) -> str:
-        if self._seconds == math.inf:
-            return "for as long as it takes"
-        return f"until {_clock(self._seconds - waited)}"
-
-    def _missing(self) -> str:
-        if self.awaited is None or not self.awaited.changes:
-            return ""
-        return f". Missing: {listed(self.awaited.tasks()) or 'nothing that is known'}"
 
     def __enter__(self) -> Wait:
         # One that began before goes on.

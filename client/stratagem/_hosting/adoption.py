@@ -145,8 +145,11 @@ class ModuleAdopter:
         for adoption in found:
             if is_lazy(adoption.parameter):
                 self._await(adoption)
-        ready = [one for one in found if not is_lazy(one.parameter)]
-        self._host_all([*self._materialised(), *ready])
+        # Lazy ones of earlier calls may have got their shapes; those of this one have none yet.
+        ready = [one for one in [*self._lazy, *found] if not is_lazy(one.parameter)]
+        self._lazy = [one for one in self._lazy if is_lazy(one.parameter)]
+        if ready:
+            self._host(ready)
 
     def take(self, module: nn.Module) -> None:
         """Take a module for one that this thread has built in its open scope."""
@@ -167,10 +170,6 @@ class ModuleAdopter:
             if self.has_adopted(module):
                 del self._adopted[id(module)]
         return self.buffers.remove(modules)
-
-    def _host_all(self, adoptions: Sequence[Adoption]) -> None:
-        if adoptions:
-            self._host(adoptions)
 
     def _found_in_scope(self) -> list[Adoption]:
         watch, prefix = self._open.get(threading.get_ident(), (None, ""))
@@ -226,11 +225,6 @@ class ModuleAdopter:
             hook = BeforeFirstForward(self.adopt)
             hook.handle = module.register_forward_pre_hook(hook)
 
-    def _materialised(self) -> list[Adoption]:
-        ready = [one for one in self._lazy if not is_lazy(one.parameter)]
-        self._lazy = [one for one in self._lazy if is_lazy(one.parameter)]
-        return ready
-
 
 class BeforeFirstForward:
     """Forward pre-hook of a lazy module; comes after torch has given it its shape.
@@ -257,19 +251,16 @@ def _parameters_of(roots: Iterable[nn.Module]) -> list[Adoption]:
     for root in roots:
         for path, module in root.named_modules():
             for key, parameter in module._parameters.items():
-                if parameter is not None:
-                    here = _adoption(root, path, (module, key), parameter)
-                    first = found.setdefault(id(parameter), here)
-                    if first is not here:
-                        owners = (*first.owners, (module, key))
-                        found[id(parameter)] = replace(first, owners=owners)
+                if parameter is None:
+                    continue
+                owner, first = (module, key), found.get(id(parameter))
+                if first is not None:
+                    found[id(parameter)] = replace(first, owners=(*first.owners, owner))
+                    continue
+                name = f"{path}.{key}" if path else key
+                place = f"{type(root).__name__}.{path}" if path else type(root).__name__
+                found[id(parameter)] = Adoption(name, parameter, (owner,), place, root)
     return list(found.values())
-
-
-def _adoption(root: nn.Module, path: str, owner: Owner, parameter: Parameter) -> Adoption:
-    name = f"{path}.{owner[1]}" if path else owner[1]
-    place = f"{type(root).__name__}.{path}" if path else type(root).__name__
-    return Adoption(name, parameter, (owner,), place, root)
 
 
 def _structures(adoptions: Iterable[Adoption]) -> dict[int, str]:

@@ -77,11 +77,13 @@ class OutsideChanges:
             if self._gradient is not None:
                 for leaf in others:
                     leaf.grad = None
-        elif _is_zero(gradient):
-            for leaf in others:
-                leaf.grad = None if leaf.grad is None else torch.zeros_like(leaf.grad)
-        else:
+            return
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        if values.any():
             self._changed = ref(gradient)
+            return
+        for leaf in others:
+            leaf.grad = None if leaf.grad is None else torch.zeros_like(leaf.grad)
 
 
 class _HookCopies:
@@ -124,11 +126,6 @@ class _HookCopies:
     def _of(self, first: Parameter) -> Mapping[int, Any]:
         hooks: Mapping[int, Any] | None = getattr(first, self._kind)
         return hooks or {}
-
-
-def _is_zero(gradient: Tensor) -> bool:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return not values.any()
 
 
 # More of them are looked through before the next step does.

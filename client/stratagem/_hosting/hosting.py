@@ -53,18 +53,16 @@ def refuse_synchronised_norms(roots: Sequence[nn.Module], replicas: int) -> None
         return
     for root in roots:
         for path, module in root.named_modules():
-            if isinstance(module, nn.SyncBatchNorm):
-                raise _refusal(f"{type(root).__name__}.{path}" if path else type(root).__name__)
-
-
-def _refusal(place: str) -> UnimplementedError:
-    return UnimplementedError(
-        f"{place} is an nn.SyncBatchNorm, which needs a process group of torch.distributed to "
-        "normalise by the batches of all replicas, and there is none: each replica would normalise "
-        "by its own. Use nn.BatchNorm1d to 3d, which do that too, and of which "
-        'ParameterServerStrategy(buffers="mean") averages the running statistics; or nn.GroupNorm '
-        "or nn.LayerNorm, which need no other replicas"
-    )
+            if not isinstance(module, nn.SyncBatchNorm):
+                continue
+            place = f"{type(root).__name__}.{path}" if path else type(root).__name__
+            raise UnimplementedError(
+                f"{place} is an nn.SyncBatchNorm, which needs a process group of torch.distributed "
+                "to normalise by the batches of all replicas, and there is none: each replica "
+                "would normalise by its own. Use nn.BatchNorm1d to 3d, which do that too, and of "
+                'which ParameterServerStrategy(buffers="mean") averages the running statistics; or '
+                "nn.GroupNorm or nn.LayerNorm, which need no other replicas"
+            )
 
 
 class MadeElsewhere:

@@ -84,7 +84,7 @@ class _Probe(NamedTuple):
     value: torch.Tensor
 
     @classmethod
-    def of(cls, gradient: torch.Tensor) -> _Probe | None:
+    def first_that_shows(cls, gradient: torch.Tensor) -> _Probe | None:
         """Return one of a gradient; None if scaling changes nothing in it."""
         elements = gradient.detach().reshape(-1)
         shows = elements.isfinite() & (elements != 0)
@@ -137,7 +137,7 @@ class Overlap:
         self._handed[id(parameter)] = _Handed(
             trained.variable.name, parameter, gradient, gradient._version
         )
-        self._probe = self._probe or _Probe.of(gradient)
+        self._probe = self._probe or _Probe.first_that_shows(gradient)
         self._early.add(trained.variable, gradient.detach(), group)
 
     def __enter__(self) -> None:
@@ -446,7 +446,10 @@ class DistributedOptimizer(OptimizerWithSlots):
         )
 
     def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
-        each = _each(contributions, self._hosting)
+        # Those of all replicas of this process; a lone one is not merged.
+        is_lone = isinstance(contributions, Contribution)
+        results = self._hosting.extended._local_results
+        each = (contributions,) if is_lone else results(contributions)
         groups = group_steps(each)
         stepped = chain.from_iterable([group.variables for group in groups])
         self._hosting.parameters.require_gradients_of_replicas(stepped)
@@ -485,10 +488,3 @@ class DistributedOptimizer(OptimizerWithSlots):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-
-
-def _each(contributions: Any, hosting: Hosting) -> Sequence[Contribution]:
-    """Those of all replicas of this process; a lone one is not merged."""
-    if isinstance(contributions, Contribution):
-        return (contributions,)
-    return hosting.extended._local_results(contributions)

@@ -162,7 +162,7 @@ class _Value(NamedTuple):
     sum: str
 
     @classmethod
-    def of(cls, parameter: torch.Tensor) -> _Value:
+    def present(cls, parameter: torch.Tensor) -> _Value:
         values = parameter.detach()
         return cls(values._version, values.data_ptr(), str(values.double().sum().item()))
 
@@ -180,7 +180,7 @@ class _Backwards(HookOfParameter):
         hosted = self._hosted()
         if hosted is None:
             return
-        now = _Value.of(hosted.parameter) if hosted.written_locally() else None
+        now = _Value.present(hosted.parameter) if hosted.written_locally() else None
         before, self._written = self._written, now
         if not self._is_first and now not in (None, before):
             strategy = type(hosted.variable.distribute_strategy).__name__
@@ -200,10 +200,10 @@ class _EarlyBackwards(HookOfParameter):
     def __call__(self, parameter: torch.Tensor) -> None:
         if self.scope.is_open and hosted_parameter(parameter) is None:
             self.require_untrained(parameter)
-            self._seen = _Value.of(parameter)
+            self._seen = _Value.present(parameter)
 
     def require_untrained(self, parameter: torch.Tensor) -> None:
-        if self._seen is not None and self._seen != _Value.of(parameter):
+        if self._seen is not None and self._seen != _Value.present(parameter):
             raise _refusal(f"{self._what}, whose scope is open,", self.scope.strategy)
 
 

@@ -139,15 +139,6 @@ def _copied(value: Tensor | None, earlier: Tensor | None, device: torch.device) 
         return earlier.copy_(value)
 
 
-def show_leaves(module: nn.Module) -> None:
-    """Let the module's hosted parameters be the current replica's leaves.
-
-    Outside of replicas they are the user's own parameters, as ever.
-    """
-    module._parameters = ReplicaParameters(module._parameters)
-    follow_replica(module)
-
-
 class ReplicaParameters(ReplicaView["Parameter | None"]):
     """The `_parameters` of a module, with the current replica's leaves as values.
 
@@ -255,7 +246,9 @@ class ParameterRegistry:
         for module, key in owners:
             hosted.add_owner(module, key)
             if len(self.devices) > 1:
-                show_leaves(module)
+                # Outside of replicas they are the user's own parameters, as ever.
+                module._parameters = ReplicaParameters(module._parameters)
+                follow_replica(module)
 
     def written_locally(self) -> list[HostedParameter]:
         """Return those that the user wrote since they were last accepted.

@@ -151,15 +151,11 @@ class ModuleWatch:
         found = [module() for module in self._seen.values()]
         self._seen.clear()
         modules = [module for module in found if module is not None]
-        contained = {id(inner) for outer in modules for inner in _descendants(outer)}
+        contained = {id(part) for outer in modules for part in outer.modules() if part is not outer}
         return [module for module in modules if id(module) not in contained]
 
     def __bool__(self) -> bool:
         return bool(self._seen)
-
-
-def _descendants(module: nn.Module) -> list[nn.Module]:
-    return [inner for inner in module.modules() if inner is not module]
 
 
 class _Handle(Protocol):
@@ -200,8 +196,15 @@ class _Sensor:
             torch_module.register_module_buffer_registration_hook(self._registered),
         ]
         # A copy registers nothing; setting its state is all that it does.
-        self._set_state = nn.Module.__setstate__
-        setattr(nn.Module, "__setstate__", _then(self._set_state, self._set))  # noqa: B010
+        set_state: _SetState = nn.Module.__setstate__
+        self._set_state = set_state
+
+        @wraps(set_state)
+        def set_state_and_notice(module: nn.Module, state: Any) -> None:
+            set_state(module, state)
+            self._set(module)
+
+        setattr(nn.Module, "__setstate__", set_state_and_notice)  # noqa: B010
 
     def _remove(self) -> None:
         for handle in self._handles:
@@ -220,15 +223,6 @@ class _Sensor:
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     watch.find(module, key, parameter)
-
-
-def _then(set_state: _SetState, notice: Callable[[nn.Module], None]) -> _SetState:
-    @wraps(set_state)
-    def set_state_and_notice(module: nn.Module, state: Any) -> None:
-        set_state(module, state)
-        notice(module)
-
-    return set_state_and_notice
 
 
 _sensor = _Sensor()

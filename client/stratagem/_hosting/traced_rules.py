@@ -62,14 +62,13 @@ class TracedRules:
         """Return the rules of each group, all with the same constants."""
         while True:
             constants = self._tracer.constants
-            rules = [self._rules_of(captured, group) for group in groups]
+            rules: list[RulesByKind] = []
+            for group in groups:
+                # All variables count, so that workers with other gradients number the rules alike.
+                kinds = {_kind_of(one): one for one in _known(group)}
+                rules.append({kind: self._rule(captured, group, kinds[kind]) for kind in kinds})
             if self._tracer.constants == constants:
                 return rules
-
-    def _rules_of(self, captured: Captured, group: Mapping[str, Any]) -> RulesByKind:
-        # All variables count, so that workers with other gradients number the rules alike.
-        kinds = {_kind_of(one): one for one in _known(group)}
-        return {kind: self._rule(captured, group, one) for kind, one in kinds.items()}
 
     def _require_separate(
         self, captured: Captured, groups: Groups, rules: Sequence[RulesByKind]

@@ -114,8 +114,9 @@ class TrainedTensors:
             if hosting is not None:
                 self._join(hosting, what)
             elif has_strategy() or self._hosting is not None:
+                shape = "unknown" if is_lazy(tensor) else tuple(tensor.shape)
                 raise InvalidArgumentError(
-                    f"{what}, of shape {_shape(tensor)}, belongs to no strategy; build "
+                    f"{what}, of shape {shape}, belongs to no strategy; build "
                     "its module or Variable inside `with strategy.scope():`, and pass "
                     "that module's parameters or that variable's value()"
                 )
@@ -127,7 +128,8 @@ class TrainedTensors:
         hosted = hosted_parameter(tensor)
         if hosted is not None:
             leave_to_optimizer(hosted)
-            return _hosting_behind(hosted.variable)
+            strategy = hosted.variable.distribute_strategy
+            return hosting_of(strategy and strategy.extended)
         for hosting in living_hostings:
             if hosting.adopter.reserves(tensor):
                 return hosting
@@ -218,14 +220,3 @@ class ReplicaParams(list[torch.Tensor]):
 
 def _present_replica() -> int:
     return current_replica_id() or 0
-
-
-def _hosting_behind(variable: Variable) -> Hosting:
-    strategy = variable.distribute_strategy
-    hosting = hosting_of(strategy and strategy.extended)
-    assert hosting is not None
-    return hosting
-
-
-def _shape(tensor: torch.Tensor) -> object:
-    return "unknown" if is_lazy(tensor) else tuple(tensor.shape)

@@ -178,20 +178,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _listed_rule_of(optimizer: object) -> OptimizerRule | None:
-    """Return the rule of an optimizer whose class servers know by name; None of any other.
-
-    Raises:
-        InvalidTypeError: It is no optimizer.
-    """
-    if not isinstance(optimizer, Optimizer):
-        raise InvalidTypeError(
-            f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
-        )
-    rule = OPTIMIZERS.get(type(optimizer).__name__)
-    return rule if rule is not None and rule.cls is type(optimizer) else None
-
-
 def rules_of(optimizer: object) -> Rules:
     """Return the rules of an optimizer that is to be wrapped.
 
@@ -199,13 +185,16 @@ def rules_of(optimizer: object) -> Rules:
         InvalidTypeError: It is no optimizer.
         InvalidArgumentError: It cannot be stepped for one gradient at a time.
     """
-    listed = _listed_rule_of(optimizer)
-    if listed is not None:
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidTypeError(
+            f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
+        )
+    listed = OPTIMIZERS.get(type(optimizer).__name__)
+    if listed is not None and listed.cls is type(optimizer):
         return ListedRule(listed)
     # Training with a class that is listed needs nothing of it.
     from stratagem._hosting.traced_rules import TracedRules
 
-    assert isinstance(optimizer, Optimizer)
     return TracedRules(optimizer)
 
 

@@ -322,13 +322,13 @@ def dataset_of(made: Any) -> Any:
             "input_fn must return a tf.data.Dataset or a callable, as a DataLoader, a "
             f"Dataset, a list or a function, not {type(made).__name__}"
         )
-    return lambda: _each_call(made)
 
+    def each_call() -> Iterator[Any]:
+        while True:
+            try:
+                element = made()
+            except (StopIteration, OutOfRangeError):
+                return
+            yield element
 
-def _each_call(function: Callable[[], Any]) -> Iterator[Any]:
-    while True:
-        try:
-            element = function()
-        except (StopIteration, OutOfRangeError):
-            return
-        yield element
+    return each_call

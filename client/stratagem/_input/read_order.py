@@ -46,25 +46,22 @@ class PassRead:
 
     def __init__(self, dataset: int, number: int, files: int | None, position: Position) -> None:
         self._dataset, self._number, self._files = dataset, number, files
-        self._next, self._told = _batches_before(position), False
+        self._next = 0 if position.states is None else int(position.states[0]["elements"])
+        self._is_described = False
 
     def describe(self, round_: Round | None) -> BatchRead | None:
         """Return what others are to compare once a round was read, None at the end of the pass."""
         if self._files is not None:
-            if self._told and round_ is not None:
+            if self._is_described and round_ is not None:
                 return None
             # At the end once more, which is when the first to begin hears of a difference.
-            self._told = True
+            self._is_described = True
             return BatchRead(self._dataset, self._number, None, self._files)
         digest = ENDED if round_ is None else round_.digest
         if digest is None:
             return None
         number, self._next = self._next, self._next + 1
         return BatchRead(self._dataset, self._number, number, digest)
-
-
-def _batches_before(position: Position) -> int:
-    return 0 if position.states is None else int(position.states[0]["elements"])
 
 
 def digest_of_indices(indices: Iterable[Any]) -> int:
@@ -253,15 +250,10 @@ class NotedLoader:
         elements = iter(self._loader)
         if self._indices is None:
             return ((digest, 0, element) for digest, element in elements)
-        return _paired(elements, self._indices.drawn)
-
-
-def _paired(
-    elements: Iterator[Any], drawn: deque[tuple[int, int]]
-) -> Iterator[tuple[int, int, Any]]:
-    # Loaders draw indices ahead, and give their elements in that order.
-    for element in elements:
-        yield (*drawn.popleft(), element)
+        # Loaders draw indices ahead, and give their elements in that order. Another pass draws into
+        # another queue.
+        drawn = self._indices.drawn
+        return ((*drawn.popleft(), element) for element in elements)
 
 
 def _remade(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:

@@ -87,32 +87,19 @@ def as_tensors(element: Any) -> Any:
 
     Spec: INP-24, INP-41.
     """
-    if _is_strings(element):
+    is_sequence = type(element) in (list, tuple) and element
+    if is_sequence and all(isinstance(item, str | bytes) for item in element):
         return np.array(element, dtype=object)
     node = opened(element)
-    if node is None:
-        return _as_tensor(element)
-    return node.rebuild([as_tensors(child) for child in node.children])
-
-
-def _is_strings(value: Any) -> bool:
-    if type(value) not in (list, tuple) or not value:
-        return False
-    return all(isinstance(item, str | bytes) for item in value)
-
-
-def _as_tensor(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMERIC_KINDS:
-        return torch.from_numpy(_shareable(leaf))
-    if isinstance(leaf, np.number | np.bool_ | bool | int | float | complex):
-        return torch.as_tensor(leaf)
-    return leaf
-
-
-def _shareable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array whose memory a tensor can use, if possible the same."""
-    usable = array.flags.writeable and min(array.strides, default=0) >= 0
-    return array if usable else array.copy()
+    if node is not None:
+        return node.rebuild([as_tensors(child) for child in node.children])
+    if isinstance(element, np.ndarray) and element.dtype.kind in _NUMERIC_KINDS:
+        # A tensor takes the same memory where it can.
+        usable = element.flags.writeable and min(element.strides, default=0) >= 0
+        return torch.from_numpy(element if usable else element.copy())
+    if isinstance(element, np.number | np.bool_ | bool | int | float | complex):
+        return torch.as_tensor(element)
+    return element
 
 
 State = Mapping[str, Any]
@@ -360,15 +347,11 @@ class _ReaderThread(threading.Thread, Generic[_Item]):
 
     def run(self) -> None:
         with self._torch_state.applied():
-            while self._may_read():
+            while self.free.acquire() and not self._stopped:
                 outcome = self._outcome()
                 self.taken.put(outcome)
                 if isinstance(outcome, _Ended):
                     return
-
-    def _may_read(self) -> bool:
-        self.free.acquire()
-        return not self._stopped
 
     def _outcome(self) -> _Item | _Failed | _Ended:
         try:

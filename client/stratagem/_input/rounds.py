@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -90,18 +91,16 @@ def rows_in(batch: Any) -> int:
                 "which has no rows to share among several replicas; batch the dataset, "
                 "for instance by DataLoader(dataset, batch_size=...)"
             )
-    sizes = sorted({_row_count(leaf) for leaf in columns})
+    # A nested tensor that is not jagged has no shape to ask.
+    sizes = sorted(
+        {int(one.size(0)) if isinstance(one, torch.Tensor) else len(one) for one in columns}
+    )
     if len(sizes) > 1:
         raise InvalidArgumentError(
             f"The leaves of a batch have {sizes} rows, so it cannot be split between "
             "replicas; let all of them have the same number"
         )
     return sizes[0] if sizes else 0
-
-
-def _row_count(leaf: Any) -> int:
-    # A nested tensor that is not jagged has no shape to ask.
-    return int(leaf.size(0)) if isinstance(leaf, torch.Tensor) else len(leaf)
 
 
 def _rows_between(batch: Any, start: int, end: int) -> Any:
@@ -426,17 +425,16 @@ class TransferredRounds(Iterator[Round]):
             for stream in self._streams:
                 streams.enter_context(torch.cuda.stream(stream))
             pairs = zip(round_.parts, self._devices, strict=True)
-            parts = [_transferred(part, device) for part, device in pairs]
+            parts = [
+                part if device is None else map_leaves(partial(_copied, device), part)
+                for part, device in pairs
+            ]
         for stream in self._streams:
             stream.synchronize()
         return replace(round_, parts=parts)
 
 
-def _transferred(part: Any, device: torch.device | None) -> Any:
-    return part if device is None else map_leaves(lambda x: _copied(x, device), part)
-
-
-def _copied(leaf: Any, device: torch.device) -> Any:
+def _copied(device: torch.device, leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if device.type != "cuda" or leaf.is_cuda or leaf.layout is not torch.strided:
@@ -453,15 +451,11 @@ def hand_over(round_: Round) -> None:
     """
     for leaf in leaves(list(round_.parts)):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-            for part in _in_memory(leaf):
+            holding: Sequence[torch.Tensor] = (leaf,)
+            if leaf.layout is torch.sparse_coo:
+                holding = leaf._indices(), leaf._values()
+            elif leaf.layout is torch.jagged:
+                # Declared by torch's private class of such tensors only.
+                holding = leaf.values(), leaf.offsets()  # type: ignore[attr-defined]
+            for part in holding:
                 part.record_stream(torch.cuda.current_stream(leaf.device))
-
-
-def _in_memory(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the tensors that hold the values of `tensor`."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout is torch.jagged:
-        # Declared by torch's private class of such tensors only.
-        return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
-    return (tensor,)

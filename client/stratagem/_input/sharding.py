@@ -23,7 +23,7 @@ from stratagem._input.read_order import (
     can_read_by_index,
     samples,
 )
-from stratagem._input.reader import as_tensors, is_dataset, length
+from stratagem._input.reader import as_tensors, is_dataset, is_map_style, length
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError, UnimplementedError
 
@@ -296,7 +296,7 @@ def require_numbered(dataset: Any) -> None:
     source = dataset.dataset if isinstance(dataset, DataLoader) else dataset
     if (
         isinstance(source, IterableDataset)
-        or (dataset is source and not _map_style(dataset))
+        or (dataset is source and not (is_dataset(dataset) and is_map_style(dataset)))
         or length(dataset) is None
     ):
         raise InvalidArgumentError(
@@ -356,10 +356,6 @@ class NumberedBatches:
         if loader.batch_sampler is None:
             return as_tensors(loader.collate_fn(loader.dataset[where]))
         return as_tensors(loader.collate_fn(samples(loader.dataset, where)))
-
-
-def _map_style(dataset: Any) -> bool:
-    return is_dataset(dataset) and hasattr(type(dataset), "__getitem__")
 
 
 def _seeded(sampler: Any, seed: int) -> Any:

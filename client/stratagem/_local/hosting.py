@@ -293,11 +293,6 @@ Unite = Callable[[Sequence[LocalVariable]], Variable]
 """Returns the variable that consists of copies, one on each replica's device."""
 
 
-def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # What has diverged is alike as well, and is the user's to find.
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
 def _make_copies_of_first(hosted: HostedParameter) -> None:
     hosted.accept_everywhere()
     for copy, leaf in zip(hosted.variable.values, hosted.leaves, strict=True):
@@ -360,7 +355,13 @@ class CopiesHosting(LocalHosting):
             ContextError: It is not; all have the first one's then.
         """
         first, *others = hosted.leaves
-        if not all(_are_alike(first, leaf.to(first.device)) for leaf in others):
+        for leaf in others:
+            there = leaf.to(first.device)
+            # What has diverged is alike as well, and is the user's to find.
+            if torch.equal(first, there) or torch.allclose(
+                first, there, rtol=0, atol=0, equal_nan=True
+            ):
+                continue
             _make_copies_of_first(hosted)
             raise ContextError(
                 f"parameter {hosted.name!r} was written in replicas, and not alike, as the "

@@ -68,7 +68,9 @@ def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
 
 def require_pairs(pairs: Any) -> None:
     """Raise InvalidTypeError for anything but pairs of a value and a destination."""
-    if not isinstance(pairs, Sequence) or not all(_is_pair(pair) for pair in pairs):
+    if not isinstance(pairs, Sequence) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
         raise InvalidTypeError(
             f"`batch_reduce_to` takes a list of pairs (value, destinations), not {pairs!r}"
         )
@@ -76,23 +78,17 @@ def require_pairs(pairs: Any) -> None:
         require_one(destinations, value)
 
 
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2
-
-
 def require_one(destinations: Any, value: Any) -> None:
     """Raise InvalidArgumentError for what is not one place, nor the value itself."""
-    if isinstance(destinations, list | tuple) or not (
-        destinations is value or _is_somewhere(destinations)
-    ):
+    is_somewhere = (
+        destinations is value
+        or destinations is None
+        or opened(destinations) is not None
+        or isinstance(destinations, str | torch.device)
+        or any(hasattr(destinations, name) for name in ("device", "values"))
+    )
+    if isinstance(destinations, list | tuple) or not is_somewhere:
         raise refused_destinations(destinations)
-
-
-def _is_somewhere(destinations: Any) -> bool:
-    if destinations is None or opened(destinations) is not None:
-        return True
-    is_named = isinstance(destinations, str | torch.device)
-    return is_named or any(hasattr(destinations, name) for name in ("device", "values"))
 
 
 def require_options(options: Any) -> None:
@@ -162,7 +158,9 @@ class StrategyExtended(StrategyHooks):
             args = (args,)
         require_call("run", fn, args, kwargs or {})
         given = (args, kwargs) if kwargs else args
-        empty = replicas_without_rows(given, not self._one_of_several())
+        # The only replica of this process, in sync with others, gets tensors as they are.
+        is_one_of_several = self._num_local_replicas == 1 < self._num_replicas_in_sync
+        empty = replicas_without_rows(given, not is_one_of_several)
         with entered(self._container_strategy()), running_without_rows(empty):
             results = self._run(fn, args, kwargs or {})
         return marked(results, empty) if empty else results
@@ -170,10 +168,6 @@ class StrategyExtended(StrategyHooks):
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._before_run()
         return self._call_for_each_replica(fn, args, kwargs)
-
-    def _one_of_several(self) -> bool:
-        """Return whether the only replica of this process is in sync with others."""
-        return self._num_local_replicas == 1 < self._num_replicas_in_sync
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: object = None

@@ -408,7 +408,11 @@ class Captured:
         constants = _Constants()
         self._lifter = _OptimizerLifter(constants, self.kind.__mro__)
         self._methods = dict(self._lifted_methods())
-        self._attributes = dict(self._lifted_attributes())
+        self._attributes = {
+            name: self._lifter.lift(value, f"self.{name}")
+            for name, value in vars(optimizer).items()
+            if name not in _TORCHS_OWN and name not in _OF_SCHEDULERS
+        }
         self.is_predictable = self._lifter.predictable
         self.key = tuple(constants.signature)
         self._before = self._lifter.contents()
@@ -431,11 +435,6 @@ class Captured:
             case property():
                 return property(self._lifter.lift(attribute.fget, name))
         return self._lifter.lift(plain_function(attribute), name)
-
-    def _lifted_attributes(self) -> Iterator[tuple[str, Any]]:
-        for name, value in vars(self._optimizer).items():
-            if name not in _TORCHS_OWN and name not in _OF_SCHEDULERS:
-                yield name, self._lifter.lift(value, f"self.{name}")
 
     def copy(self, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Any:
         """Return a copy of the optimizer that has these groups and this state."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -68,13 +68,13 @@ class VariableRule:
 
     def values_of(self, group: Mapping[str, object]) -> dict[str, Value]:
         """Return the hyperparameters of a param group that the rule takes."""
-        values = dict(numbers_of(group))
+        values = numbers_of(group)
         return {name: values[name] for name in sorted(self._hyperparameters)}
 
 
-def numbers_of(group: Mapping[str, Any]) -> list[tuple[str, int | float]]:
+def numbers_of(group: Mapping[str, Any]) -> dict[str, int | float]:
     """Return the numbers in a param group by name: "lr", "betas[0]"."""
-    return [found for key, value in group.items() for found in _numbers_in(key, value)]
+    return {name: one for key, value in group.items() for name, one in _numbers_in(key, value)}
 
 
 def _numbers_in(name: str, value: object) -> Iterator[tuple[str, int | float]]:
@@ -138,8 +138,7 @@ class RuleTracer:
 
     def _group_key(self, group: Mapping[str, object]) -> Hashable:
         """Describe a group by all that is constant in its rules."""
-        numbers = dict(numbers_of(group))
-        constants = self._constant_numbers
+        numbers, constants = numbers_of(group), self._constant_numbers
         known = tuple(
             (name, type(one), repr(one) if name in constants else "")
             for name, one in numbers.items()
@@ -154,29 +153,26 @@ class RuleTracer:
                 return self._traced_with(captured, group, form)
             except NumbersNeeded as needed:
                 if needed.names <= self._constant_numbers:
-                    raise self._keeps_numbers(captured) from None
+                    raise refused(
+                        f"{captured.kind.__name__} keeps numbers of earlier steps where servers "
+                        "see none",
+                        "keep them in self.state[parameter]",
+                        definition_of(plain_function(captured.kind.step)),
+                    ) from None
                 self._constant_numbers |= needed.names
             except ScratchNeeded:
-                form = form.with_scratch()
+                form = replace(form, has_scratch=True)
             # What was interrupted may have left its stand-ins in copies of lists and dicts.
             captured = self.captured()
-
-    @staticmethod
-    def _keeps_numbers(captured: Captured) -> UpdateFunctionError:
-        return refused(
-            f"{captured.kind.__name__} keeps numbers of earlier steps where servers see none",
-            "keep them in self.state[parameter]",
-            definition_of(plain_function(captured.kind.step)),
-        )
 
     def _traced_with(
         self, captured: Captured, group: Mapping[str, object], form: StepForm
     ) -> VariableRule:
-        form = form.with_constants(self._constant_numbers)
+        form = replace(form, constants=self._constant_numbers)
         first = trace_step(captured, group, form)
         if not first.state:
             return _rule([form], [first])
-        form_later = form.with_state(first.state)
+        form_later = replace(form, state=first.state)
         later = trace_step(captured, group, form_later)
         _require_same_state(first, later, definition_of(plain_function(captured.kind.step)))
         return _rule([form, form_later], [first, later])

@@ -326,7 +326,9 @@ def encode_graph(
         The program, and the values that are its inputs, in order.
     """
     live = _live(calls, wanted, outputs)
-    inputs = list(_inputs(live))
+    # In the order of their first use.
+    operands = dict.fromkeys(operand for call in live for operand in call.operands())
+    inputs = [value for value in operands if value.source is not None]
     numbers = {value: number for number, value in enumerate(inputs)}
     for call in live:
         for result in call.results:
@@ -363,27 +365,17 @@ def _live(
     return live[::-1]
 
 
-def _inputs(calls: Sequence[RecordedCall]) -> Iterator[RecordedValue]:
-    """Return the inputs in the order of their first use."""
-    operands = (operand for call in calls for operand in call.operands())
-    return (value for value in dict.fromkeys(operands) if value.source is not None)
-
-
 def _encode_input(value: RecordedValue, written: bool) -> GraphInput:
     source = value.source
     if isinstance(source, int | float):
         kind = GraphInput.KIND_NUMBER
         dtype = torch.float64 if isinstance(source, float) else torch.int64
     else:
-        kind = _kind_of(value, written)
+        kind = GraphInput.KIND_TENSOR
+        if value.writable:
+            kind = GraphInput.KIND_WRITE if written else GraphInput.KIND_READ
         dtype = cast("HostedInput", source).dtype
     return GraphInput(kind=kind, dtype=encode_dtype(dtype), label=value.label)
-
-
-def _kind_of(value: RecordedValue, written: bool) -> GraphInput.Kind:
-    if value.writable:
-        return GraphInput.KIND_WRITE if written else GraphInput.KIND_READ
-    return GraphInput.KIND_TENSOR
 
 
 def _encode_call(call: RecordedCall, numbers: dict[RecordedValue, int]) -> GraphNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -61,15 +61,6 @@ class StepForm:
     constants: frozenset[str] = frozenset()
     has_scratch: bool = False
     state: Mapping[str, KeptState] = field(default_factory=dict)
-
-    def with_constants(self, names: frozenset[str]) -> StepForm:
-        return replace(self, constants=names)
-
-    def with_scratch(self) -> StepForm:
-        return replace(self, has_scratch=True)
-
-    def with_state(self, state: Mapping[str, KeptState]) -> StepForm:
-        return replace(self, state=state)
 
 
 class GroupForm(NamedTuple):
@@ -129,15 +120,6 @@ class StepRecording(Recording):
         value = RecordedValue(number, name, writable=False)
         self._origins[value] = frozenset({name})
         return traced(NumberNode(self, value, number, f"hyperparameter {name!r}"))
-
-    def kept_number(self, value: RecordedValue, number: int | float) -> Any:
-        """Return the stand-in for a number of the state."""
-        return traced(NumberNode(self, value, number, value.label))
-
-    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an input, which may be written."""
-        with self:
-            return tensor.clone()
 
     def item(self, tensor: torch.Tensor) -> Any:
         """Return the stand-in for the number in a tensor."""
@@ -289,7 +271,8 @@ class ParameterStandIns:
         gradient = self._input("its gradient", False, TracedInput(gradient=True))
         stand_in = self._tensor(gradient, form.shape, form.dtype)
         if form.has_scratch:
-            stand_in = recording.copy_of(stand_in)
+            with recording:
+                stand_in = stand_in.clone()
         else:
             recording.gradients.add(gradient)
         self.parameter.grad = stand_in
@@ -313,7 +296,7 @@ class ParameterStandIns:
         label, meaning = f"the state {key!r}", TracedInput(state=key)
         if kept.number is not None:
             value = self._input(label, False, meaning, kept.number)
-            return self._recording.kept_number(value, kept.number)
+            return traced(NumberNode(self._recording, value, kept.number, label))
         value = self._input(label, True, meaning, OwnInput(kept.dtype))
         self.kept[key] = value
         shape = torch.Size(()) if kept.is_scalar else self.form.shape
@@ -392,7 +375,7 @@ def trace_steps(captured: Captured, groups: Sequence[GroupForm]) -> list[list[St
     """
     recording = StepRecording()
     stand_ins = [GroupStandIns(group, recording) for group in groups]
-    before = [_frozen_group(one.group) for one in stand_ins]
+    before = [{key: _frozen(one.group[key]) for key in one.group} for one in stand_ins]
     state: defaultdict[Any, Any] = defaultdict(dict)
     for each in (one for group in stand_ins for one in group.parameters):
         if each.form.state:
@@ -405,7 +388,10 @@ def trace_steps(captured: Captured, groups: Sequence[GroupForm]) -> list[list[St
         _require_same_group(values, group.group, location)
     _require_state_of_parameters(state, stand_ins, location)
     return [
-        [_Results(one, group.meanings, recording, location).of(state) for one in group.parameters]
+        [
+            _Results(one, group.meanings, recording, location).trace(state)
+            for one in group.parameters
+        ]
         for group in stand_ins
     ]
 
@@ -458,7 +444,7 @@ class _Results:
         self._outputs: list[RecordedValue] = []
         self._results: list[pb.TracedResult] = []
 
-    def of(self, state: Mapping[Any, Any]) -> StepTrace:
+    def trace(self, state: Mapping[Any, Any]) -> StepTrace:
         """Return what was done to the parameter, and its state after it.
 
         Raises:
@@ -494,7 +480,9 @@ class _Results:
             )
         if value is self._stand_ins.kept.get(key):
             self._results.append(pb.TracedResult())
-        elif value.shares.source is not None or self._is_kept_already(value):
+        elif value.shares.source is not None or any(
+            value.shares is one.shares for one in self._outputs
+        ):
             raise self._refused(
                 f"the state {key!r} shares its memory with the parameter, its gradient or other "
                 "state; clone() it"
@@ -503,21 +491,14 @@ class _Results:
             self._give_back(value, key)
         return KeptState(tensor.dtype, tensor.shape != shape)
 
-    def _is_kept_already(self, value: RecordedValue) -> bool:
-        return any(value.shares is one.shares for one in self._outputs)
-
     def _give_back(self, value: RecordedValue, key: str) -> None:
-        if value is self._number_before(key):
+        meaning = self._stand_ins.meanings.get(value)
+        if meaning is not None and meaning.WhichOneof("kind") == "state" and meaning.state == key:
+            # It is what it was before the step.
             self._results.append(pb.TracedResult())
             return
         self._results.append(pb.TracedResult(output=len(self._outputs)))
         self._outputs.append(value)
-
-    def _number_before(self, key: str) -> RecordedValue | None:
-        for value, meaning in self._stand_ins.meanings.items():
-            if meaning.state == key and meaning.WhichOneof("kind") == "state":
-                return value
-        return None
 
     def _refused(self, what: str) -> UpdateFunctionError:
         return refused(what, _KEEP, self._location)
@@ -562,10 +543,6 @@ def _require_same_group(
                 "keep what changes in self.state[parameter]",
                 location,
             )
-
-
-def _frozen_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _frozen(value) for key, value in group.items()}
 
 
 def _frozen(value: Any) -> Any:

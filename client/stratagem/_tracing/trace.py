@@ -149,11 +149,6 @@ class TracedInputs:
         return argument
 
     @property
-    def hosted_variables(self) -> list[RecordedValue]:
-        """The variables that can be written."""
-        return [value for value in self.values if value.writable]
-
-    @property
     def sources(self) -> list[Source]:
         """What the caller binds, in the order of the values."""
         found = (value.source for value in self.values if value.source is not None)
@@ -477,7 +472,7 @@ def _traced(call: _Call, inputs: TracedInputs) -> Trace:
     with torch.no_grad(), recording, Gate(inputs.replacement):
         returned = call.run()
     call.lifter.require_unchanged(before, call.location)
-    hosted = inputs.hosted_variables
+    hosted = [value for value in inputs.values if value.writable]
     if returned is not None and recording.written.isdisjoint(hosted):
         return Trace(GraphProgram(), (), None, only_reads=True)
     result = Returned(returned, inputs, call.location)

@@ -107,14 +107,6 @@ def _libraries() -> tuple[Any, Any]:
     return client, config
 
 
-def _host_address(pod: Pod) -> str:
-    return str(pod.status.host_ip)
-
-
-def _pod_address(pod: Pod) -> str:
-    return str(pod.status.pod_ip)
-
-
 def _name_address(pod: Pod) -> str:
     name, service = pod.spec.hostname, pod.spec.subdomain
     if not (name and service):
@@ -126,8 +118,8 @@ def _name_address(pod: Pod) -> str:
 
 
 _ADDRESSES: Mapping[str, Callable[[Pod], str]] = {
-    "host": _host_address,
-    "pod": _pod_address,
+    "host": lambda pod: str(pod.status.host_ip),
+    "pod": lambda pod: str(pod.status.pod_ip),
     "dns": _name_address,
 }
 
@@ -181,8 +173,8 @@ def _by_index(job: str, pods: Sequence[Pod]) -> dict[int, Pod]:
 
 def _index(pod: Pod) -> str | None:
     # Before Kubernetes 1.28 the number within a Job was an annotation only.
-    told = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
-    return next((told[label] for label in _INDEX_LABELS if label in told), None)
+    known = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
+    return next((known[label] for label in _INDEX_LABELS if label in known), None)
 
 
 def _require_running(pods: Sequence[Pod]) -> None:

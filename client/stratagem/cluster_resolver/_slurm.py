@@ -58,8 +58,8 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         super().__init__()
         self.rpc_layer = rpc_layer
-        self._rank = int(_told("PROCID"))
-        self._jobs = jobs or {"worker": int(_told("STEP_NUM_TASKS"))}
+        self._rank = int(_slurm_variable("PROCID"))
+        self._jobs = jobs or {"worker": int(_slurm_variable("STEP_NUM_TASKS"))}
         self._tasks_by_host = _tasks_by_host(tasks_per_node)
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
@@ -154,14 +154,14 @@ class SlurmClusterResolver(ClusterResolver):
 def _tasks_by_host(tasks_per_node: int | Mapping[str, int] | None) -> Mapping[str, int]:
     if isinstance(tasks_per_node, Mapping):
         return tasks_per_node
-    hosts = expand_hostlist(_told("STEP_NODELIST"))
+    hosts = expand_hostlist(_slurm_variable("STEP_NODELIST"))
     if tasks_per_node is not None:
         return dict.fromkeys(hosts, tasks_per_node)
-    counts = expand_tasks_per_node(_told("STEP_TASKS_PER_NODE"))
+    counts = expand_tasks_per_node(_slurm_variable("STEP_TASKS_PER_NODE"))
     return dict(zip(hosts, counts, strict=False))
 
 
-def _told(name: str) -> str:
+def _slurm_variable(name: str) -> str:
     variable = f"SLURM_{name}"
     if variable not in os.environ:
         raise FailedPreconditionError(
