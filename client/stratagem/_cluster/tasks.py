@@ -345,7 +345,9 @@ class Membership:
     task_id: int
 
     @classmethod
-    def of(cls, cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Membership:
+    def checked(
+        cls, cluster: ClusterSpec, task_type: str | None, task_id: int | None
+    ) -> Membership:
         """Check a task and its cluster.
 
         Raises:

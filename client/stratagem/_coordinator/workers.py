@@ -411,7 +411,7 @@ class Attendant:
 
     def _new_wait(self) -> Wait:
         task = f"/job:worker/task:{self.index}"
-        awaited = Awaited.of(task, f"worker {self.index}", "server")
+        awaited = Awaited.one_task(task, f"worker {self.index}", "server")
         return Wait("the coordinator", f"{task} at {self._address}", awaited=awaited)
 
     def _wait(self, seconds: float | None = None) -> None:

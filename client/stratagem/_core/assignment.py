@@ -214,7 +214,7 @@ class Coordinates(NamedTuple):
     batch: torch.Size
 
     @classmethod
-    def of(cls, given: Any, variable: Written) -> Coordinates:
+    def checked(cls, given: Any, variable: Written) -> Coordinates:
         """Check coordinates that a program asks for.
 
         Args:
@@ -244,7 +244,7 @@ class Coordinates(NamedTuple):
         return cls(tuple(flat.unbind(1)), found.shape[:-1])
 
     @classmethod
-    def of_batches(cls, slices: IndexedSlices, variable: Written) -> Coordinates:
+    def checked_batches(cls, slices: IndexedSlices, variable: Written) -> Coordinates:
         """Return those of slices whose last dimension of indices is one of the variable.
 
         The dimensions before it are the variable's own.
@@ -252,7 +252,7 @@ class Coordinates(NamedTuple):
         sizes = slices.indices.shape
         places = [torch.arange(size, device=slices.device) for size in sizes[:-1]]
         before = torch.meshgrid(*places, torch.arange(sizes[-1]), indexing="ij")[:-1]
-        return cls.of(torch.stack([*before, slices.indices.to(torch.int64)], -1), variable)
+        return cls.checked(torch.stack([*before, slices.indices.to(torch.int64)], -1), variable)
 
     def values(self, given: Any, variable: Written) -> torch.Tensor:
         """Return what is to be written there, of shape `[number of elements, ...]`.
@@ -348,7 +348,7 @@ class ElementAccess:
 
         Spec: VRD-14.
         """
-        asked = Coordinates.of(indices, self)
+        asked = Coordinates.checked(indices, self)
         found = self._operand()[asked.coordinates]
         return found.reshape(*asked.batch, *self.shape[len(asked.coordinates) :])
 
@@ -404,12 +404,12 @@ class ElementAccess:
         """
         self._require_one_copy("batch_scatter_update")
         self._require_slices("batch_scatter_update", sparse_delta)
-        places = Coordinates.of_batches(sparse_delta, self)
+        places = Coordinates.checked_batches(sparse_delta, self)
         return self._write_elements(Write.SCATTER_UPDATE, places, sparse_delta.values)
 
     def _scatter_nd(self, write: Write, indices: Any, updates: Any) -> Any:
         self._require_one_copy(write.value.replace("scatter", "scatter_nd"))
-        return self._write_elements(write, Coordinates.of(indices, self), updates)
+        return self._write_elements(write, Coordinates.checked(indices, self), updates)
 
     def _write_elements(self, write: Write, places: Coordinates, updates: Any) -> Any:
         values = places.values(updates, self)

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from stratagem._core import device_names
-from stratagem._core.contexts import Presence, current_context, current_replica_id, get_strategy
+from stratagem._core.contexts import (
+    ContextVarScope,
+    current_context,
+    current_replica_id,
+    get_strategy,
+)
 from stratagem._core.nests import LEAF_TYPES, leaves, map_leaves, opened
 from stratagem._core.options import ValueContext, old_spelling
 from stratagem._core.tensors import IndexedSlices, Operators, TensorStandIn, is_in_place
@@ -435,7 +440,7 @@ _WITHOUT_ROWS: ContextVar[tuple[int, ...]] = ContextVar("replicas without rows")
 
 def running_without_rows(replicas: tuple[int, ...]) -> AbstractContextManager[None]:
     """Scope in which the replicas run, some of them without data."""
-    return Presence(_WITHOUT_ROWS, replicas)
+    return ContextVarScope(_WITHOUT_ROWS, replicas)
 
 
 def has_no_rows() -> bool:

@@ -36,7 +36,7 @@ class VariableTraits:
     aggregation: VariableAggregation
 
     @classmethod
-    def of(
+    def with_defaults(
         cls,
         name: str | None = None,
         trainable: bool | None = None,

@@ -432,7 +432,7 @@ class LocalVariable(Variable):
         device: str | torch.device | None = None,
         colocate_with: Variable | None = None,
     ) -> None:
-        self._traits = VariableTraits.of(name, trainable, synchronization, aggregation)
+        self._traits = VariableTraits.with_defaults(name, trainable, synchronization, aggregation)
         initial = initial_tensor(initial_value, dtype, shape)
         if colocate_with is not None:
             device = colocate_with.device_name

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
-from stratagem._core.contexts import Presence
+from stratagem._core.contexts import ContextVarScope
 
 Value = TypeVar("Value")
 
@@ -89,7 +89,7 @@ _present: ContextVar[Guard | None] = ContextVar("stratagem_guard", default=None)
 
 def guarded_by(guard: Guard) -> AbstractContextManager[None]:
     """Let this thread run a function that may be interrupted."""
-    return Presence(_present, guard)
+    return ContextVarScope(_present, guard)
 
 
 def is_interruptible() -> bool:
@@ -173,7 +173,7 @@ class Awaited:
     changes: bool = True
 
     @classmethod
-    def of(cls, task: str, subject: str, missing: str) -> Awaited:
+    def one_task(cls, task: str, subject: str, missing: str) -> Awaited:
         """Return that a single task has to do something, which the words of the wait say."""
         only = AwaitedTask(task, missing)
         return cls(subject, lambda: [only], changes=False)
@@ -240,7 +240,7 @@ class Wait:
         """Says nothing more; may be called again, anywhere."""
         self.over = True
 
-    def tell(self, now: float) -> None:
+    def log(self, now: float) -> None:
         """Write the line that is due."""
         waited = now - self.began
         end, missing = "for as long as it takes", ""
@@ -317,7 +317,7 @@ class _Teller:
     def _run(self) -> None:
         while True:
             for wait in self._due():
-                wait.tell(time.monotonic())
+                wait.log(time.monotonic())
             with self._changed:
                 speaking = self._speaking()
                 if not speaking:

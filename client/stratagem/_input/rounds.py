@@ -196,13 +196,13 @@ def element_spec(element: Any) -> Any:
 def exact_spec(value: Any) -> Any:
     """Return the nest of specs of one value: with its own sizes, also in the first dimension."""
 
-    def of(leaf: Any) -> Any:
+    def exact(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             return PerReplicaSpec([exact_spec(part) for part in leaf.values])
         spec = _leaf_spec(leaf)
         return replace(spec, shape=tuple(leaf.shape)) if spec.shape else spec
 
-    return map_leaves(of, value)
+    return map_leaves(exact, value)
 
 
 def _leaf_spec(leaf: Any) -> Any:

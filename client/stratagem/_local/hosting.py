@@ -326,7 +326,7 @@ class CopiesHosting(LocalHosting):
             Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
             for device in self.devices[1:]
         ]
-        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        traits = VariableTraits.with_defaults(adoption.name, parameter.requires_grad)
         copies = zip((parameter, *leaves), self._device_names, strict=True)
         variable = self._unite(
             [LocalVariable.over(leaf, traits, device) for leaf, device in copies]

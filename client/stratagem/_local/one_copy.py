@@ -185,7 +185,7 @@ class HomeHosting(LocalHosting):
 
     def host_one(self, adoption: Adoption) -> None:
         parameter = adoption.parameter
-        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        traits = VariableTraits.with_defaults(adoption.name, parameter.requires_grad)
         leaf = self._at_home(parameter)
         variable = LocalVariable.over(leaf, traits, self._home)
         variable._join(self._extended._container_strategy())

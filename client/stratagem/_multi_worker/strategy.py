@@ -95,7 +95,7 @@ def _with_all(
         own[name] if name in own else _zeros(find(name), sparse)
         for name, sparse in _union(by_rank).items()
     ]
-    return group.of(updates)
+    return group.with_updates(updates)
 
 
 def _zeros(variable: Variable, sparse: bool) -> VariableGradients:

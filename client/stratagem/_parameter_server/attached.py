@@ -60,7 +60,7 @@ class ParameterParts:
     @property
     def traits(self) -> VariableTraits:
         """How its variable is meant to be used."""
-        return VariableTraits.of(self.name, self.specs[0].trainable)
+        return VariableTraits.with_defaults(self.name, self.specs[0].trainable)
 
     @property
     def has_keys(self) -> bool:

@@ -114,7 +114,7 @@ class ServerLookup:
 
 def member_of(resolver: ClusterResolver) -> Membership:
     """Return which task a resolver says that this process is."""
-    return Membership.of(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
+    return Membership.checked(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
 def servers_of(member: Membership, resolver: ClusterResolver, settings: Settings) -> ServerGroup:

@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from stratagem._core.contexts import Presence
+from stratagem._core.contexts import ContextVarScope
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 
 
@@ -38,7 +38,7 @@ def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:
 
     Threads of its replicas belong to it; those that it starts itself do not.
     """
-    return Presence(_running, RunningClosure(identity) if identity else None)
+    return ContextVarScope(_running, RunningClosure(identity) if identity else None)
 
 
 def is_running() -> bool:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from stratagem._core.contexts import Presence
+from stratagem._core.contexts import ContextVarScope
 from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.step_count import StepCount
@@ -235,7 +235,7 @@ def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:
     return _Writing(writes)
 
 
-class _Writing(Presence["WritesBehind | None"]):
+class _Writing(ContextVarScope["WritesBehind | None"]):
     def __init__(self, writes: WritesBehind) -> None:
         super().__init__(_present, writes)
         self._writes = writes

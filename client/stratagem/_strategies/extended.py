@@ -228,7 +228,7 @@ class StrategyExtended(StrategyHooks):
         strategy = self._container_strategy()
         require_strategy(strategy)
         asked = ("name", "trainable", "synchronization", "aggregation")
-        traits = VariableTraits.of(*(kwargs.get(key) for key in asked))
+        traits = VariableTraits.with_defaults(*(kwargs.get(key) for key in asked))
         name = self._names.choose(traits.name)
         # Servers refuse other names, and a program is to run under every strategy.
         check_name(name)

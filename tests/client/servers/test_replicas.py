@@ -117,13 +117,13 @@ def test_a_server_all_of_whose_replicas_are_dead_is_unavailable_by_name(ways: Tw
 def test_replicas_that_cannot_be_are_refused_by_name(job: str, address: str, message: str) -> None:
     cluster = ClusterSpec({"ps": ["p:1"], "worker": ["w:1"]} | {job: [address]})
     with pytest.raises(InvalidArgumentError, match=message):
-        Membership.of(cluster, "worker", 0)
+        Membership.checked(cluster, "worker", 0)
 
 
 def test_a_cluster_has_the_replicas_of_a_task_as_they_were_given() -> None:
     cluster = ClusterSpec({"ps": ["a:1,b:1"], "worker": ["w:1"]})
     assert cluster.task_address("ps", 0) == "a:1,b:1"
-    assert Membership.of(cluster, "worker", 0).server_addresses == ["a:1,b:1"]
+    assert Membership.checked(cluster, "worker", 0).server_addresses == ["a:1,b:1"]
     assert ClusterSpec(cluster.as_cluster_def()) == cluster
 
 

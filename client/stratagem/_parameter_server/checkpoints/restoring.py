@@ -363,7 +363,7 @@ class ClusterRestorer:
         servers = self._store.servers
         seconds, path = self._store.peer_seconds, repr(str(self._path))
         chief, _, _ = self._membership.creator_place.partition(" at ")
-        awaited = Awaited.of(chief, f"the restoration of {path}", "program")
+        awaited = Awaited.one_task(chief, f"the restoration of {path}", "program")
         with Wait(servers.identity.name, f"the chief to restore {path}", seconds, awaited):
             self._await_chief(of_any)
 

@@ -89,7 +89,7 @@ class Agreement:
             member = self._membership
             whom = f"the chief, {member.creator_place}, to set {missing[0].what}"
             task, _, _ = member.creator_place.partition(" at ")
-            awaited = Awaited.of(task, missing[0].what, "program")
+            awaited = Awaited.one_task(task, missing[0].what, "program")
             with Wait(member.name, whom, seconds, awaited):
                 missing = self._awaited(missing, seconds)
         if missing:

@@ -71,7 +71,7 @@ class Attachment:
         if self._missing(wanted):
             whom = f"the chief, {self._chief}, to create {wanted[0].name!r}"
             task, _, _ = self._chief.partition(" at ")
-            awaited = Awaited.of(task, f"variable {wanted[0].name!r}", "program")
+            awaited = Awaited.one_task(task, f"variable {wanted[0].name!r}", "program")
             with Wait(self._worker, whom, self._seconds, awaited):
                 self._await(wanted)
         self._require_told_apart(origins_of(wanted), mine)

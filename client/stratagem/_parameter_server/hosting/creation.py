@@ -198,7 +198,7 @@ def placed_parameter(
     """Return the variable of a parameter, which does not exist yet."""
     parameter, path = adoption.parameter, adoption.module_path
     require_dense(parameter, f"parameter {adoption.name!r} of {path}")
-    traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+    traits = VariableTraits.with_defaults(adoption.name, parameter.requires_grad)
     layout = partitioning.layout(parameter.shape, parameter.dtype)
     if len(layout.sizes) == 1:
         return creation.placed(traits, parameter, Owner(path))

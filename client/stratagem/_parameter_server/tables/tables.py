@@ -306,4 +306,4 @@ def _placed_shard(
 
 
 def _traits(adoption: Adoption) -> VariableTraits:
-    return VariableTraits.of(adoption.name, adoption.parameter.requires_grad)
+    return VariableTraits.with_defaults(adoption.name, adoption.parameter.requires_grad)
