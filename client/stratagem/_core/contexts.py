@@ -79,12 +79,7 @@ class ThreadContext:
         _thread.component = self.component
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         stack = _thread.stack
         stack.pop()
         _thread.current = stack[-1] if stack else None
@@ -161,12 +156,7 @@ class running_with:
         self._outer = _thread.run_options
         _thread.run_options = self._options
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _thread.run_options = self._outer
 
 
@@ -318,18 +308,13 @@ class Scope(Generic[_Strategy]):
                 "again; call strategy.scope() for a new one"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         entry = self._entries[-1]
         if entry is not None:
             entry.check_nesting()
         self._entries.pop()
         if entry is not None:
-            entry.leave(kind, error, trace)
+            entry.leave(*error)
 
 
 class ImplicitScope(AbstractContextManager[None]):
@@ -363,14 +348,9 @@ class ImplicitScope(AbstractContextManager[None]):
             self.leave(*sys.exc_info())
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.check_nesting()
-        self.leave(kind, error, trace)
+        self.leave(*error)
 
     def _enter(self, context: AbstractContextManager[object]) -> None:
         # By an ExitStack a strategy would be entered and left in 5.3 us, not in 3.5.

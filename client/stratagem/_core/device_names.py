@@ -7,8 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch._C import _get_default_device, _len_torch_function_stack
@@ -236,12 +235,7 @@ class device:
         names.append(name)
         self._entered.append((len(names), placement))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         inside, placement = self._entered[-1]
         names = _scopes.names
         if len(names) != inside:
@@ -249,7 +243,7 @@ class device:
         self._entered.pop()
         names.pop()
         if placement is not None:
-            placement.__exit__(kind, error, trace)
+            placement.__exit__(*error)
 
 
 def _is_default(target: torch.device) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -66,13 +65,8 @@ class ReplicaContext:
         self._entered.append(ThreadContext(self._strategy, self, local).__enter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._entered.pop().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
     @property
     def strategy(self) -> AnyStrategy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -130,8 +131,64 @@ def _targeted(value: Any, function: str) -> Any:
     return value
 
 
+_Binary: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> _Binary:
+    return lambda self, other: function(self._operand(), other)
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> _Binary:
+    return lambda self, other: function(other, self._operand())
+
+
 class Operators(TensorStandIn):
     """Python's operators, applied to the tensor that the object stands for."""
+
+    __add__: _Binary = _binary(operator.add)
+    __radd__: _Binary = _reflected(operator.add)
+    __sub__: _Binary = _binary(operator.sub)
+    __rsub__: _Binary = _reflected(operator.sub)
+    __mul__: _Binary = _binary(operator.mul)
+    __rmul__: _Binary = _reflected(operator.mul)
+    __truediv__: _Binary = _binary(operator.truediv)
+    __rtruediv__: _Binary = _reflected(operator.truediv)
+    __floordiv__: _Binary = _binary(operator.floordiv)
+    __rfloordiv__: _Binary = _reflected(operator.floordiv)
+    __mod__: _Binary = _binary(operator.mod)
+    __rmod__: _Binary = _reflected(operator.mod)
+    __pow__: _Binary = _binary(operator.pow)
+    __rpow__: _Binary = _reflected(operator.pow)
+    __matmul__: _Binary = _binary(operator.matmul)
+    __rmatmul__: _Binary = _reflected(operator.matmul)
+    __and__: _Binary = _binary(operator.and_)
+    __rand__: _Binary = _reflected(operator.and_)
+    __or__: _Binary = _binary(operator.or_)
+    __ror__: _Binary = _reflected(operator.or_)
+    __xor__: _Binary = _binary(operator.xor)
+    __rxor__: _Binary = _reflected(operator.xor)
+    __lt__: _Binary = _binary(operator.lt)
+    __le__: _Binary = _binary(operator.le)
+    __gt__: _Binary = _binary(operator.gt)
+    __ge__: _Binary = _binary(operator.ge)
+
+    def __neg__(self) -> Any:
+        return -self._operand()
+
+    def __pos__(self) -> Any:
+        return +self._operand()
+
+    def __abs__(self) -> Any:
+        return abs(self._operand())
+
+    def __invert__(self) -> Any:
+        return ~self._operand()
+
+    def __eq__(self, other: object) -> Any:
+        return self._operand() == other
+
+    def __ne__(self, other: object) -> Any:
+        return self._operand() != other
 
     def __getitem__(self, index: Any) -> Any:
         return self._operand()[_opened(index)]
@@ -172,102 +229,6 @@ class Operators(TensorStandIn):
         if isinstance(value, torch.Tensor):
             value = as_array(value)
         return np.array(value, dtype=dtype)
-
-    def __neg__(self) -> Any:
-        return -self._operand()
-
-    def __pos__(self) -> Any:
-        return +self._operand()
-
-    def __abs__(self) -> Any:
-        return abs(self._operand())
-
-    def __invert__(self) -> Any:
-        return ~self._operand()
-
-    def __add__(self, other: Any) -> Any:
-        return self._operand() + other
-
-    def __radd__(self, other: Any) -> Any:
-        return other + self._operand()
-
-    def __sub__(self, other: Any) -> Any:
-        return self._operand() - other
-
-    def __rsub__(self, other: Any) -> Any:
-        return other - self._operand()
-
-    def __mul__(self, other: Any) -> Any:
-        return self._operand() * other
-
-    def __rmul__(self, other: Any) -> Any:
-        return other * self._operand()
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._operand() / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / self._operand()
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._operand() // other
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return other // self._operand()
-
-    def __mod__(self, other: Any) -> Any:
-        return self._operand() % other
-
-    def __rmod__(self, other: Any) -> Any:
-        return other % self._operand()
-
-    def __pow__(self, other: Any) -> Any:
-        return self._operand() ** other
-
-    def __rpow__(self, other: Any) -> Any:
-        return other ** self._operand()
-
-    def __matmul__(self, other: Any) -> Any:
-        return self._operand() @ other
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return other @ self._operand()
-
-    def __and__(self, other: Any) -> Any:
-        return self._operand() & other
-
-    def __rand__(self, other: Any) -> Any:
-        return other & self._operand()
-
-    def __or__(self, other: Any) -> Any:
-        return self._operand() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self._operand()
-
-    def __xor__(self, other: Any) -> Any:
-        return self._operand() ^ other
-
-    def __rxor__(self, other: Any) -> Any:
-        return other ^ self._operand()
-
-    def __lt__(self, other: Any) -> Any:
-        return self._operand() < other
-
-    def __le__(self, other: Any) -> Any:
-        return self._operand() <= other
-
-    def __gt__(self, other: Any) -> Any:
-        return self._operand() > other
-
-    def __ge__(self, other: Any) -> Any:
-        return self._operand() >= other
-
-    def __eq__(self, other: object) -> Any:
-        return self._operand() == other
-
-    def __ne__(self, other: object) -> Any:
-        return self._operand() != other
 
     if TYPE_CHECKING:
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -127,12 +126,7 @@ class creator_scope:
         self._inside = (*self._outer, *self._added)
         _creators.stack = self._inside
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if _creators.stack is not self._inside:
             raise nesting_error("Variable creator")
         _creators.stack = self._outer
@@ -195,19 +189,13 @@ class Written(Protocol):
     """What a value is written into."""
 
     @property
-    def name(self) -> str:
-        """The name."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def shape(self) -> torch.Size:
-        """The shape that values have."""
-        ...
+    def shape(self) -> torch.Size: ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of their elements."""
-        ...
+    def dtype(self) -> torch.dtype: ...
 
 
 def operand(variable: Written, value: Any) -> torch.Tensor:

@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
 from typing import Any, Protocol
 from weakref import ref
 
@@ -122,12 +121,7 @@ class ModuleWatch:
         _sensor.open(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _sensor.close(self)
 
     def see(self, module: nn.Module) -> None:
